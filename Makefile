@@ -66,8 +66,11 @@ libraries: $(VENV)/installed-test  ## published faults of libraries and their fi
 	$(BIN)/python benchmarks/libraries.py $(FOLDER)
 	$(BIN)/python benchmarks/library_blocks.py $(FOLDER)
 
-plan: $(VENV)/installed-test  ## `fsdp2 plan` beside published figures of GPUs, and seeded faults of production size (half an hour)
+plan: $(VENV)/installed-test  ## `fsdp2 plan` beside real tensors, published figures of GPUs, torch's trackers; seeded faults and right scripts (an hour)
+	$(BIN)/python benchmarks/plan/real.py
+	$(BIN)/python benchmarks/plan/zoo.py
 	$(BIN)/python benchmarks/plan/trust.py
+	$(BIN)/python benchmarks/plan/trackers.py llama llama2-7b-8-full
 	$(BIN)/python benchmarks/plan/seeded.py
 
 scan: $(VENV)/installed-test  ## a skill scanner on the installed copy, in an environment of its own (network)

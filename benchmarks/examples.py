@@ -1,6 +1,7 @@
 """Every spec of examples/: generated, linted, trained and verified; and its losses on 1, 2 and 4 ranks.
 
     python benchmarks/examples.py --out benchmarks/results/examples.json
+    python benchmarks/examples.py --out benchmarks/results/examples.json --missing   # those that have no row in it
 
 The verdict is that of `fsdp2 verify`, which trains on the spec's ranks, on one rank, as DDP, and resumes and reshards. `apart` is the
 largest relative difference of the losses of any two of its runs on different numbers of ranks, `allowed` the tolerance that the
@@ -24,6 +25,8 @@ from results_file import write
 from verified_fsdp2.skill import scaffold, spec
 
 ROOT = Path(__file__).resolve().parents[1]
+PATIENCE = 1800  # seconds
+QUIET = ("pass", "not_applicable")
 COMPARED = ("train", "single", "reference", "resume", "reshard")
 
 
@@ -62,7 +65,7 @@ def row(path: Path, folder: Path) -> dict[str, Any]:
     report = folder / f"{loaded['name']}.json"
     started = time.monotonic()
     command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", project, "--report", f"json={report}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     seconds = time.monotonic() - started
     if not report.exists():
         raise SystemExit(f"{path.name}: exit {done.returncode}\n{done.stderr[-3000:]}")
@@ -72,7 +75,7 @@ def row(path: Path, folder: Path) -> dict[str, Any]:
         "ranks": sorted({run["world_size"] for run in verdict["runs"]}),
         "linted": linted,
         "verdict": verdict["verdict"],
-        "findings": [f["rule"] for f in verdict["findings"] if f["status"] != "pass"],
+        "findings": [f["rule"] for f in verdict["findings"] if f["status"] not in QUIET],
         "apart": apart(verdict["runs"]),
         "seconds": round(seconds, 1),
     }
@@ -93,21 +96,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--only", default="", help="specs whose name contains this")
+    parser.add_argument("--missing", action="store_true", help="keep the rows of the file and add those that it lacks")
     options = parser.parse_args()
-    rows = []
+    if options.missing and not options.out:
+        parser.error("--missing needs --out, the file whose rows stay")
+    rows: list[dict[str, Any]] = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.missing else []
+    there = {row["spec"] for row in rows}
     print(f"{'spec':<24}{'ranks':<12}{'lint':<6}{'verdict':<14}{'apart':<10}seconds")
     with tempfile.TemporaryDirectory(prefix="fsdp2-examples-") as folder:
         for path in specs():
-            if options.only in str(path.relative_to(ROOT / "examples")):
+            name = path.parent.name if path.name == "spec.yaml" else path.stem
+            if options.only in str(path.relative_to(ROOT / "examples")) and name not in there:
                 rows.append(found := row(with_data(path, Path(folder)), Path(folder)))
                 ranks = ",".join(map(str, found["ranks"]))
                 reported = (
                     f"{found['verdict']:<14}{found['apart']:<10.1e}{found['seconds']:>7}  {' '.join(found['findings'])}"
                 )
                 print(f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{reported}", flush=True)
+                if options.missing:
+                    write(
+                        options.out, {"environment": environment(), "rows": sorted(rows, key=lambda row: row["spec"])}
+                    )
     if options.out:
-        results = {"environment": environment(), "rows": rows}
-        write(options.out, results)
+        write(options.out, {"environment": environment(), "rows": sorted(rows, key=lambda row: row["spec"])})
     return 0 if all(r["verdict"] == "pass" and r["linted"] for r in rows) else 1
 
 

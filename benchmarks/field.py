@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def python_of(entry: dict[str, Any], environments: Path | None) -> str:
 
 
 def timed(command: list[str], entry: dict[str, Any], root: Path, limit: float) -> tuple[int, float, str]:
-    """(exit code, seconds, last line of stderr) of a command in the trainer's folder; the code is 124 where the time was over."""
+    """(exit code, seconds, last error on stderr) of a command in the trainer's folder; the code is 124 where the time was over."""
     started = time.monotonic()
     settings = os.environ | {key: str(value) for key, value in entry["environment"].items()}
     try:
@@ -75,7 +76,8 @@ def timed(command: list[str], entry: dict[str, Any], root: Path, limit: float) -
     except subprocess.TimeoutExpired:
         return 124, time.monotonic() - started, f"not over after {limit:.0f} s"
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return done.returncode, time.monotonic() - started, lines[-1][:200] if lines else ""
+    errors = [line for line in lines if re.search(r"\b(?!ChildFailed)\w*Error: ", line)] or lines
+    return done.returncode, time.monotonic() - started, errors[-1][:200] if errors else ""
 
 
 @dataclasses.dataclass(frozen=True)

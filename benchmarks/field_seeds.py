@@ -7,7 +7,7 @@ installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault i
 them need runs that `--quick` leaves out. The edit is made in a copy in a temporary folder, never in the checkout or the environment. The
 first verification is without an edit (`--known`: its failures are read from `benchmarks/results/field.json`, and the static tier is run).
 A seed counts as found where a rule fails that does not fail without it, as named where the first such finding is of one of its rules,
-and as located where that finding is in the seeded file.
+and as located where that finding is in the seeded file (of a library: `location`, with the user's line in `location.from`).
 """
 
 from __future__ import annotations

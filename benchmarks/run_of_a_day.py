@@ -5,7 +5,8 @@
 A tokenizer is made, a small mixture of experts is trained on the standard library, stopped by SIGTERM on 2 ranks, killed by SIGKILL on 4
 and finished on 1. Then LoRA teaches it to answer, the adapters are merged, and transformers opens what is exported. Three things are
 checked: each logged step is there once with finite values, the logits of transformers are those of the model that was trained, and
-the answer that the chat model gives is one that it was taught. `--work FOLDER` keeps the projects.
+the answer that the chat model gives is one that it was taught. `load` is the machine's, over the last 15 minutes: what else it
+did took part of the time. `--work FOLDER` keeps the projects.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ QUESTION = "One piece of advice on bread?"
 TERMINATED, KILLED = 60, 100  # after the save of this step
 LIMIT = 1e-4  # of the difference of two logits
 SHOWN = re.compile(
-    r"^(step +\d+00 |step +60 |saved|resume|stopped|model|mesh|end |validation|json|asyncio|loss |error|exported|out/)"
+    r"^(step +\d+00 |step +60 |saved|resume|stopped|model|mesh|end |validation|json|asyncio|loss |error|exported|out/|\S*tokens/)"
 )
 PATIENCE = 3600
 COMPARE = """
@@ -90,15 +91,21 @@ class Day:
         if (status != 0) != bool(kill):
             raise SystemExit(f"{' '.join(command)}: exit {status}\n" + "\n".join(lines[-30:]))
         seconds = round(time.monotonic() - started, 1)
-        kept = [line for line in lines if SHOWN.match(line)] or [line for line in lines if "it/s]" not in line][-2:]
-        row = {"in": folder, "command": shown, "exit": status, "seconds": seconds, "prints": kept[-9:]}
+        prints = worth_showing([line.replace(f"{self.work}/", "") for line in lines])
+        row = {"in": folder, "command": shown, "exit": status, "seconds": seconds, "prints": prints}
         self.rows.append(row | ({"signal": signal.Signals(kill).name} if kill else {}))
-        print(f"$ {shown}   # {seconds} s", *kept[-9:], sep="\n", flush=True)
+        print(f"$ {shown}   # {seconds} s", *prints, sep="\n", flush=True)
         return "\n".join(lines)
 
     def command(self, folder: str, words: str, **more: Any) -> str:
         first, *rest = words.split()
         return self.run(folder, [first, *rest], words, **more)
+
+
+def worth_showing(lines: list[str]) -> list[str]:
+    """What shows how it went; else the end."""
+    printed = [line for line in lines if line.strip() and "it/s]" not in line]
+    return ([line for line in printed if SHOWN.match(line)] or printed[-2:])[-9:]
 
 
 def a_rank(torchrun: int) -> int:
@@ -171,7 +178,8 @@ def the_day(work: Path) -> dict[str, Any]:
         "transformers answers alike": again.splitlines()[-1] == answer.splitlines()[-1],
     }
     ok = max(apart.values()) < LIMIT and checks["answer was taught"] and checks["transformers answers alike"]
-    return {"ok": ok, "seconds": round(time.monotonic() - started), "checks": checks, "commands": day.rows}
+    summary = {"ok": ok, "seconds": round(time.monotonic() - started), "load": round(os.getloadavg()[2], 1)}
+    return {**summary, "checks": checks, "commands": day.rows}
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Grade a solution of a task against oracles that know nothing of this repository's verifier.
 
-    python evals/grade.py TASK FOLDER [--text] [--grading FILE]
+    python evals/grade.py TASK FOLDER [--text] [--grading FILE] [--slow N]
 
 Prints JSON (with --text a table). Exit code 0 if every check holds, 1 if not, 2 for bad usage, 3 if the grader could not judge,
 such as on a machine that is too slow for its own oracle. A check that could not be made, because a run that it needs failed, has
@@ -25,7 +25,7 @@ from grader.rank import Disturb
 from grader.record import Record
 from grader.tasks import Task, load, names
 
-SECONDS = 58.0  # for all of a task
+SECONDS = 58.0  # for all of a task; --slow multiplies both
 ONE_LAUNCH = 25.0
 
 
@@ -95,9 +95,9 @@ def run_oracle(task: Task, folder: Path, until: float) -> Oracle:
     return Oracle(records[0], tuple(records[1:]))
 
 
-def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: float) -> None:
+def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: float, one: float) -> None:
     """Every run of the solution, in order; those that need a run that failed are not tried."""
-    if failed := prepare(task, folder / "oracle-code0", grading.out, folder / "prepare", until):
+    if failed := prepare(task, grading.oracle_out.with_name("oracle-code0"), grading.out, folder / "prepare", until):
         raise OracleFailed(f"{task.name}: {failed}")
     for name, reported in task.values["runs"].items():
         needs = reported.get("after")
@@ -111,16 +111,16 @@ def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: 
         argv = words(reported.get("args", ""), grading.out)
         disturb = Disturb(die_at=reported.get("die_at", 0), slow_save=reported.get("slow_save", 0.0))
         launch = Launch(script, argv, reported["ranks"], folder / ("run-" + name), disturb)
-        left = min(until, time.monotonic() + ONE_LAUNCH)
+        left = min(until, time.monotonic() + one)
         if failed := launch.run(left):
             grading.failed[name] = failed
         grading.runs[name] = Record(launch.folder, max(reported["ranks"], 1))
 
 
-def grade(task: Task, solution: Path) -> dict[str, Any]:
-    """Run a solution, and what every check says of it."""
+def grade(task: Task, solution: Path, slow: float = 1.0, known: tuple[Path, Oracle] | None = None) -> dict[str, Any]:
+    """Run a solution, and what every check says of it; `known` is the oracle and its folder if it ran before."""
     begin = time.monotonic()
-    until = begin + SECONDS
+    until = begin + SECONDS * slow
     checks: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="grade-") as name:
         folder = Path(name)
@@ -128,8 +128,9 @@ def grade(task: Task, solution: Path) -> dict[str, Any]:
         out.mkdir()
         ignored = shutil.ignore_patterns("__pycache__", ".git", ".venv")
         code = Path(shutil.copytree(solution, folder / "code", symlinks=True, ignore=ignored))
-        grading = Grading(task, out, folder / "oracle0", run_oracle(task, folder, until))
-        run_solution(task, grading, code, folder, until)
+        where, oracle = known or (folder, run_oracle(task, folder, until))
+        grading = Grading(task, code, out, where / "oracle0", oracle)
+        run_solution(task, grading, code, folder, until, ONE_LAUNCH * slow)
         for kind, reported in parameters(task):
             needed = [grading.failed[run] for run in (reported["run"], reported.get("of")) if run in grading.failed]
             label = f"{kind}:{reported['run']}"
@@ -161,12 +162,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the repository as the agent left it")
     parser.add_argument("--text", action="store_true", help="print a table for people")
     parser.add_argument("--grading", type=Path, metavar="FILE", help="also write grading.json")
+    parser.add_argument("--slow", type=float, default=1.0, metavar="N", help="N times the time, for a busy machine")
     options = parser.parse_args(argv)
     if not options.folder.is_dir():
         parser.error(f"no folder {options.folder}")
     task = load(options.task)
     try:
-        result = grade(task, options.folder)
+        result = grade(task, options.folder, options.slow)
     except OracleFailed as error:
         print(f"the grader could not judge: {error}", file=sys.stderr)
         return 3

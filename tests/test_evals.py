@@ -34,7 +34,23 @@ def test_there_are_enough_of_each_kind() -> None:
     assert min(len(repairs), len(tasks) - len(repairs)) >= 10
     others = {"deepspeed-zero", "lightning-managed", "inference-out-of-memory", "jax-sharding"}
     assert others <= {row["name"] for row in negatives()}
-    assert f"{len(tasks)} small repositories" in README and f"{len(negatives())} requests" in README
+    large = sum("project" in task.name for task in tasks)
+    assert f"{len(tasks) - large} small repositories and {large} of project size" in README
+    assert f"{len(negatives())} requests" in README
+
+
+def test_projects_have_the_size_of_projects_and_share_what_they_have_in_common(tmp_path: Path) -> None:
+    projects = [load(name) for name in names() if "project" in name]
+    kinds = [task.name.partition("-")[0] for task in projects]
+    assert kinds.count("convert") >= 3 and kinds.count("repair") >= 4 and "review" in kinds
+    for task in projects:
+        given = task.write("start", tmp_path / task.name)
+        modules = list(given.rglob("*.py"))
+        assert len(modules) >= 10
+        assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules) >= 1000, task.name
+    own = [path for task in projects for path in task.folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    shared = (EVALS / "shared" / "kit").glob("*.py")
+    assert sum(path.stat().st_size for path in [*own, *shared]) < 500_000
 
 
 @pytest.mark.parametrize("name", names())
@@ -53,7 +69,8 @@ def test_a_task_is_complete(name: str, tmp_path: Path) -> None:
         folder = task.write(variant, tmp_path / str(number))
         code = {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in folder.rglob("*.py")}
         assert all(ast.parse(text) for text in code.values())
-        texts.add(json.dumps(code))
+        others = {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in folder.rglob("*.md")}
+        texts.add(json.dumps(code | others))
     assert len(texts) == len(task.variants), "two of them are the same"
     ast.parse((task.write_oracle(tmp_path / "oracle") / task.script).read_text(encoding="utf-8"))
     assert task.script in task.values["prompt"] and (tmp_path / "0" / task.script).exists()

@@ -216,3 +216,28 @@ def test_what_a_gpu_showed_is_published() -> None:
     assert {row["rule"] for row in results["verdicts"]["rows"] if row["rule"]} == {
         row["first"] for row in results["verdicts"]["rows"] if row["first"]
     }
+
+
+def test_the_page_on_a_run_of_a_day_shows_what_was_printed() -> None:
+    day, page = result("run_of_a_day"), (ROOT / "examples" / "day" / "README.md").read_text(encoding="utf-8")
+    assert day["ok"] and {row.get("signal") for row in day["commands"]} == {None, "SIGTERM", "SIGKILL"}
+    assert all((row["exit"] != 0) == ("signal" in row) for row in day["commands"])
+    printed = {line for row in day["commands"] for line in row["prints"]}
+    shown = "\n".join(re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)).splitlines()
+    assert len(shown) > 20 and {line for line in shown if line} <= printed
+    trained = sum(row["seconds"] for row in day["commands"] if row["in"] == "pretrain" and "train.py" in row["command"])
+    assert f"{day['seconds']:,} s" in page and f"load of {day['load']}" in page and f"{int(trained):,} s" in page
+    assert {f"{apart:.2e}" for apart in day["checks"]["logits apart at most"].values()} <= {
+        *page.replace(")", " ").split()
+    }
+
+
+def test_every_example_has_passed() -> None:
+    """On 1, 2 and 4 ranks or what its mesh allows; a large one at the size of its verification."""
+    rows = {row["spec"]: row for row in result("examples")["rows"]}
+    folder = ROOT / "examples"
+    named = {path.stem for path in folder.glob("*.yaml")} | {path.parent.name for path in folder.glob("*/spec.yaml")}
+    assert named == {*rows} and len(named) >= 24
+    assert {
+        name for name, row in rows.items() if (row["verdict"], row["findings"], row["linted"]) != ("pass", [], True)
+    } == set()

@@ -104,6 +104,7 @@ class Evidence:
     options: tuple[Option, ...] = ()  # the settings that the sources and configuration files show
     watch: tuple[Watched, ...] = ()  # values that somebody asked to compare
     cuda_on_cpu: bool = False  # whether the script asked for CUDA, and had one that computes on the CPU
+    kink: int | None = None  # the step from which on one process is not compared (analysis/kinks.py)
     average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
     tolerances: Mapping[str, Widening] = field(default_factory=dict)  # by rule: limits that a team has widened
@@ -135,7 +136,7 @@ class Evidence:
         """
         if self.train is None:
             return None
-        saves = [(r.op, r.after_step) for r in _saves(self.train) if r.after_step > 0]
+        saves = [(r.op, r.after_step) for r in saves_of(self.train) if r.after_step > 0]
         every = [step for op, step in saves if op != "torch.save"] or [step for _, step in saves]
         found = [step for step in every if step < self.train.steps()]
         if (loaded := self._loaded()) is not None:
@@ -158,10 +159,18 @@ class Evidence:
         """How many steps of the train run come before the first one of the resumed run: those before its checkpoint.
 
         One more if the script updates its weights itself and the weights say so: an update before the first backward is not seen.
+        Files of its own may hold an earlier step than that after which they were written; the weights say which. None: it is not known.
         """
         after = self.saved_after()
         first = self.resume.at_step(Step, 1) if self.resume is not None else []
-        if after is None or self.train is None or not first or any(record.cls for record in first):
+        if after is None or self.train is None or not first:
+            return after
+        if all(save.op == "write" for save in saves_of(self.train)):
+            weights = [record.weights for record in first]
+            held = {k: [r.weights for r in self.train.at_step(Step, k)] for k in range(1, self.train.steps() + 1)}
+            same = [k - 1 for k, values in held.items() if values == weights]
+            return after if same == [0] else min((k for k in same if k > 0), key=lambda k: abs(k - after), default=None)
+        if any(record.cls for record in first):
             return after
         begins = [[record.weights for record in self.train.at_step(Step, after + k)] for k in (1, 2)]
         weights = [record.weights for record in first]
@@ -171,10 +180,10 @@ class Evidence:
         """The step of the checkpoint that the resumed run has loaded, if one path says it."""
         if self.train is None or self.resume is None:
             return None
-        paths = {r.to for r in self.resume.places(Checkpoint) if r.op in ("load", "torch.load") and r.to}
+        paths = {r.to for r in self.resume.places(Checkpoint) if r.op in ("load", "torch.load", "read") and r.to}
         last = self.course.repeat.steps() if self.course.repeat is not None else self.train.steps() - 1
         steps = {}
-        for r in _saves(self.train):
+        for r in saves_of(self.train):
             if 0 < r.after_step <= last and (path := self.train.path_at_end(r.to, r.at)) in paths:
                 steps[path] = r.after_step
         return steps.popitem()[1] if len(steps) == 1 else None
@@ -189,7 +198,7 @@ class Evidence:
 FOLDER = "{checkpoint}"
 RESUMED_STEPS = 3  # in which a resumed run is compared, where a save allows it
 SAVES = ("save", "async_save", "torch.save")
-LOADS = ("load", "torch.load", "set_model_state_dict", "set_state_dict")
+LOADS = ("load", "torch.load", "set_model_state_dict", "set_state_dict", "read")
 
 
 def named_checkpoint(train: Run, command: str) -> tuple[str, int] | None:
@@ -197,7 +206,7 @@ def named_checkpoint(train: Run, command: str) -> tuple[str, int] | None:
 
     A folder that holds the checkpoints of several steps, or one that is overwritten at each, leaves the choice to the script.
     """
-    saves = [(train.path_at_end(r.to, r.at), r.after_step) for r in _saves(train) if r.to]
+    saves = [(train.path_at_end(r.to, r.at), r.after_step) for r in saves_of(train) if r.to]
     for word in shlex.split(command):
         path = word.partition(FOLDER + "/")[2].strip("/")
         below = {step for place, step in saves if path and f"/{path}/" in f"{place}/"}
@@ -213,7 +222,7 @@ def all_kinds_by(run: Run, most: int | None = None) -> int:
     Two paths are of one kind if they differ in their numbers only.
     """
     first: dict[str, int] = {}
-    for record in _saves(run):
+    for record in saves_of(run):
         if record.after_step > 0:
             first.setdefault(re.sub(r"\d+", "#", record.to), record.after_step)
     usable = [step for step in first.values() if step <= (most or max(run.steps() - RESUMED_STEPS, 0))]
@@ -222,8 +231,10 @@ def all_kinds_by(run: Run, most: int | None = None) -> int:
 
 def saved_from(run: Run, step: int, most: int) -> int:
     """The first step from `step` on after which something was saved, if there is one by step `most`; else 0."""
-    return min((r.after_step for r in _saves(run) if max(step, 1) <= r.after_step <= most), default=0)
+    return min((r.after_step for r in saves_of(run) if max(step, 1) <= r.after_step <= most), default=0)
 
 
-def _saves(run: Run) -> list[Checkpoint]:
-    return [r for r in run.places(Checkpoint) if r.op in SAVES]
+def saves_of(run: Run) -> list[Checkpoint]:
+    """The saves of rank 0 through torch; without any, the files that the script itself writes below `{checkpoint}`."""
+    records = run.places(Checkpoint)
+    return [r for r in records if r.op in SAVES] or [r for r in records if r.op == "write"]

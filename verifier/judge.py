@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from .analysis.kinks import before_the_kink
 from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, replicas_not_reduced
 from .config.policy import BY_HAND, Policy, Skip, Widening
 from .errors import text_of
@@ -29,6 +30,7 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str]
 
     A rule that only compares (hang, parity) fails as a consequence if a rule that names a cause has failed.
     """
+    evidence = before_the_kink(evidence)
     findings: list[Finding] = []
     failures: list[Finding] = []  # before suppressions
     for name in chosen:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import plan
-from .analysis.horizon import prepares_before_sharding
+from .analysis.horizon import own_steps, prepares_before_sharding, steps_without_backward
 from .analysis.platform import asks_for_cuda
 from .config.launchers import most_on_a_machine
 from .config.option import command
@@ -188,6 +188,11 @@ def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Eviden
                 settings = replace(settings, from_sharding_on=True)
                 executor.ended.pop()  # it has recorded the models as they were before
                 continue
+            if stage is plan.first and (how := _own_steps(settings, made)):
+                steps = target.steps or steps_without_backward(evidence) if how == "forwards" else settings.target.steps
+                settings = replace(settings, target=replace(settings.target, steps=steps), own_steps=how)
+                executor.ended.pop()
+                continue
             evidence = added(evidence, made, executor.files)
         settings = settings.with_steps(evidence)
         if stage is plan.first:
@@ -206,6 +211,15 @@ def _stopped_for_want_of_cuda(target: Target, executor: Executor, made: Sequence
 def _prepares(made: Sequence[Made]) -> bool:
     """Whether the train run is to be made again, without what the script does before it shards."""
     return any(one.run is not None and prepares_before_sharding(one.run) for one in made)
+
+
+def _own_steps(settings: Settings, made: Sequence[Made]) -> str:
+    """Where the steps of the train run end, if it has to be made again for it; "each" if by their samples the ranks parted."""
+    runs = [one.run for one in made if one.run is not None]
+    if settings.own_steps in ("backwards", "forwards"):
+        apart = any(not run.completed or len({len(trace.stepped) for trace in run.traces}) > 1 for run in runs)
+        return "each" if apart else ""
+    return next((how for run in runs if not settings.own_steps and (how := own_steps(run))), "")
 
 
 def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> None:

@@ -14,7 +14,7 @@ from .analysis.batch import whole_batch
 from .analysis.checkpoints import named_paths, number_in, outside, saved_paths, saves_after, unwritten
 from .analysis.crash_moments import moments
 from .analysis.ending import comparable_end, last_step
-from .analysis.first_run import clip_is_open, keeps_its_batch_on
+from .analysis.first_run import clip_is_open, keeps_its_batch_on, several_models
 from .analysis.horizon import LEAST, steps_to_compare, trains_before_sharding
 from .analysis.precision import low_precision, needs_full_precision
 from .analysis.reasons import never_written, no_damage, no_resume
@@ -27,6 +27,7 @@ from .launch.checkpoints import KINDS
 from .launch.planned import PlannedRun
 from .launch.rehearsal import PER_NODE
 from .rules import RULES
+from .rules.base import lines_to_reach
 from .trace import Run
 from .trace.events import Inexact, ToEmpty
 
@@ -52,6 +53,7 @@ class Settings:
     tier: str = "ranks"
     original_distributed: bool = False  # whether the script that it was converted from knows of other ranks
     from_sharding_on: bool = False  # whether the script trains other models before it shards one, or prepares that one
+    own_steps: str = ""  # where a step ends in a script that updates its weights itself (probe/events/own_updates.py)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -83,7 +85,8 @@ class Settings:
         target = self.target
         same = {name: getattr(target, name) for name in ("script", "cwd", "module", "launcher", "timeout")}
         same |= {"steps": self.steps, "grace": min(GRACE, target.timeout), "arguments": (*target.args, *own)}
-        probe: dict[str, Any] = {"from_sharding_on": True} if self.from_sharding_on else {}
+        asked = {"from_sharding_on": self.from_sharding_on, "own_steps": self.own_steps}
+        probe: dict[str, Any] = {name: value for name, value in asked.items() if value}
         probe |= {"watch": [one.expression for one in target.watch]} if target.watch else {}
         if probe:
             same["probe"] = probe | fields.pop("probe", {})
@@ -125,7 +128,9 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         if target.full_size:
             own = {"mode": "rehearse", "starting_point": False, "probe": {"structure": True, "per_node": PER_NODE}}
         return [settings.run("simulate", target.nproc, steps=SIMULATED_STEPS, **own)]
-    options = {"leave_starting_point": True, "watch_saves": True}
+    options: dict[str, Any] = {"leave_starting_point": True, "watch_saves": True}
+    if lines := lines_to_reach(evidence, (RULES[name] for name in settings.chosen)):
+        options["lines"] = lines
     given = "--save-args" if target.save_args else "the arguments after `--`"
     fields = {"files": "empty", "keeps": True, "given": given, "probe": options}
     return [settings.run("train", target.nproc, *target.save_args, **fields)]
@@ -205,7 +210,7 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     def resumed(role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False) -> PlannedRun:
         words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
         steps = min(settings.steps - after, MOST_RESHARDED if role != "resume" else settings.steps)
-        fields = {"steps": steps, "files": "saved", "probe": {"full_precision": exact}}
+        fields = {"steps": steps, "files": "saved", "probe": {"full_precision": exact, "models": several_models(train)}}
         return settings.run(role, world, *words, given=given, optional=optional, starting_point=False, **fields)
 
     sizes = target.reshard_to if "reshard" in settings.needs else ()
@@ -301,6 +306,7 @@ def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRu
     target, course = settings.target, evidence.course
     if course.crashed is not None:
         fields = {"steps": 1, "files": "left", "note": course.crashed.note, "starting_point": False}
+        fields["probe"] = {"models": several_models(train)}
         return [settings.run("recovered", target.nproc, *target.resume_args, **fields)]
     found = []
     for moment in [] if evidence.crashes and not target.thorough else moments(train, target.thorough):
@@ -315,7 +321,7 @@ def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[Planned
     """The script resumes from a checkpoint with a damaged file."""
     target, paths = settings.target, tuple(saved_paths(train, evidence.saved_after()))
     fields = {"steps": 1, "files": "saved", "damaged": paths, "starting_point": False}
-    fields["expected"] = "fault injection: its checkpoint is damaged"
+    fields |= {"expected": "fault injection: its checkpoint is damaged", "probe": {"models": several_models(train)}}
     kinds = (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]
     return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
 

@@ -3,11 +3,13 @@
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from verified_fsdp2.verifier.analysis.rehearsed import Trouble, judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.trace import read_run
@@ -19,14 +21,20 @@ sys.path.append(str(Path(__file__).parents[1]))  # for results_file, after this 
 
 @dataclass(frozen=True)
 class Seen:
-    """A rehearsal as a user meets it. `errors`: line and text of what the script raised."""
+    """A rehearsal as a user meets it. `errors`: line and text of what the script raised; `trouble`: what the plan says of it."""
 
     record: Rehearsal | None
     errors: tuple[str, ...]
     seconds: float
+    trouble: Trouble | None = None
 
 
-Rehearse = Callable[[Path, Sequence[str], int], Seen]  # script, arguments, ranks
+class Rehearse(Protocol):
+    """Rehearse a script; with mode="count" run it on `nproc` ranks, on real tensors whose memory is counted in the same way."""
+
+    def __call__(
+        self, script: Path, arguments: Sequence[str], nproc: int, mode: str = "rehearse", cwd: Path | None = None
+    ) -> Seen: ...
 
 
 @contextmanager
@@ -38,7 +46,9 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
     ):
         made = 0
 
-        def rehearse(script: Path, arguments: Sequence[str], nproc: int) -> Seen:
+        def rehearse(
+            script: Path, arguments: Sequence[str], nproc: int, mode: str = "rehearse", cwd: Path | None = None
+        ) -> Seen:
             nonlocal made
             made += 1
             own = Path(folder) / str(made)
@@ -46,10 +56,10 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
             request = Request(
                 folder=str(own),
                 script=str(script),
-                cwd=str(own),
+                cwd=str(cwd or own),
                 world_size=nproc,
-                argv=list(arguments),
-                mode="rehearse",
+                argv=[word.replace("{checkpoint}", str(own / "out")) for word in arguments],
+                mode=mode,
                 cuda_on_cpu=True,
                 steps=steps,
                 timeout=timeout,
@@ -63,6 +73,6 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
             errors = tuple(
                 f"{one.frames[0].code if one.frames else ''} [{one.error}: {one.message[:100]}]" for one in ends
             )
-            return Seen(record, errors, time.monotonic() - started)
+            return Seen(record, errors, time.monotonic() - started, judge(run, None).trouble)
 
         yield rehearse

@@ -1,7 +1,7 @@
 """How far `fsdp2 plan` can be trusted: its memory and its bound on speed beside figures that others measured on GPUs and published.
 
-`python benchmarks/plan/trust.py [NAME...]` rehearses the cases of published.yaml, keeps each in build/plan.json, prints a table and writes
-benchmarks/results/plan.json. `--table` prints what is there. No figure of a case is used to compute a prediction.
+`python benchmarks/plan/trust.py [NAME...]` rehearses the cases of published.yaml, prints a table and writes benchmarks/results/plan.json,
+which has the newest of each. `--table` prints what is there. No figure of a case is used to compute a prediction.
 """
 
 import json
@@ -20,7 +20,6 @@ from verified_fsdp2.verifier.analysis.bound import bound
 from verified_fsdp2.verifier.config.devices import device
 
 HERE = Path(__file__).parent
-KEPT = HERE.parents[1] / "build" / "plan.json"
 RESULT = HERE.parent / "results" / "plan.json"
 Row = dict[str, Any]
 
@@ -66,6 +65,8 @@ def predicted(seen: Seen, case: Row) -> Row:
         "tokens": round((at_most.tokens_per_second or 0.0) / tp, 1),
         "mfu": round(100 * at_most.mfu, 1),
         "step": round(at_most.step, 4),
+        "eager": round((at_most.tokens_per_second or 0.0) * at_most.step / at_most.eager / tp, 1),
+        "moved": round(at_most.moved, 4),
         "compute": round(at_most.compute, 4),
         "waited": round(at_most.waited, 4),
         "link": round(at_most.link, 4),
@@ -84,7 +85,8 @@ def compared(case: Row, plan: Row) -> Row:
     gib, first = case.get("gib", {}), case.get("first_gib", {})
     found = {kind: plan[kind] / gib[kind] for kind in ("active", "reserved") if kind in gib}
     found |= {"first_reserved": plan["first_reserved"] / first["reserved"]} if first else {}
-    found |= {"tokens": plan["tokens"] / case["tokens"]} if case.get("tokens") and plan["tokens"] else {}
+    if case.get("tokens"):
+        found |= {"tokens": plan["tokens"] / case["tokens"], "eager": plan["eager"] / case["tokens"]}
     if "reserved" in gib:
         found |= {name: plan[name] / gib["reserved"] for name in ("formula", "accelerate")}
     return {name: round(value, 3) for name, value in found.items()}
@@ -138,10 +140,15 @@ def summary(cases: list[Row], kept: dict[str, Row]) -> Row:
     return found
 
 
+def store(cases: list[Row], kept: dict[str, Row]) -> None:
+    rows = [kept[case["name"]] for case in cases if case["name"] in kept]
+    write(RESULT, {"summary": summary(cases, kept), "cases": rows})
+
+
 def main() -> None:
     cases = yaml.safe_load((HERE / "published.yaml").read_text())["cases"]
     names = [name for name in sys.argv[1:] if name != "--table"]
-    kept: dict[str, Row] = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+    kept: dict[str, Row] = {row["name"]: row for row in json.loads(RESULT.read_text())["cases"]}
     if "--table" not in sys.argv:
         with rehearsing() as rehearse:
             done: dict[tuple[str, int], Seen] = {}
@@ -150,12 +157,11 @@ def main() -> None:
                 if key not in done:
                     done[key] = rehearse(HERE / "llama.py", shlex.split(case["args"]), case["nproc"])
                 plan = predicted(done[key], case)
-                kept[case["name"]] = {**plan, "ratio": compared(case, plan)} if "errors" not in plan else plan
-                write(KEPT, kept)
+                kept[case["name"]] = {"name": case["name"], **plan}
+                kept[case["name"]] |= {"ratio": compared(case, plan)} if "errors" not in plan else {}
+                store(cases, kept)
                 print(table([case], kept).splitlines()[-1], flush=True)
     print(table(cases, kept), "\n", json.dumps(summary(cases, kept), indent=1))
-    rows = [{"name": case["name"], **kept[case["name"]]} for case in cases if case["name"] in kept]
-    write(RESULT, {"summary": summary(cases, kept), "cases": rows})
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from .oracle import FLOOR, MULTIPLE, Oracle, distance
 from .record import Broken, Record, renamed
@@ -26,6 +29,7 @@ class Grading:
     """What was run, and with what result."""
 
     task: Task
+    code: Path
     out: Path
     oracle_out: Path
     oracle: Oracle
@@ -259,13 +263,14 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @check("metrics", "{run}: {file} has one line a step, with the {keys} of one process")
-def metrics(grading: Grading, run: str, file: str, keys: list[str]) -> Result:
-    path = grading.out / file
+def metrics(grading: Grading, run: str, file: str, keys: list[str], oracle: str = "") -> Result:
+    """`oracle` is the file of the oracle if it has another name."""
+    path, known = grading.out / file, oracle or file
     if not path.exists():
         return False, f"no file {file}"
-    own, right = rows(path), rows(grading.oracle_out / file)
+    own, right = rows(path), rows(grading.oracle_out / known)
     folders = [grading.oracle_out.with_name(f"oracle{n + 1}") for n in range(len(grading.oracle.perturbed))]
-    others = [rows(folder / file) for folder in folders]
+    others = [rows(folder / known) for folder in folders]
     if [row.get("step") for row in own] != [row["step"] for row in right]:
         return False, f"{file} has the steps {[row.get('step') for row in own]}"
     for number, row in enumerate(right):
@@ -282,8 +287,13 @@ def metrics(grading: Grading, run: str, file: str, keys: list[str]) -> Result:
 @check(
     "export", "{run}: {file} holds plain, whole tensors with the right values, under the names of the original script"
 )
-def export(grading: Grading, run: str, file: str, part: str = "", step: int = -1, average: bool = False) -> Result:
-    """The values are the run's weights after `step` (its last one); with `average`, what the oracle's own file has."""
+def export(
+    grading: Grading, run: str, file: str, part: str = "", step: int = -1, average: bool = False, oracle: str = ""
+) -> Result:
+    """The values are the run's weights after `step` (its last one); with `average`, what the oracle's own file has.
+
+    `oracle` is that file if it has another name.
+    """
     path, record = grading.out / file, grading.runs[run]
     if not path.exists():
         return False, f"no file {file}"
@@ -291,7 +301,7 @@ def export(grading: Grading, run: str, file: str, part: str = "", step: int = -1
         own = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         return False, f"{file} does not load: {str(error).splitlines()[0][:200]}"
-    right = torch.load(grading.oracle_out / file, weights_only=True)
+    right = torch.load(grading.oracle_out / (oracle or file), weights_only=True)
     if part:
         own, right = own.get(part, {}), right[part]
     if set(own) != set(right):
@@ -331,6 +341,39 @@ def marker_last(grading: Grading, run: str, file: str, named: str) -> Result:
         return False, f"{file} says {reported!r}"
     later = path.stat().st_mtime_ns - metadata.stat().st_ctime_ns
     return later >= 0, f"{file} was written {later / 1e6:.1f} ms after {named} was complete"
+
+
+def meaning(path: Path) -> Any:
+    """What a file says: a script without comments and docstrings, the values of a YAML file."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return yaml.safe_load(text)
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+@check("unchanged", "{run} runs what was given: scripts and settings are the same but for comments and docstrings")
+def unchanged(grading: Grading, run: str) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        given = grading.task.write("start", Path(folder) / "given")
+        files = [p.relative_to(given) for p in sorted(given.rglob("*")) if p.suffix in (".py", ".yaml")]
+        gone = [str(file) for file in files if not (grading.code / file).is_file()]
+        other = [str(f) for f in files if str(f) not in gone and meaning(grading.code / f) != meaning(given / f)]
+    if gone or other:
+        return False, f"gone: {', '.join(gone) or 'none'}; changed: {', '.join(other) or 'none'}"
+    return True, f"{len(files)} files"
+
+
+@check("verdict", "the first line of {file} is `{says}`")
+def verdict(grading: Grading, run: str, file: str, says: str) -> Result:
+    path = grading.code / file
+    if not path.is_file():
+        return False, f"no file {file}"
+    first = (path.read_text(encoding="utf-8").strip().splitlines() or [""])[0]
+    return " ".join(first.lower().strip("#*`_ .").split()) == says, f"it begins with {first[:100]!r}"
 
 
 @check("killed", "{run} was killed while it saved, as planned")

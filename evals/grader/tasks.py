@@ -7,6 +7,9 @@
         new: |
           ...
 
+An edit without `old` makes a new file. `share` names files of evals/shared that are given besides: FILE, or {FILE: where it lies
+in the repository}.
+
 The reference solution is edits of the start. Wrong solutions, and other right ones, are edits of the solution, or of the start with
 `base: start`; each says `why`, and a wrong one which checks it `fails`.
 """
@@ -66,17 +69,26 @@ class Task:
             result.append((kind, dict(reported) if isinstance(reported, dict) else {"run": reported}))
         return result
 
+    @functools.cached_property
+    def share(self) -> dict[str, Path]:
+        """Files of evals/shared by their places in the repository."""
+        result = {}
+        for entry in self.values.get("share", []):
+            for name, place in (entry if isinstance(entry, dict) else {entry: entry}).items():
+                result[place] = EVALS / "shared" / name
+        return result
+
     def files(self) -> list[Path]:
         """What the agent is given."""
-        shared = [EVALS / "shared" / name for name in self.values.get("share", [])]
+        shared = list(self.share.values())
         own = [p for p in sorted((self.folder / "start").rglob("*")) if p.is_file() and "__pycache__" not in p.parts]
         return [*own, *shared]
 
     def write(self, variant: str, into: Path) -> Path:
         """The start, the solution, or right/NAME or wrong/NAME, in the new folder `into`."""
         shutil.copytree(self.folder / "start", into, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in self.values.get("share", []):
-            shutil.copy(EVALS / "shared" / name, into / name)
+        for place, source in self.share.items():
+            shutil.copy(source, into / place)
         kind, _, name = variant.partition("/")
         reported = {"right": self.right, "wrong": self.wrong}[kind][name] if name else {}
         if kind != "start" and reported.get("base") != "start":
@@ -96,6 +108,9 @@ class Task:
     def edit(self, folder: Path, edits: Edits) -> None:
         for edit in edits:
             file = folder / edit.get("file", self.script)
+            if "old" not in edit:
+                file.write_text(edit["new"], encoding="utf-8")
+                continue
             text = file.read_text(encoding="utf-8")
             if text.count(edit["old"]) != 1:
                 raise ValueError(f"{self.name}: stands {text.count(edit['old'])} times in {file.name}: {edit['old']!r}")

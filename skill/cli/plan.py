@@ -56,6 +56,12 @@ def add_parser(commands: Any) -> None:
     parser.usage = "fsdp2 plan TARGET [options] [-- SCRIPT ARGS]"
     add = parser.add_argument
     add("target", metavar="TARGET", type=Path, help="a script, a scaffold's folder, or a spec")
+    add(
+        "-m",
+        "--module",
+        metavar="MODULE",
+        help="run this module, as `torchrun -m` does; TARGET is the folder where it is found",
+    )
     add("--nproc", metavar="N", help="ranks (a spec or scaffold with a launch section: nodes x devices_per_node)")
     add(
         "--device-memory",
@@ -107,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         changes = list(options.set)
         if options.explore is not None:
             changes += _on_these_ranks(options, per_node, grid)
-        target = targets.of_path(options.target, changes, options.nproc, options.timeout, given, work)
+        target = targets.of_path(options.target, changes, options.nproc, options.timeout, given, work, options.module)
         targets.prepared(target, work)
         made = rehearse(targets.planned(target, steps), work, sys.executable, per_node)
         if words := usage_error(made):

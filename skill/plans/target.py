@@ -68,7 +68,13 @@ def of_spec(spec: Spec, out: Path, ranks: int | str, timeout: float | str, args:
 
 
 def of_path(
-    path: Path, changes: Sequence[str], nproc: str | None, timeout: str, args: Sequence[str], work: Path
+    path: Path,
+    changes: Sequence[str],
+    nproc: str | None,
+    timeout: str,
+    args: Sequence[str],
+    work: Path,
+    module: str | None = None,
 ) -> Target:
     """What the user names, with its arguments of production."""
     from ...verifier.config.target import resolve
@@ -87,7 +93,7 @@ def of_path(
 
         ranks = ranks_of(load(own, [], offline=True) if own is not None else None)
     given = [*(["--out", "{checkpoint}"] if own is not None else []), *args]
-    return resolve(path, {"timeout": timeout, "nproc": ranks, "args": given})
+    return resolve(path, {"timeout": timeout, "nproc": ranks, "args": given, "module": module or ""})
 
 
 def planned(target: Target, steps: int) -> PlannedRun:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts import TORCHRUN, Command
+from scripts import TORCHRUN, Command, python
 from trees import DECODER, SMALL, write_project
 from verified_fsdp2.skill.spec import SpecError, load
 from verified_fsdp2.skill.spec.meshes import verified
@@ -72,9 +72,20 @@ def test_flags_exist_only_where_the_mesh_is_larger(tmp_path: Path) -> None:
     assert "--dp-shard" in source and "--dp-replicate" not in source and "--tp" not in source
     settings = yaml.safe_load((smaller / "verify.yaml").read_text())
     assert (settings["nproc"], settings["args"]) == (4, "--out {checkpoint} --dp-shard 2")
-    assert "dp_shard: int = 8" in (smaller / "distributed.py").read_text()
+    assert "build_mesh(device, args.dp_shard)" in source
     assert yaml.safe_load((smaller / "spec.yaml").read_text())["verify"]["nproc"] == "auto"
     assert load(smaller / "spec.yaml").scaled == {"dp_shard": 2}
+
+
+@pytest.mark.parametrize(
+    "parallel", [of(1, 16), of(4, 4), of(4, "auto"), of(128, 16), of(1, 4, tp=4), of(4, 4, tp=2)], ids=str
+)
+def test_a_smaller_mesh_is_formatted_and_lint_clean(tmp_path: Path, parallel: dict[str, Any]) -> None:
+    batch = {**TRAIN, "global_batch": 4096, "micro_batch": 1}
+    values = {"parallel": parallel, "train": batch, "data": {"kind": "synthetic", "samples": 8192}}
+    project = write_project(tmp_path, {**CLUSTER, "model": {**DECODER, "heads": 4}, **values})
+    for words in (("check",), ("format", "--diff")):
+        python("-m", "ruff", *words, "--isolated", "--no-cache", ".", cwd=project)
 
 
 @pytest.mark.launch

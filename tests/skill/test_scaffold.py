@@ -223,7 +223,7 @@ def test_every_expression_of_a_template_goes_through_a_filter() -> None:
     filters = r"\| (py|text|yaml|md|sh|dtype|document|signature|own_import|factory_call)(\(.*\))? $"
     for path in TEMPLATES.glob("*.j2"):
         text = re.sub(r"\{% raw %\}.*?\{% endraw %\}", "", path.read_text())
-        for expression in re.findall(r"\{\{(.*?)\}\}", text, flags=re.DOTALL):
+        for expression in re.findall(r"\{\{-?(.*?)-?\}\}", text, flags=re.DOTALL):
             assert re.search(filters, expression), expression
 
 

@@ -22,6 +22,7 @@ EXPRESSIONS = """
 torch.cuda.is_available() and torch.cuda.device_count() == 2 and torch.cuda.is_initialized() is not None
 torch.cuda.set_device(1) is None and torch.cuda.current_device() == 1
 torch.backends.cuda.is_flash_attention_available() and int(torch.version.cuda.split(".")[0]) >= 12
+torch.nn.attention.bias.causal_lower_right(4, 8).seq_len_kv == 8
 torch.cuda.power_draw() == torch.cuda.temperature() == torch.cuda.clock_rate() == torch.cuda.memory_usage() == 0
 torch.empty(3, device="cuda").device == torch.device("cuda", 1)
 torch.cuda.set_device("cuda:0") is None and torch.cuda.current_device() == 0
@@ -71,6 +72,8 @@ torch.backends.cuda.matmul.allow_tf32 in (True, False) and torch.backends.cudnn.
 not torch.is_autocast_enabled("cuda")
 pickle.loads(pickle.dumps(torch.device("cuda:1"))) == torch.device("cuda", 1)
 torch.distributed.is_nccl_available() and torch.cuda.nccl.version() > (2, 0)
+torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True).is_high_priority_stream
+not isinstance(torch.distributed.group.WORLD, torch.distributed.distributed_c10d.ProcessGroupNCCL)
 str(torch.ones(1, device="cuda")).endswith("device='cuda:0')")
 """
 

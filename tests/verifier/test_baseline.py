@@ -14,7 +14,7 @@ from verdicts import verdict
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS, baseline, json_report
-from verified_fsdp2.verifier.trace.events import Place
+from verified_fsdp2.verifier.trace.events import Line, Place
 from verified_fsdp2.verifier.verdict import Comparison
 
 OLD = Path("old.json")
@@ -44,6 +44,20 @@ def test_only_what_is_new_fails() -> None:
         made = baseline.held_against(verdict(FAULT, beside), OLD, old)
         assert (made.verdict, made.answer, made.exit_code) == ("fail", status, code)
     assert verdict(FAULT).exit_code == 1
+
+
+def test_a_fault_in_a_library_is_known_by_the_users_line() -> None:
+    inner = Line(file="/env/site-packages/trainer.py", line=90, function="step", code="clip(p)")
+    inside = replace(FAULT, location=replace(place(), library=inner))
+    assert report(inside)["findings"][0]["location"] == {**inner.to_json(), "from": place().to_json()}
+    assert compare([inside], [FAULT]).standing == (inside,)
+    assert compare([FAULT], [inside]).standing == (FAULT,)
+    text = RENDERERS["text"](verdict(inside))
+    assert text.index("trainer.py:90 in step") < text.index("from ") < text.index("train.py:7 in main")
+    (result,) = json.loads(RENDERERS["sarif"](verdict(inside)))["runs"][0]["results"]
+    (plain,) = json.loads(RENDERERS["sarif"](verdict(FAULT)))["runs"][0]["results"]
+    assert result.pop("relatedLocations")[0]["physicalLocation"]["region"]["startLine"] == 90
+    assert result == plain
 
 
 def test_a_fault_is_known_by_its_place_without_the_line() -> None:

@@ -1,5 +1,6 @@
 """The bound on step time, by arithmetic: what each collective takes on each layout, and what overlaps with what."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,16 @@ def test_compute_bound() -> None:
     assert found.step == pytest.approx(300 + 35 + 8)
     assert found.limited_by == "compute"
     assert found.mfu == pytest.approx(300 / 343) and found.tokens_per_second == pytest.approx(1000 / 343)
+
+
+def test_without_torch_compile_at_measured_rates() -> None:
+    """Operators without products read and write memory, and no product reaches the peak: more than the bound, which does not change."""
+    gpu = replace(GPU, attainable={"bfloat16": 800.0})
+    work = {"": flops(forward=100_000, backward=200_000), "head": flops(forward=10_000, dtype="float32")}
+    found = bound(rehearsed(flops=work, moved=5000), gpu)
+    assert found.step == bound(rehearsed(flops=work), GPU).step == pytest.approx(300 + 20)
+    assert found.moved == pytest.approx(50)
+    assert found.eager == pytest.approx(300 / 0.8 + 20 + 50)  # no rate of float32 was measured
 
 
 def test_communication_bound() -> None:

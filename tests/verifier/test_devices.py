@@ -11,7 +11,7 @@ from verified_fsdp2.verifier.config.reading.problems import NotValid
 from verified_fsdp2.verifier.errors import UserError
 
 PLACE = Path(config.__file__).parent
-FIGURES = ("memory", "flops", "memory_bandwidth", "link", "network")
+FIGURES = ("memory", "flops", "attainable", "memory_bandwidth", "link", "network")
 OWN = """\
 title: NVIDIA GB200
 memory: 184.0
@@ -34,7 +34,8 @@ def test_each_device_is_valid_and_each_figure_has_a_source(name: str) -> None:
     values = written()[name]
     assert not validation.faults(values, FORM)
     sources = values["sources"]
-    assert isinstance(sources, dict) and tuple(sources) == FIGURES
+    known = tuple(figure for figure in FIGURES if figure != "attainable" or figure in values)
+    assert isinstance(sources, dict) and tuple(sources) == known
     assert sources["network"].startswith(("assumed: ", "https://"))
 
 

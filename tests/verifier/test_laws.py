@@ -246,6 +246,13 @@ def keeping(path: str, live: bool) -> list[dict[str, Any]]:
 REPLACED = {"kind": "replaced_read", "name": "w", "by": "norm", "step": 1}
 KEPT, READ, MEAN = "snapshot-is-a-copy", "replaced-parameter-read", "gradient-of-mean-loss"
 SAME = [one for k in range(1, 5) for one in (micro(k, rows=(7,)), step(k), stepped(k))]
+
+
+def chunked(weight: float) -> list[dict[str, Any]]:
+    """The cross entropies of four chunks of 4 targets, with 10 that count: together `weight` times their mean."""
+    return [{**entropy(valid, weight / 10, "sum")[0], "targets": 4} for valid in (4, 4, 2, 0)]
+
+
 test_the_status = judged_as(
     *(  # a tensor beside the weights: what differs between ranks is data of theirs
         row("state-same-in-one-process", status, of(averaging(a), averaging(b), single=alone(averaging(1.0))))
@@ -262,6 +269,10 @@ test_the_status = judged_as(
     *(  # the sum of micro-batches, and their mean
         row(MEAN, status, of(*[[micro(1, loss / 2, criteria=entropy(4, loss / 2))] * 2 + [step(1), stepped(1)]] * 2))
         for loss, status in ((2.0, "fail"), (1.0, "pass"))
+    ),
+    *(  # one cross entropy in chunks of which one has no target, and heads on the same tokens
+        row(MEAN, status, of(*[[micro(1, criteria=chunked(weight), tokens=tokens), step(1), stepped(1)]] * 2))
+        for weight, tokens, status in ((2.0, 16, "fail"), (1.0, 16, "pass"), (1.0, 8, "not_applicable"))
     ),
     *(
         row("same-samples-every-step", status, of(*[[*loader, *SAME]] * 2))

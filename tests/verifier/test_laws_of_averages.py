@@ -95,12 +95,14 @@ test_constant_buffers = judged_as(
     ((1.0, 2.0), (5, 6), "fail"),
     ((1.0, 2.0), (3, 4), "pass"),
     ((1.0, 1.0), (5, 6), "pass"),
+    ((1.0, 2.0), (7, 8), "pass"),  # what a model makes has another hash for its rounding, and the same loss
 )
 def test_a_table_that_draws_the_samples(tables: tuple[float, float], alone_then: tuple[int, ...], status: str) -> None:
     def trained(table: float, first: tuple[int, ...], then: tuple[int, ...]) -> list[Any]:
         tables = [state(number, main__miner__table=tensor(x, "object")) for number, x in ((1, 0.0), (2, table))]
         made = [
-            [micro(number, 1.0, rows=rows), step(number), stepped(number)] for number, rows in ((1, first), (2, then))
+            [micro(number, 2.0 if rows == (5, 6) else 1.0, rows=rows), step(number), stepped(number)]
+            for number, rows in ((1, first), (2, then))
         ]
         return [*steps(0), tables[0], *made[0], tables[1], *made[1]]
 

@@ -49,3 +49,36 @@ def test_a_script_for_one_process_is_an_oracle_too(
     before = written(tmp_path, plain.replace(*change, 1), "before.py")
     (found,) = verify_script(written(tmp_path, text), only=("matches-original",), reference=str(before)).findings
     assert found.status == status, found.evidence
+
+
+SUMMED = """\
+    for module in model.modules():
+        if hasattr(module, "set_gradient_divide_factor"):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+"""
+EMPTY, BACKWARD = "    model.to_empty", "        loss.backward()"
+SCALE, DDP = "double-or-missing-world-scale", "matches-ddp"
+
+
+@cases("scale, status", ("(loss / world)", "pass"), ("loss", "fail"))
+def test_a_divide_factor_that_is_set_before_to_empty(verify_script, tmp_path: Path, scale: str, status: str) -> None:
+    changes = (EMPTY, SUMMED + EMPTY), (BACKWARD, f"        {scale}.backward()")
+    verdict = verify_script(edited(tmp_path, *changes, of="meta_init_rope"), only=(DDP, SCALE))
+    assert {f.rule: f.status for f in verdict.findings} == {DDP: "pass", SCALE: status}
+
+
+WHOLE = 'F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum") / count'
+CHUNKS = "sum(F.cross_entropy(a[k], b[k], reduction='sum') for a, b in [(model(x).chunk(4, 1), y.chunk(4, 1))] for k in range(4))"
+CHUNKS = CHUNKS.replace("a[k]", "a[k].flatten(0, 1)[b[k].flatten() != -100]").replace(
+    "b[k],", "b[k].flatten()[b[k].flatten() != -100],"
+)
+
+
+@cases("by, status", ("count", "pass"), ("count * world", "fail"))
+def test_a_loss_in_chunks_is_one_mean(verify_script, tmp_path: Path, by: str, status: str) -> None:
+    """As torchtune's LinearCrossEntropyLoss computes it."""
+    mean = "gradient-of-mean-loss"
+    script = edited(tmp_path, (WHOLE, f"{CHUNKS} / ({by})"), of="sum_reduction")
+    verdict = verify_script(script, only=(mean, "token-mean-of-means"))
+    assert {f.rule: f.status for f in verdict.findings} == {mean: status, "token-mean-of-means": "pass"}

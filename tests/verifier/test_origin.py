@@ -86,3 +86,23 @@ def test_frames_of_a_project_in_a_folder_called_verifier(tmp_path: Path) -> None
     exec(compile(script.read_text(), str(script), "exec"), space)
     place = space["main"](Frames(str(folder)))  # type: ignore[operator]
     assert (place.file, place.line, place.function) == (str(script), 2, "main")
+
+
+def test_the_line_of_a_library_to_which_the_users_line_led(tmp_path: Path) -> None:
+    library, script = tmp_path / "site-packages" / "trainer.py", tmp_path / "mine" / "train.py"
+    library.parent.mkdir()
+    script.parent.mkdir()
+    library.write_text("def step(look):\n    return look()\n")
+    script.write_text("def main(step, look):\n    return step(look)\n")
+    space: dict[str, object] = {}
+    for file in (library, script):
+        exec(compile(file.read_text(), str(file), "exec"), space)
+    frames = Frames(str(script.parent))
+    for look in (frames.here, lambda: frames.stack()[0]):
+        place = space["main"](space["step"], look)  # type: ignore[operator]
+        assert (place.file, place.line, place.function) == (str(script), 2, "main")
+    place = space["main"](space["step"], frames.here)  # type: ignore[operator]
+    assert (place.library.file, place.library.line, place.library.function) == (str(library), 2, "step")
+    plain = replace(place, library=None)
+    assert place == plain
+    assert hash(place) == hash(plain)

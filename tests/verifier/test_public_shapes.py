@@ -99,3 +99,23 @@ def test_noise_results_of_calls_growth_and_skipped_updates(verify_script: Verify
     assert {finding.rule: finding.status for finding in verdict.findings if finding.rule in rules} == dict.fromkeys(
         rules, "pass"
     )
+
+
+CURVES = """
+def curves(groups):
+    made = []
+    for depth in range(groups):
+        made.append(lambda step: 0.8**depth)
+    return made
+"""
+USES = "    optimizer = torch.optim.AdamW("
+
+
+@cases("uses, warns", ("import curves", True), ("import curves; curves.curves(2)", False))
+def test_a_fault_of_a_module_counts_where_a_run_reaches_it(
+    uses: str, warns: bool, verify_script: Verify, tmp_path: Path
+) -> None:
+    written(tmp_path, CURVES, "curves.py")
+    script = edited(tmp_path, (USES, f"    {uses}\n{USES}"))
+    (found,) = verify_script(script, only=("loop-variable-read-late",)).findings
+    assert (found.status, found.warns, Path(found.location.file).name) == ("fail", warns, "curves.py")

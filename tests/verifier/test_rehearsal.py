@@ -3,13 +3,18 @@
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from scripts import Command, written
 from verified_fsdp2.verifier.analysis.rehearsed import RESERVE, Rehearsed, Trouble, judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
+from verified_fsdp2.verifier.probe.substitutes.hollow.traffic import moved
 from verified_fsdp2.verifier.trace import Run, read_run
 from verified_fsdp2.verifier.trace.events import Collective, Peak, Rehearsal
 
@@ -189,6 +194,58 @@ def test_script_that_needs_values_is_not_called_wrong(launcher: Launcher, tmp_pa
     assert found.trouble is not None and "stand-ins" in found.trouble.unfollowed
     assert found.exit_code == 4
     assert found.record is not None and found.record.peaks
+
+
+def test_whole_tensors_are_sent(launcher: Launcher, tmp_path: Path) -> None:
+    sends = """
+from torch.distributed.tensor import Shard, distribute_tensor
+whole = torch.empty(16384, 1024, device="cuda")
+dist.broadcast(whole, src=0)
+distribute_tensor(whole, mesh, [Shard(0)])
+optimizer = torch.optim"""
+    run = rehearsed(launcher, tmp_path, SCRIPT.replace("\noptimizer = torch.optim", sends, 1))
+    assert judge(run, None).trouble is None
+    before = {one.collective: one.bytes for one in record(run).collectives if one.step == 0}
+    assert before == dict.fromkeys(("broadcast", "scatter"), 4 * 16384 * 1024)
+
+
+def test_module_is_rehearsed(command: Command, folder: Path) -> None:
+    (folder / "package").mkdir()
+    written(folder / "package", SCRIPT.replace("import os", "import os\nfrom package import sizes", 1), "train.py")
+    written(folder / "package", "", "sizes.py")
+    done = command("plan", str(folder), "-m", "package.train", "--nproc", "8", "--steps", "2", "--json")
+    assert done.data["trouble"] is None and done.data["rehearsal"]["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x + y", 3 * 4096),
+        ("x + 1", 2 * 4096),
+        ("x + torch.ones(1, 1, device='cuda').expand(32, 32)", 2 * 4096 + 4),
+        ("x.view(1024)", 0),
+        ("x.add_(y)", 2 * 4096),
+        ("x[torch.tensor([3], device='cuda')]", 128),
+        ("torch.empty_like(x)", 0),
+        ("x.t().contiguous()", 2 * 4096),
+    ],
+)
+def test_bytes_that_an_operator_moves(text: str, expected: int) -> None:
+    x, y = torch.zeros(32, 32), torch.zeros(32, 32)
+    seen = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            seen.append(
+                moved(func, [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)], result)
+            )
+            return result
+
+    call = compile(text.replace(", device='cuda'", ""), "", "eval")
+    with Seen():
+        eval(call, {"torch": torch, "x": x, "y": y})
+    assert max(seen) == expected
 
 
 def test_missing_file_is_not_called_wrong(launcher: Launcher, tmp_path: Path) -> None:

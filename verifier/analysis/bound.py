@@ -17,10 +17,15 @@ and one direction; B: bytes of the whole tensor. Each rank must receive what the
 
 `waited`: collectives that the next operator needs (tensor parallelism, gradient norm). `exposed`: of FSDP's own, which run beside
 compute, the first all-gather and the last reduction of each group. `optimizer`: reading and writing the optimizer state once.
+
+`eager` is what remains if two things of practice are granted that physics does not demand: products run at the best rate that was
+measured on the GPU (where the table has one), and each operator without products is a kernel of its own, which reads and writes memory
+(`moved`). A script with torch.compile can be faster than `eager`, never than `step`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -67,6 +72,8 @@ class Bound:
     link: float
     network: float
     step: float
+    moved: float
+    eager: float
     limited_by: str  # compute or communication
     mfu: float
     tokens_per_second: float | None
@@ -89,6 +96,8 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
     optimizer = 2 * state / device.memory_bandwidth
     computing, sending = compute + waited + exposed, max(loads.values())
     step = max(computing, sending) + optimizer
+    moved = rehearsal.moved / device.memory_bandwidth
+    slower = sum(_executed(one) / attained(one.dtype, device) for one in modules) + moved + waited + exposed
     whole = sum((one.forward + one.backward - one.recompute) / rate(one.dtype, device) for one in modules)
     known = tokens or rehearsal.tokens
     return Bound(
@@ -101,6 +110,8 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
         link=loads[LINK],
         network=loads[NETWORK],
         step=step,
+        moved=moved,
+        eager=max(slower, sending) + optimizer,
         limited_by="communication" if sending > computing or waited + exposed > compute else "compute",
         mfu=whole / step if step else 0.0,
         tokens_per_second=known / step if known and step else None,
@@ -182,6 +193,11 @@ def rate(dtype: str, device: Device) -> float:
     if dtype.startswith("float8"):
         return FLOAT8 * device.flops["bfloat16"]
     return device.flops.get(dtype) or max(device.flops.values())
+
+
+def attained(dtype: str, device: Device) -> float:
+    """FLOP/s of the best products of this dtype that were measured; the peak where none is known."""
+    return min(device.attainable.get(dtype, math.inf), rate(dtype, device))
 
 
 def _executed(one: ModuleFlops) -> int:

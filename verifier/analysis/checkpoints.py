@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ..evidence import LOADS, SAVES, Evidence
+from ..evidence import LOADS, SAVES, Evidence, saves_of
 from ..trace import Run
 from ..trace.events import Checkpoint, Lenient, Saving, Step
 from .saves import all_saves, final_path
@@ -15,7 +15,7 @@ PLACE = "{checkpoint}"
 
 def saves_after(run: Run, step: int) -> bool:
     """Whether a resume would start from a later checkpoint than that of step `step`."""
-    saves = [r for r in run.places(Checkpoint) if r.op in SAVES]
+    saves = saves_of(run)
     sharded = [r.after_step for r in saves if r.op != "torch.save"]
     return max(sharded or [r.after_step for r in saves], default=0) > step
 
@@ -64,9 +64,16 @@ def no_checkpoint(evidence: Evidence) -> str:
     train = evidence.train
     if train is None or train.steps() == 0 or evidence.saving is not None or evidence.course.resumes:
         return ""
-    used = any(r.op in (*SAVES, "load", "torch.load") for r in train.all(Checkpoint))
+    used = any(r.op in (*SAVES, "load", "torch.load", "write", "read") for r in train.all(Checkpoint))
     used = used or any(trace.first(Saving) or trace.first(Lenient) for trace in train.traces)
     return "" if used else "the script saves no checkpoint"
+
+
+def own_files(evidence: Evidence) -> str:
+    """Why no save can be interrupted and no checkpoint damaged: the script writes them in a format of its own. "" if it does not."""
+    saves = saves_of(evidence.train) if evidence.train is not None else []
+    own = bool(saves) and all(record.op == "write" for record in saves)
+    return "the script writes its checkpoints itself, through neither DCP nor torch.save" if own else ""
 
 
 def only_exports(evidence: Evidence) -> str:
@@ -87,7 +94,7 @@ def unseen_save(evidence: Evidence) -> str:
     train, saving = evidence.train, evidence.saving
     if train is None or train.steps() == 0 or saving is None or train.role == "simulate":
         return ""
-    if any(r.op in SAVES for r in train.all(Checkpoint)):
+    if any(r.op in (*SAVES, "write") for r in train.all(Checkpoint)):
         return ""
     steps = train.steps()
     place = f"{saving.file.rpartition('/')[2]}:{saving.line}"

@@ -20,6 +20,7 @@ from .scaling import reduced_by_the_script
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
 CANCELLED = 16.0  # times FLOOR, for a gradient: a sum whose terms may cancel
+FROM_LOSSES = 2.0**-10  # for an update made of a difference of two losses, whose rounding it multiplies
 CLEARLY = 8.0  # times what is allowed, where single parameters are judged
 GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
 Gradients = dict[str, Sketch | None]
@@ -211,8 +212,15 @@ def limits(evidence: Evidence, rule: str) -> Limits:
         why = f"the perturbed run has no finite difference of {', '.join(name for name in noise if name not in known)}"
     allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in MEASURES}
     allowed |= {name: max(allowed[name], CANCELLED * FLOOR * evidence.times(rule)) for name in MEASURES[2:4]}
+    if evidence.full_precision is not None and without_gradients(evidence.full_precision):
+        allowed["update"] = max(allowed["update"], FROM_LOSSES * evidence.times(rule))
     gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
     return Limits(allowed, gross, known.get("loss", 0.0), why)
+
+
+def without_gradients(run: Run) -> bool:
+    """Whether no step has a gradient: the script changes its weights by losses alone."""
+    return bool(run.traces) and not any(record.grads for record in run.traces[0].steps)
 
 
 def _unmeasured(evidence: Evidence) -> str:

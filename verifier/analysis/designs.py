@@ -1,8 +1,8 @@
 """Designs that a comparison has to know: what is no plain data parallelism, and saves in the middle of a step."""
 
-from ..evidence import SAVES, Evidence
+from ..evidence import Evidence, saves_of
 from ..trace import Run, Sketch, difference
-from ..trace.events import Checkpoint, Step
+from ..trace.events import Step
 from ..trace.sketches import add
 
 
@@ -15,7 +15,7 @@ def saved_in_a_step(evidence: Evidence) -> str:
 
 def begun_before_save(train: Run, after: int) -> tuple[int, int] | None:
     """(the backward passes of a step that come before the last save after step `after`, all of the step), if there are any before."""
-    saves = [r.seq for r in train.places(Checkpoint) if r.op in SAVES and r.after_step == after]
+    saves = [r.seq for r in saves_of(train) if r.after_step == after]
     micros = train.consumed(after + 1)[0] if train.traces else []
     early = sum(micro.seq < saves[-1] for micro in micros) if saves else 0
     return (early, len(micros)) if 0 < early < len(micros) else None

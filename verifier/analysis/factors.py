@@ -56,13 +56,24 @@ def near(a: float, b: float) -> bool:
 
 
 def weight(micro: Micro) -> tuple[float, int] | None:
-    """(how many times the mean cross entropy of a micro-batch is in its loss, its number of targets)."""
-    if len(micro.criteria) != 1:
+    """(how many times the mean cross entropy of a micro-batch is in its loss, its number of targets).
+
+    Cross entropies of chunks are one: together they have no more targets than the micro-batch has tokens, as those of several heads
+    would, and each target weighs the same.
+    """
+    if len(micro.criteria) > 1 and not 0 < sum(entropy.targets for entropy in micro.criteria) <= micro.tokens:
         return None
-    entropy = micro.criteria[0]
-    if not entropy.valid or entropy.gradient is None or entropy.reduction not in ("mean", "sum"):
+    weights, valid = [], []
+    for entropy in micro.criteria:
+        if entropy.gradient is None or entropy.reduction not in ("mean", "sum"):
+            return None
+        if entropy.valid:  # a chunk may have none
+            weights.append(entropy.gradient * (entropy.valid if entropy.reduction == "sum" else 1))
+            valid.append(entropy.valid)
+    per_target = [own / number for own, number in zip(weights, valid, strict=True)]
+    if not per_target or any(abs(one - per_target[0]) > NEAR * abs(per_target[0]) for one in per_target):
         return None
-    return entropy.gradient * (entropy.valid if entropy.reduction == "sum" else 1), entropy.valid
+    return sum(weights), sum(valid)
 
 
 def total_weight(run: Run) -> float | None:

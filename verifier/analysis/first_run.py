@@ -2,7 +2,7 @@
 
 from ..evidence import Evidence
 from ..trace import Run
-from ..trace.events import Clips
+from ..trace.events import Clips, signature
 from .scaling import clip_was_reached
 
 
@@ -27,3 +27,9 @@ def keeps_its_batch_on(ranks: int, train: Run) -> bool:
     largest = max((len(m.rows) for rank in micros for m in rank), default=0)
     several = any(len(rank) > 1 for rank in micros)
     return batch > 0 and batch % (ranks * largest if several else ranks) == 0
+
+
+def several_models(train: Run) -> dict[str, str]:
+    """{prefix of the names of a model: its parameters and their shapes} of the train run, if it has several models."""
+    found = {m.root: signature((p.name.removeprefix(m.root), p.shape) for p in m.parameters) for m in train.models}
+    return found if len(found) > 1 else {}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by, saved_from
+from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by, saved_from, saves_of
 from ..source.reach import Block, blocks
 from ..trace import Run, Trace
 from ..trace.events import Micro, Model, Reached, Shard
@@ -120,6 +120,31 @@ def prepares_before_sharding(train: Run) -> bool:
     trace = train.traces[0]
     called, trained = trace.first(Model), trace.first(Micro)
     return called is not None and trained is not None and called.seq < shard.seq < trained.seq
+
+
+def steps_without_backward(evidence: Evidence) -> int:
+    """The steps of a training without backward, of which the survey run tells only whether it came to its end."""
+    return MOST_FAST if evidence.survey is not None and evidence.survey.completed else MOST
+
+
+def own_steps(train: Run) -> str:
+    """Where a step ends in a script that updates its weights itself, as a request says it (probe/events/own_updates.py).
+
+    "forwards" if a sharded model was called and the run came to its end without a backward or a step; "backwards" if most updates
+    are followed by a backward on the very samples of the one before, not beyond a save, and others follow; "" if each is a step.
+    """
+    if not train.steps():
+        parts = [entries[0] for entries in train.parameters.values()]
+        trains = any(part.sharded for part in parts) and not train.all(Micro)
+        return "forwards" if train.completed and trains else ""
+    if any(record.cls for record in train.traces[0].steps):
+        return ""
+    micros, saves = train.traces[0].of(Micro), [record.seq for record in saves_of(train)]
+    pairs = [(a, b, bool(a.rows) and a.rows == b.rows) for a, b in pairwise(micros) if a.step != b.step]
+    if any(same and a.seq < save < b.seq for a, b, same in pairs for save in saves):
+        return ""  # several steps are made on the same samples
+    tries = 2 * sum(same for _, _, same in pairs) > len(pairs)
+    return "backwards" if tries and any(micro.rows != micros[0].rows for micro in micros) else ""
 
 
 def _changes(survey: Run) -> list[int]:

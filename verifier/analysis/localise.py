@@ -7,7 +7,16 @@ from itertools import takewhile
 
 from ..trace import Run, difference
 from ..trace.events import Place, Step, Traffic
-from .comparison import Gradients, changes, first_gradients, gradients_apart, loss_apart, norm_apart, update_apart
+from .comparison import (
+    Gradients,
+    changes,
+    first_gradients,
+    gradients_apart,
+    loss_apart,
+    norm_apart,
+    update_apart,
+    without_gradients,
+)
 from .factors import readings, words
 from .wording import count, some
 
@@ -82,6 +91,7 @@ def _factor(mine: Gradients, theirs: Gradients, names: list[str]) -> float | Non
 _MEANINGS = {
     "clip": "gradients agree after backward, not at the step{factor}: a clip or code in between",
     "optimizer": "gradients agree and the update does not: the optimizer's arithmetic, parameter groups or state",
+    "without gradients": "there are no gradients: the losses, draws or sums that make the update are those of one rank",
     "later": "the steps before agree: state carried between steps (gradients not cleared, optimizer state, learning rate)",
     "loss": "the losses differ and no gradient does: the reported loss is not the one that is minimised",
     "gradient": "the gradients differ in direction",
@@ -109,7 +119,10 @@ def meaning(
         return known
     else:
         factor = f" (by {parting.factor:.4g} x)" if parting.factor is not None else ""
-        text = _MEANINGS[parting.stage].format(factor=factor)
+        stage = (
+            "without gradients" if without_gradients(run) and parting.stage in ("optimizer", "later") else parting.stage
+        )
+        text = _MEANINGS[stage].format(factor=factor)
     if (
         label != "DDP"
         and other == "agrees"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Device:
     network: float  # bytes/s that a GPU sends to other nodes, in one direction
     names: tuple[str, ...]
     sources: Mapping[str, str]
+    attainable: Mapping[str, float] = field(default_factory=dict)  # FLOP/s of the best products that were measured
 
     def with_node(self, per_node: int | None = None, network: float | None = None) -> Device:
         """The same GPU in another cluster: GPUs of a node, Gbit/s of network for each of them."""
@@ -99,4 +100,5 @@ def _device(name: str, written: dict[str, Any]) -> Device:
         network=values["network"] * 1e9 / 8,
         names=tuple(values["names"]),
         sources=values["sources"],
+        attainable={dtype: rate * 1e12 for dtype, rate in values["attainable"].items()},
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-ONE_PROCESS = ("simulate", "rehearse")  # modes in which one process acts as rank 0
+ONE_PROCESS = ("simulate", "rehearse", "rehearse_as_cpu")  # modes in which one process acts as rank 0
 OUTPUTS = "outputs"  # the folder within that of a run where its ranks note what they write elsewhere
 # What a rank does with the fields of a Request, and its number; the answer is its exit code.
 Live = Callable[[dict[str, Any], int], int]
@@ -31,7 +31,8 @@ class Request:
     timeout: float = 60.0
     grace: float = 5.0  # for the other ranks after the first has failed
     # "ddp": DDP replaces fully_shard; "alone": each rank shards over itself; "simulate": a fake process group
-    # "rehearse": the same on tensors without memory; "count": what that records, of a run on real ones
+    # "rehearse": the same on tensors without memory; "rehearse_as_cpu": with attention, norms and dropout of the CPU
+    # "count": what a rehearsal records, of a run on real tensors
     # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
     structure: bool = False  # of a rehearsal: record what rules about the structure read, too
@@ -39,6 +40,8 @@ class Request:
     per_node: int = 0  # ranks of a node that torchrun would report; 0: all
     # no call, backward or step is recorded before the first `fully_shard`: the script trains other models first, or prepares this one
     from_sharding_on: bool = False
+    # "backwards", "forwards": an update without an optimizer is over at the first of them on other samples; else each is a step
+    own_steps: str = ""
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
     full_precision: bool = False  # no mixed precision, autocast or dropout
@@ -51,6 +54,9 @@ class Request:
     watch: list[str] = field(
         default_factory=list
     )  # expressions in the frames of the training loop, `file:` and patterns
+    # {prefix of the names of a model: its parameters and their shapes} of the train run: a resumed one may build the last of them only
+    models: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, list[int]] = field(default_factory=dict)  # {file: lines}: record which of them the ranks reach
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     ending: bool = False  # the whole script, of which only the end is recorded
     reseed_after: int = 0  # optimizer steps behind which the default generators get another seed; 0: never

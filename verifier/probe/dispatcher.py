@@ -2,8 +2,8 @@
 
 A subscriber's own error becomes a `ProbeError` event and never reaches the script; `StopRun` does. What a subscriber computes does
 not follow the script's default device or its other modes; what it replaces does. While torch.compile traces,
-a patched function only calls the real one. Subscribers are called in the order of subscription; of two that replace a
-function, the first is the outer one.
+a patched function only calls the real one; within a transform of torch.func (grad, vmap) nothing is recorded.
+Subscribers are called in the order of subscription; of two that replace a function, the first is the outer one.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from .compat.names import find, forget_builtins, keep_constructors
+from .compat.names import TRANSFORM, find, forget_builtins, keep_constructors
 from .compat.tensors import own_tensors
 
 Report = Callable[[str, BaseException], None]
@@ -21,6 +21,10 @@ Leave = Callable[[], object]
 Before = Callable[["Call"], Leave | None]
 After = Callable[["Call"], None]
 Replace = Callable[["Call", Callable[[], Any]], Any]
+
+
+def _no_transform() -> None:
+    """Of a torch whose transforms are not known."""
 
 
 class Call:
@@ -55,13 +59,15 @@ class Point:
         """The replacement of the function. One frame for all subscribers, since modules are called often."""
         real, report, guarded = self.real, self._report, self._guarded
         befores, afters = tuple(self.befores), tuple(self.afters)
-        run = self._run if self.replacing else None
+        run, transform = self._run if self.replacing else None, find(TRANSFORM) or _no_transform
 
         @functools.wraps(real)
         def watched(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return real(*args, **kwargs)
             call = Call(args, kwargs)
+            if transform() is not None:  # tensors of torch.func have no values to record
+                return real(*args, **kwargs) if run is None else run(call, 0)
             leaving: list[Leave] | None = None
             try:
                 if befores:

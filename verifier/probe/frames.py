@@ -7,13 +7,14 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from ..trace.events import Place
+from ..trace.events import Line, Place
 from ..trace.origin import is_machinery, is_user
 
 _PROBE = str(Path(__file__).resolve().parent) + os.sep
 
-_Line = tuple[str, int, str]  # file, line, function
+_Frame = tuple[str, int, str]  # file, line, function
 
 
 class Frames:
@@ -28,10 +29,17 @@ class Frames:
         return file.startswith(self._inside) and is_user(file)
 
     def here(self) -> Place | None:
-        """The running line of the user's code: the innermost frame in the project, else outside torch, Python and the verifier."""
-        line = next((line for line in running() if self.owns(line[0])), None)
-        line = line or next((line for line in running() if not is_machinery(line[0])), None)
-        return None if line is None else _place(line)
+        """The running line of the user's code: the innermost frame in the project, else outside torch, Python and the verifier.
+
+        With the line of the library that it led to, if another frame outside torch, Python and the verifier is further inside.
+        """
+        inner = None
+        for line in running():
+            if self.owns(line[0]):
+                return _place(line, inner)
+            if inner is None and not is_machinery(line[0]):
+                inner = line
+        return None if inner is None else _place(inner)
 
     def lines(self) -> tuple[tuple[str, int], ...]:
         """(file, line) of the frames of the project on the stack, innermost first."""
@@ -43,8 +51,10 @@ class Frames:
         The frames inside the project; if there are none, those outside torch, Python and the verifier.
         """
         lines = list(running()) if error is None else [*_lines(traceback.walk_tb(error.__traceback__))][::-1]
-        own = [line for line in lines if self.owns(line[0])]
-        return [_place(line) for line in own or [line for line in lines if not is_machinery(line[0])]]
+        theirs = [line for line in lines if not is_machinery(line[0])]
+        own = [line for line in theirs if self.owns(line[0])]
+        inner = theirs[0] if own and own[0] is not theirs[0] else None
+        return [_place(line, None if at else inner) for at, line in enumerate(own or theirs)]
 
 
 def caller() -> FrameType:
@@ -55,15 +65,19 @@ def caller() -> FrameType:
     return frame
 
 
-def running() -> Iterator[_Line]:
+def running() -> Iterator[_Frame]:
     """The lines on the stack, innermost first."""
     return _lines(traceback.walk_stack(sys._getframe(1)))
 
 
-def _lines(frames: Iterable[tuple[FrameType, int]]) -> Iterator[_Line]:
+def _lines(frames: Iterable[tuple[FrameType, int]]) -> Iterator[_Frame]:
     return ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
 
 
-def _place(line: _Line) -> Place:
-    file, number, function = line
-    return Place(file=file, line=number, function=function, code=linecache.getline(file, number).strip())
+def _place(frame: _Frame, inner: _Frame | None = None) -> Place:
+    return Place(**_line(frame), library=Line(**_line(inner)) if inner else None)
+
+
+def _line(frame: _Frame) -> dict[str, Any]:
+    file, number, function = frame
+    return {"file": file, "line": number, "function": function, "code": linecache.getline(file, number).strip()}

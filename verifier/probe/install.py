@@ -23,6 +23,7 @@ _SUBSTITUTES = {
     "alone": one_rank.install,
     "simulate": simulation.install,
     "rehearse": hollow.install,
+    "rehearse_as_cpu": hollow.install_as_cpu,
     "count": hollow.count,
 }
 

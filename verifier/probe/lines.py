@@ -2,13 +2,15 @@
 
 From Python 3.12 on `sys.monitoring` reports each line once and costs nothing afterwards; before, a trace function follows the
 frames of the project's own files, each code object until all its lines are known. A trace function prolongs the life of local
-variables a little, so it is used in the survey run alone.
+variables a little, so it is used in the survey run alone. In the train run it follows the frames of single lines that are asked for.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,10 +20,14 @@ QUIET = 20_000  # line events without a new line after which a frame is left alo
 
 
 class Lines:
-    """The lines of the project's files: what is new since it was last asked."""
+    """The lines of the project's files, or those of `asked`: what is new since it was last asked."""
 
-    def __init__(self, frames: Frames) -> None:
+    def __init__(self, frames: Frames, asked: Mapping[str, Sequence[int]] | None = None) -> None:
         self._frames = frames
+        self._asked = None if asked is None else {str(Path(file).resolve()): (file, set(asked[file])) for file in asked}
+        self._files: dict[
+            str, tuple[str, set[int]]
+        ] = {}  # what is asked for of a file, by the name that code objects have
         self._missing: dict[
             CodeType, set[int] | None
         ] = {}  # lines of a code object yet to come; None: not the project's
@@ -52,10 +58,20 @@ class Lines:
         return {file: sorted(lines) for file, lines in found.items()}
 
     def _lines_of(self, code: CodeType) -> set[int] | None:
+        if self._asked is not None and not self._wanted(code.co_filename)[1]:
+            return None
         if code not in self._missing:
-            own = self._frames.owns(code.co_filename)
-            self._missing[code] = {line for _, _, line in code.co_lines() if line} if own else None
+            own = self._asked is not None or self._frames.owns(code.co_filename)
+            lines = {line for _, _, line in code.co_lines() if line}
+            lines = lines if self._asked is None else lines & self._wanted(code.co_filename)[1]
+            self._missing[code] = lines if own else None
         return self._missing[code]
+
+    def _wanted(self, file: str) -> tuple[str, set[int]]:
+        """The name by which a file was asked for, and its lines that were."""
+        if file not in self._files:
+            self._files[file] = (self._asked or {}).get(str(Path(file).resolve()), (file, set()))
+        return self._files[file]
 
     def _add(self, code: CodeType, line: int) -> bool:
         """Whether this line is a new one."""
@@ -63,7 +79,8 @@ class Lines:
         if missing is None or line not in missing:
             return False
         missing.discard(line)
-        self._new.setdefault(code.co_filename, set()).add(line)
+        file = code.co_filename if self._asked is None else self._wanted(code.co_filename)[0]
+        self._new.setdefault(file, set()).add(line)
         return True
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:

@@ -8,6 +8,7 @@ import random
 import runpy
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..errors import PROBE_FAILED
 from ..launch import processes
-from ..trace.events import End, Start
+from ..trace.events import End, Start, Visited
 from ..trace.writer import Writer
 from . import children, outputs
 from .frames import Frames
@@ -24,6 +25,8 @@ from .imports import after_import
 from .lines import Lines
 from .stop import StopRun
 
+THREADS = 10.0  # seconds that the threads of a stopped script have to end their work
+_WAITING = {"wait", "get", "join", "_wait_for_tstate_lock", "_worker"}  # functions in which a thread has nothing to do
 LONGEST = 100_000  # characters of an error's message
 
 
@@ -54,7 +57,7 @@ def run(request: dict[str, Any], rank: int) -> int:
     sys.path[0] = request["cwd"] if request["module"] else str(Path(request["script"]).parent)
     sys.argv = [request["script"], *request["argv"]]
     code = _run_script(request, probe)
-    return _wind_down(code, probe.writer)
+    return _wind_down(code, probe.writer, probe.stopped)
 
 
 class _Probe:
@@ -68,6 +71,7 @@ class _Probe:
         self.writer = Writer(Path(request["folder"], f"rank{rank}.jsonl"), request["secret"])
         self.frames = Frames(request["project"] or str(Path(request["script"]).parent))
         self.lines = Lines(self.frames) if request["mode"] == "survey" else None
+        self.asked = Lines(self.frames, request["lines"]) if request["lines"] else None
 
     def start(self) -> None:
         """Record from now on. An error of the probe ends this rank here: during `import torch` it would look like the script's."""
@@ -89,8 +93,9 @@ class _Probe:
 
 
 def _run_script(request: dict[str, Any], probe: _Probe) -> int:
-    if probe.lines is not None:
-        probe.lines.start()
+    for lines in (probe.lines, probe.asked):
+        if lines is not None:
+            lines.start()
     try:
         if request["module"]:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
@@ -115,6 +120,9 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         probe.writer.write(End(how="return"))
         return 0
     finally:
+        if probe.asked is not None:
+            reached = probe.asked.new()
+            probe.writer.write(Visited(lines={file: reached.get(file, []) for file in request["lines"]}))
         probe.publish("ended")
 
 
@@ -138,10 +146,27 @@ def _message(error: BaseException) -> str:
         return f"(no message: its `__str__` raised {type(failed).__name__})"
 
 
-def _wind_down(code: int, writer: Writer) -> int:
+def _let_threads_end() -> None:
+    """Wait for the script's threads, which nobody joins in a run that was stopped, until each has ended or waits for more work."""
+    until, idle = time.monotonic() + THREADS, 0
+    while (
+        left := [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    ) and idle < 5:
+        frames = sys._current_frames()
+        at = [frame.f_code.co_name for thread in left if (frame := frames.get(thread.ident or 0)) is not None]
+        idle = idle + 1 if _WAITING.issuperset(at) else 0
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+
+
+def _wind_down(code: int, writer: Writer, stopped: bool) -> int:
     """What an interpreter does at exit, up to finalisation, in which some correct gloo runs abort."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
+        if stopped:
+            _let_threads_end()
+        else:
+            threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException as error:
         writer.write(End(how="exception", error=type(error).__name__, message=_message(error)))

@@ -68,8 +68,13 @@ class Session:
         self.roots: list[tuple[str, nn.Module]] = []
         self.tops: list[weakref.ref[nn.Module]] = []  # the outermost sharded modules
         self.micro = 0
+        self.own = 0  # in the survey run: backwards of a script that no optimizer of torch has stepped in yet
+        self.pending: Callable[[], bool] = lambda: (
+            False
+        )  # whether weights have changed since the last step that is recorded
         self.rows: list[int] = []
         self.rows_in_eval: list[int] = []  # of forwards in eval mode: those of a script that trains in it
+        self.tokens = 0
         self.criteria: list[Criterion] = []
         self.random_state: str | None = None
         self.grads: dict[str, list[float] | None] = {}  # after the last backward
@@ -141,6 +146,10 @@ class Session:
     def step_number(self) -> int:
         """The step that is being prepared or made (its closure may run backward), from 1."""
         return self.optimizers.begun + (not self.in_step)
+
+    def made(self) -> int:
+        """How many steps are behind what the script holds now, as it is about to save."""
+        return max(self.step_number() - 1, self.own) + self.pending()
 
     def all_slots(self) -> list[Slot]:
         """Every parameter of every root, under its full name."""

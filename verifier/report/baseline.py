@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ..errors import UserError
 from ..finding import Finding
-from ..trace.events import Place
+from ..trace.events import Line, Place
 from ..verdict import Comparison, Verdict
 
 READABLE = (1,)  # earlier versions whose failures are read; roles and statuses changed since, failures did not
@@ -132,4 +132,6 @@ def finding_of(item: Mapping[str, Any]) -> Finding:
     """The finding of a JSON report."""
     names = [field.name for field in fields(Finding) if field.name != "location"]
     place = item["location"]
+    if place and (user := place.get("from")):  # in a library
+        place = {**user, "library": Line(**{name: place[name] for name in user})}
     return Finding(**{name: item[name] for name in names}, location=Place(**place) if place else None)

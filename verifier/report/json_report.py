@@ -2,9 +2,11 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from ..finding import Finding, Status
+from ..trace.events import Place
 from ..verdict import Verdict
 from .actions import next_steps, not_covered
 from .sanitize import in_json
@@ -54,7 +56,7 @@ def _baseline(verdict: Verdict) -> dict[str, Any]:
     if held is None:
         return {}
     places = {
-        name: [{"rule": f.rule, "location": f.location.to_json() if f.location else None} for f in getattr(held, name)]
+        name: [{"rule": f.rule, "location": _location(f.location)} for f in getattr(held, name)]
         for name in ("new", "standing", "gone", "unjudged")
     }
     return {"baseline": {"path": held.path, "verdict": verdict.answer, **places}}
@@ -64,11 +66,18 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return {
         **{name: getattr(finding, name) for name in ("rule", "status", "tier", "consequence", "required")},
         **{name: getattr(finding, name) for name in ("measured", "limit", "margin", "evidence")},
-        "location": finding.location.to_json() if finding.location else None,
+        "location": _location(finding.location),
         "fix": finding.fix,
         "explain": f"fsdp2 explain {finding.rule}",
         "seconds": round(finding.seconds, 6),
     }
+
+
+def _location(place: Place | None) -> dict[str, Any] | None:
+    """The line of a finding; of one in a library, with the user's line that led there."""
+    if place is None or place.library is None:
+        return place.to_json() if place else None
+    return {**place.library.to_json(), "from": replace(place, library=None).to_json()}
 
 
 def _finite(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import os
 
 from ..finding import Finding
-from ..trace.events import Place
+from ..trace.events import Line, Place
 from ..verdict import Verdict
 
 
@@ -29,16 +29,23 @@ def place_of(finding: Finding, verdict: Verdict) -> Place:
     return finding.location or Place(file=script, line=1, function="", code="")
 
 
-def where(location: Place) -> str:
+def where(location: Line) -> str:
     """`path:line in function`."""
     file = location.file
     function = f" in {location.function}" if location.function else ""
     return f"{relative(file) or file}:{location.line}{function}"
 
 
+def steps_to(location: Place | None) -> list[tuple[str, Line]]:
+    """("at", the line of a finding), and where this is a library's, ("from", the user's line that led there)."""
+    if location is None:
+        return []
+    return [("at", location.library), ("from", location)] if location.library else [("at", location)]
+
+
 def lines_of(finding: Finding, *numbers: str) -> list[str]:
     """A finding for a reader: its evidence, the `numbers`, its place and code, its fix, the command that explains its rule."""
     lines = [finding.evidence, *numbers]
-    if finding.location:
-        lines += [f"at {where(finding.location)}", f"    {finding.location.code}"]
+    for word, location in steps_to(finding.location):
+        lines += [f"{word} {where(location)}", f"    {location.code}"]
     return [*lines, *([f"fix: {finding.fix}"] if finding.fix else []), f"fsdp2 explain {finding.rule}"]

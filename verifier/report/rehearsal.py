@@ -117,6 +117,7 @@ def _bound(least: Bound) -> list[str]:
     shown = ", ".join(f"{name} {seconds(amount)}" for name, amount in parts.items() if amount)
     return [
         *wrapped(f"{fastest(least)}. A bound from peak rates, no forecast."),
+        *wrapped(f"without torch.compile, at rates that were measured: at least {seconds(least.eager)}", "  ", "  "),
         *wrapped(shown, "  ", "  "),
     ]
 

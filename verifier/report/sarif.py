@@ -18,7 +18,7 @@ from ... import __version__
 from ..finding import Finding
 from ..rules import RULES
 from ..rules.base import Rule
-from ..trace.events import Place
+from ..trace.events import Line
 from ..verdict import Verdict
 from .baseline import base_of, identity, name_of
 from .page import markdown
@@ -98,13 +98,20 @@ def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, A
         "level": level,
         "message": {"text": message.replace("](", "] (")},  # a link otherwise
         "locations": [_location(place_of(finding, verdict))],
+        **_related(finding),
         "partialFingerprints": {"fsdp2Identity/v1": hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()},
         **state,
         "properties": {"tier": finding.tier, "consequence": finding.consequence, **bag},
     }
 
 
-def _location(place: Place) -> dict[str, Any]:
+def _related(finding: Finding) -> dict[str, Any]:
+    """The line of a library to which the user's line led, at which a code scanning service can show nothing."""
+    inner = finding.location.library if finding.location else None
+    return {"relatedLocations": [{**_location(inner), "message": {"text": "in the library"}}]} if inner else {}
+
+
+def _location(place: Line) -> dict[str, Any]:
     file = relative(place.file)
     if file is not None:
         artifact = {"uri": _quoted(file), "uriBaseId": BASE}

@@ -10,8 +10,9 @@ from typing import Any
 from ..analysis.wording import count, cut
 from ..config.policy import open_but_allowed
 from ..finding import Finding, Status
-from ..trace.events import Place
+from ..trace.events import Line
 from ..verdict import Comparison, Verdict
+from .places import steps_to
 from .sanitize import sanitize, shown
 from .tiers import MOST, counted, not_followed, verdict_line
 from .wrapping import width, wrapped
@@ -128,10 +129,10 @@ def failure(finding: Finding, word: str = "FAIL") -> Iterator[str]:
     """One finding with its line, fix and docs."""
     yield f"{word} {finding.rule}" + (f" [{finding.tier}]" if finding.tier != "ranks" else "")
     yield from _text(finding.evidence, INDENT)
-    if finding.location:
-        yield f"{INDENT}at   {place(finding.location)}"
-        if finding.location.code:
-            yield _shortened(finding.location.code, " " * 14)
+    for step, location in steps_to(finding.location):
+        yield f"{INDENT}{step:4} {place(location)}"
+        if location.code:
+            yield _shortened(location.code, " " * 14)
     if finding.fix:
         yield from _text(finding.fix, f"{INDENT}fix  ")
     yield f"{INDENT}docs fsdp2 explain {finding.rule}"
@@ -282,7 +283,7 @@ def counts(verdict: Verdict) -> str:
     return ", ".join([*(parts or ["no findings"]), runs])
 
 
-def place(location: Place) -> str:
+def place(location: Line) -> str:
     """`path:line in function`, the path relative to the current folder if that is shorter."""
     return f"{min(location.file, os.path.relpath(location.file), key=len)}:{location.line} in {location.function}"
 

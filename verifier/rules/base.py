@@ -4,10 +4,10 @@ import inspect
 import re
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
-from ..analysis.checkpoints import no_checkpoint, only_exports, unseen_save
+from ..analysis.checkpoints import no_checkpoint, only_exports, own_files, unseen_save
 from ..analysis.presence import never_sharded, trainings, unnamed, went_through, without_steps
 from ..analysis.root_cause import RootCause, root_cause
 from ..analysis.wording import count, some
@@ -16,7 +16,7 @@ from ..finding import Finding, Hit
 from ..source.events import Event, Flow
 from ..source.registry import DETECTORS
 from ..trace import Run
-from ..trace.events import Place, Shard
+from ..trace.events import Place, Shard, Visited
 
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
 SECTIONS = ("Seen", "Why", "Wrong", "Right", "Fix", "Source", "Torch")  # Seen: an error or a symptom, for the contract
@@ -83,6 +83,8 @@ class Rule(ABC):
             return f"not applicable with one rank: {self.one_rank}"
         if not self.about_checkpoints:
             return ""
+        if self.needs & {"crash", "damaged"} and (reason := own_files(evidence)):
+            return reason
         return no_checkpoint(evidence) or ("" if self.judges_exports else only_exports(evidence))
 
     def unseen(self, evidence: Evidence) -> str:
@@ -156,10 +158,34 @@ class SourceRule(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         if hits := evidence.hits.get(self.name, ()):
-            return self.failed(hits[0].message, hits[0].location, tier="static")
+            reached = next((hit for hit in hits if not _not_reached(evidence, hit.location)), None)
+            if reached is not None:
+                return self.failed(reached.message, reached.location, tier="static")
+            message = f"{hits[0].message}; no rank of the train run reached this line"
+            return self.failed(message, hits[0].location, tier="static", required=False)
         if not evidence.followed:
-            return self.unknown("following the calls from the script on, no training was found", tier="static")
+            what = "following the calls from the script on, no training was found"
+            return self.unknown(f"{what}; `fsdp2 lint` on the project's folder reads every function", tier="static")
         return self.passed("no breach in the sources, followed from the script on", tier="static")
+
+
+def lines_to_reach(evidence: Evidence, rules: Iterable[Rule]) -> dict[str, list[int]]:
+    """{file: lines} outside the script where only its sources show a fault: harmless in a package's code that nothing calls."""
+    found: dict[str, list[int]] = {}
+    script = evidence.sources.project[:1]
+    for rule in (rule for rule in rules if isinstance(rule, SourceRule)):
+        for place in (hit.location for hit in evidence.hits.get(rule.name, ())):
+            if (place.file,) != script:
+                found.setdefault(place.file, []).append(place.line)
+    return found
+
+
+def _not_reached(evidence: Evidence, place: Place) -> bool:
+    """Whether the train run was asked to watch a line, and made its steps without it."""
+    train, file = evidence.train, place.file
+    seen = [record.lines[file] for record in train.all(Visited) if file in record.lines] if train else []
+    made = train is not None and train.steps() > 0
+    return made and bool(seen) and not any(place.line in lines for lines in seen)
 
 
 class RaisedRule(Rule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ _PATHS = {
 _CANONICAL = {path: short for short, paths in _PATHS.items() for path in paths}
 
 
+@functools.lru_cache(maxsize=1 << 15)
 def canonical(name: str) -> str:
     """`torch.distributed._composable.fsdp.fully_shard` -> `fsdp.fully_shard`."""
     if not name.startswith("torch."):

@@ -225,6 +225,14 @@ class Run:
         """Optimizer steps that every rank has made (of its first optimizer)."""
         return min((len(t.stepped) for t in self.traces), default=0)
 
+    def until(self, step: int) -> "Run":
+        """This run with what its ranks recorded up to the end of a step."""
+        cut = []
+        for trace in self.traces:
+            last = next((r.seq for r in trace.stepped if r.step == step), 0)
+            cut.append(Trace(trace.rank, tuple(r for r in trace.records if r.seq <= last or isinstance(r, events.End))))
+        return replace(self, traces=tuple(cut))
+
     def at_step(self, kind: type[S], step: int) -> list[S]:
         """For each rank its record of `kind` (Step or Stepped) at a step; empty unless all have it."""
         per_rank = [t.steps if kind is Step else t.stepped for t in self.traces]

@@ -69,13 +69,28 @@ class Event(Part):
 KINDS: dict[str, type[Event]] = {}
 
 
-class Place(Part):
-    """A line of the user's code."""
+class Line(Part):
+    """A line of a source."""
 
     file: str
     line: int
     function: str
     code: str
+
+
+class Place(Line):
+    """A line of the user's code. `library`: the line of a library to which it led, no part of what identifies the place."""
+
+    library: Line | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return self._own() == other._own() if isinstance(other, Place) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._own())
+
+    def _own(self) -> tuple[str, int, str, str]:
+        return self.file, self.line, self.function, self.code
 
 
 class Located(Event, base=True):

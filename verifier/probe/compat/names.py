@@ -52,6 +52,7 @@ GROUP_TIMEOUT = "torch.distributed.distributed_c10d:_set_pg_timeout"
 RESOLVE_GROUP = "torch.distributed.distributed_c10d:_resolve_process_group"
 FAKE_STORE = "torch.testing._internal.distributed.fake_pg:FakeStore"
 DTENSOR_PART = "_local_tensor"
+TRANSFORM = "torch._C._functorch:peek_interpreter_stack"
 AS_PLAIN = "torch._C:DisableTorchFunctionSubclass"
 WAITED_PART = "elem"
 NESTED_PART = "_values"
@@ -102,6 +103,7 @@ TABLE = (
     Name(FUNCTIONAL, "traffic"),
     Name(FAKE_STORE, "the simulated tier"),
     Name(AS_PLAIN, "reads of replaced parameters"),
+    Name(TRANSFORM, "transforms of torch.func"),
     Name(BUILTINS, "functions of TorchScript", ("_builtin_table",)),
     Name(LAZY_INIT, "CUDA on the CPU"),
     Name(FLOP_FORMULAS, "rehearsals"),

@@ -25,10 +25,10 @@ FIRST = (
 LAST = ("stress", "memory")
 
 
-SURVEY = ("checkpoints", "merged", "random_stream", "sharding", "survey", "ending")
+SURVEY = ("checkpoints", "merged", "overwritten", "random_stream", "sharding", "survey", "ending")
 ENDING = ("checkpoints", "sharding", "ending")
 REHEARSAL = ("rehearsal",)
-REHEARSING = ("rehearse", "count")  # modes that record a rehearsal
+REHEARSING = ("rehearse", "rehearse_as_cpu", "count")  # modes that record a rehearsal
 
 
 def topics(mode: str = "fsdp", ending: bool = False, structure: bool = False) -> Iterator[Callable[[Any], None]]:

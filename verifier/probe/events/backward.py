@@ -51,11 +51,12 @@ def install(session: Session) -> None:
                 rows=session.rows or session.rows_in_eval,
                 criteria=session.criteria,
                 random=session.random_state,
+                tokens=session.tokens,
                 at_line=session.here(),
             )
         )
         session.rows, session.rows_in_eval = [], []
-        session.criteria, session.random_state = [], None
+        session.criteria, session.random_state, session.tokens = [], None, 0
 
     def clipping(call: Call) -> None:
         """What is compared with an oracle is what the script clips, after it has scaled its gradients itself."""

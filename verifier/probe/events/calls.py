@@ -15,6 +15,7 @@ from ..session import Session
 from ..sketch import row_hashes
 from .models import Models, trained
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 EVALUATED = 1 << 14  # samples that are recorded of a rank
 Evaluations = set[tuple[tuple[tuple[str, int], ...], int]]  # lines of the stack, sample
 
@@ -71,6 +72,7 @@ def install(session: Session) -> None:
         everything = given()
         samples = [tensor for tensor in everything if tensor.grad_fn is None]  # not what another model has made of them
         session.rows += row_hashes(samples if samples or session.rows else everything)
+        session.tokens += max((tensor.numel() for tensor in samples if tensor.dtype in INTEGERS), default=0)
 
     session.around("torch.nn:Module.__call__", before=before)
     session.subscribe("call", called)

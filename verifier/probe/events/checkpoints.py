@@ -1,6 +1,8 @@
 """Checkpoint functions that the script calls: which, with which path, and what a save is given."""
 
 import functools
+import os
+import sys
 import threading
 import time
 from typing import Any
@@ -36,6 +38,7 @@ class Checkpoints:
         self.inside = threading.local()  # operation: the script's call that this thread is in
         self.calls = 0
         self.watch: bool = session.request["watch_saves"]
+        self.home: str = session.request["checkpoint"] + os.sep
 
     def before(self, call: Call, operation: str) -> Leave | None:
         """An operation is about to begin."""
@@ -50,8 +53,7 @@ class Checkpoints:
         target = _target(operation, call)
         if operation == "torch.save":
             outputs.about_to_write(target)
-        step = self.session.step_number() - 1
-        self.session.write(Checkpoint(op=operation, after_step=step, to=target, at_line=place))
+        self.session.write(Checkpoint(op=operation, after_step=self.session.made(), to=target, at_line=place))
         self._set_state(operation, call)
         self.inside.operation = (operation, target, call.kwargs)
         if operation == "torch.save" and target:
@@ -96,7 +98,7 @@ class Checkpoints:
                 Saving(
                     op=name,
                     call=self.calls,
-                    after_step=self.session.step_number() - 1,
+                    after_step=self.session.made(),
                     to=target,
                     main=threading.current_thread() is threading.main_thread(),
                     alone=bool(options.get("no_dist")) or _smaller(options.get("process_group")),
@@ -116,9 +118,29 @@ class Checkpoints:
         while self.session.step_number() == step and time.monotonic() < until:
             time.sleep(0.002)
 
+    def opened(self, event: str, given: tuple[Any, ...]) -> None:
+        """An audit event: a file below `{checkpoint}` that the script reads or writes in a format of its own. Logs are appended to."""
+        if event != "open" or not isinstance(given[0], str) or not given[0].startswith(self.home):
+            return
+        if getattr(self.inside, "operation", None) is not None:
+            return
+        mode, place = given[1] or "", self.session.here()
+        if place is not None and "a" not in mode:
+            self.inside.operation = ("open", given[0], {})
+            try:
+                op = "write" if {*mode} & {*"wx+"} else "read"
+                if op == "write" and threading.current_thread() is threading.main_thread():
+                    self.session.publish("checkpoint")
+                made, path = self.session.made(), os.path.normpath(given[0])
+                self.session.write(Checkpoint(op=op, after_step=made, to=path, at_line=place))
+            finally:
+                self.inside.operation = None
+
 
 def install(session: Session) -> None:
     checkpoints = Checkpoints(session, session.one(Flight))
+    if session.request["checkpoint"]:
+        sys.addaudithook(session.guarded(checkpoints.opened))
     for target, operation in _OPERATIONS.items():
         session.around(target, before=functools.partial(checkpoints.before, operation=operation))
     session.around(SAVED_DICT, after=lambda call: checkpoints.saving(call.result))

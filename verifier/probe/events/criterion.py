@@ -16,7 +16,8 @@ def install(session: Session) -> None:
     """Subscribe to cross entropy and negative log-likelihood, of which one calls the other."""
 
     def weigh(seen: Criterion, gradient: torch.Tensor) -> None:
-        session.criteria = [replace(one, gradient=float(gradient)) if one is seen else one for one in session.criteria]
+        others = [one for one in session.criteria if one is not seen]
+        session.criteria = [*others, replace(seen, gradient=float(gradient))]
 
     def computed(call: Call) -> None:
         named = {**dict(zip(_OPTIONS, call.args[2:], strict=False)), **call.kwargs}
@@ -25,8 +26,10 @@ def install(session: Session) -> None:
             return
         if torch.is_grad_enabled() and value.requires_grad:
             valid = int((target != named.get("ignore_index", -100)).sum())
-            seen = Criterion(reduction=str(named.get("reduction", "mean")), valid=valid, gradient=None)
-            session.criteria.append(seen)
+            reduction = str(named.get("reduction", "mean"))
+            seen = Criterion(reduction=reduction, valid=valid, gradient=None, targets=target.numel())
+            if not session.in_backward:  # what a checkpoint computes again counts only where its gradient is used
+                session.criteria.append(seen)
             if value.numel() == 1:
                 value.register_hook(partial(weigh, seen))
 

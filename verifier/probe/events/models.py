@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ...trace.events import Buffer, Group, Model, Parameter
+from ...trace.events import Buffer, Group, Model, Parameter, signature
 from .. import starting_point
 from ..compat.groups import Slot, groups, slots
 from ..compat.tensors import layout, local, own_parameters
@@ -83,9 +83,19 @@ class Models:
         tops = [reference() for reference in self._session.tops]
         number = next((k for k, top in enumerate(tops) if id(top) in inside), len(tops))
         taken = {name for name, _ in self._session.roots}
+        number = self._as_before(root, number, taken)
         while (name := f"model{number}." if number else "") in taken:
             number += 1
         return number, name
+
+    def _as_before(self, root: nn.Module, number: int, taken: set[str]) -> int:
+        """In a resume: the number of the model with these parameters in the train run, if the one of this number had others."""
+        before: dict[str, str] = self._session.request["models"]
+        own = signature((slot.name, list(slot.param.shape)) for slot in slots(root))
+        alike = [prefix for prefix, known in before.items() if known == own and prefix not in taken]
+        if not alike or before.get(f"model{number}." if number else "") == own:
+            return number
+        return int(alike[0].strip("model.") or 0)
 
     def _parameter(self, root: str, slot: Slot, untouched: list[float], group: str | None) -> Parameter:
         part = local(slot.param)

@@ -4,6 +4,7 @@ The values are found by what they are (buffers, modules that no root holds, opti
 the variables of the project's frames and modules; nothing is called and nothing is changed. Rules decide which of them matter.
 """
 
+import re
 import sys
 import types
 from collections import deque
@@ -25,7 +26,7 @@ from ..compat.tensors import elements, layout, local, own_buffers, own_parameter
 from ..session import Session
 from ..sketch import sketch
 from ..watched import evaluated, variables
-from .own_updates import OwnUpdates
+from .own_updates import FORWARDS, OwnUpdates
 
 LEAVES = 512  # values that are kept of a rank
 _DEPTH = 6
@@ -34,6 +35,7 @@ _HISTORY = 16  # numbers in a list, from which on it is a log
 _ELEMENTS = 1 << 22  # of a tensor that is sketched
 _SAMPLED = 1 << 13  # elements that are looked at to see a change
 _NAMES = 32
+_MODEL = r"^model\d+\."  # before the names of a model that is not the first
 _HIDDEN = {*vars(nn.Module()), "param_groups", "state", "defaults", "optimizer", "optimizers", "_is_initialized"}
 
 Leaf = tuple[str, str, Any]  # path, holder, value
@@ -183,7 +185,7 @@ class Watch:
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
         if any(module is root for _, root in self.session.roots):
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or self.session.request["own_steps"] == FORWARDS:
                 self._record()
             else:
                 self.evaluations += 1
@@ -281,9 +283,15 @@ class Watch:
             live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
             if live and _memory(value) in walk.memory:
                 found[path] = replace(held, live=True)
-        gone = [path for path in self.known if path not in paths]
+        gone = [path for path in self.known if path not in paths and not path.startswith("frozen ")]
         for path in gone:
             del self.known[path]
+        frozen = {}
+        for slot in session.all_slots():
+            if not slot.param.requires_grad and self.known.get(f"frozen {slot.name}") != (token := _token(slot.param)):
+                self.known[f"frozen {slot.name}"] = token
+                if (lost := self._lost(f".{slot.name}", slot.param, walk)) is not None:
+                    frozen[slot.name] = lost
         trained = [(name, root) for name, root in session.roots if any(p.requires_grad for p in root.parameters())]
         session.write(
             State(
@@ -291,6 +299,7 @@ class Watch:
                 values=found,
                 gone=gone,
                 evaluations=self.evaluations,
+                frozen=frozen,
                 in_eval=[one for name, root in trained for one in _in_eval(name, root)][:_NAMES],
                 function=walk.function,
                 at_line=session.here(),
@@ -301,9 +310,11 @@ class Watch:
         """Of the elements of a 16-bit tensor named like a float32 parameter and apart from it, how many this change left as they were."""
         if not isinstance(value, torch.Tensor) or value.dtype not in (torch.bfloat16, torch.float16):
             return None
-        now, last = local(value).clone(), self.coarse.get(path)
+        path = re.sub(rf"^\.{_MODEL[1:]}", ".", path) if path.startswith(".") else path
+        now, last = local(value).detach().clone(), self.coarse.get(path)
         self.coarse[path] = now
-        followed = next((param for name, param in walk.weights if path.endswith((f"'{name}']", f".{name}"))), None)
+        names = ((re.sub(_MODEL, "", name), param) for name, param in walk.weights)
+        followed = next((param for name, param in names if path.endswith((f"'{name}']", f".{name}"))), None)
         if last is None or followed is None or now.shape != followed.shape or last.shape != now.shape:
             return None
         unit = torch.finfo(now.dtype).eps * last.abs().float()

@@ -22,14 +22,14 @@ def install(session: Session) -> None:
     lines = session.lines
     if lines is None:
         return
-    backwards, sharded, own = 0, False, 0  # `own`: backwards of a script that no optimizer of torch has stepped in yet
+    backwards, sharded = 0, False
     plain: set[int] = set()  # the optimizers without shards that have stepped before any with shards
     begun, apart = False, False  # whether one with shards has stepped, and only `plain` ones before it, which are done
     models = weakref.WeakSet[nn.Module]()
 
     def report(ended: bool = False) -> None:
         nonlocal backwards
-        steps, new = max(session.step_number() - 1, own - (not ended)), lines.new()
+        steps, new = max(session.step_number() - 1, session.own - (not ended)), lines.new()
         if new or steps <= STEPS or ended:
             trainable = sum(param.requires_grad for module in models for param in module.parameters())
             session.write(
@@ -43,7 +43,7 @@ def install(session: Session) -> None:
         lines.again()
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal own, begun, apart
+        nonlocal begun, apart
         first = not session.optimizers
         if _holds_shards(optimizer):
             if not begun and plain:  # what was trained until now is another model
@@ -54,7 +54,7 @@ def install(session: Session) -> None:
         else:
             apart = apart and id(optimizer) not in plain
         if first:
-            own = 0
+            session.own = 0
             begin()
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -66,18 +66,18 @@ def install(session: Session) -> None:
             report()
 
     def sharding(call: Call) -> None:
-        nonlocal sharded, own
+        nonlocal sharded
         if not sharded:  # what was trained until now is another model
-            sharded, own = True, 0
+            sharded, session.own = True, 0
             session.optimizers = Turns()
         given = call.given(0, "module")
         models.update(given if isinstance(given, list | tuple) else [given])
 
     def calls(call: Call) -> Leave | None:
-        nonlocal backwards, own
+        nonlocal backwards
         if not session.optimizers:  # each backward may be a step that the script makes itself
-            own += 1
-            begin() if own == 1 else report()
+            session.own += 1
+            begin() if session.own == 1 else report()
         backwards += 1
         return None
 

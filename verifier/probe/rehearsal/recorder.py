@@ -90,6 +90,7 @@ class Recorder:
     lines: dict[int, tuple[Place | None, str]] = field(default_factory=dict)  # position of a new peak: line, module
     reads: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict)
     sent: dict[tuple[Any, ...], Sent] = field(default_factory=dict)
+    moved: Counter[int] = field(default_factory=Counter)  # bytes that operators without FLOPs read and write, by step
     flops: dict[int, dict[str, Flops]] = field(default_factory=dict)  # by step and module
     mesh: dict[str, int] = field(default_factory=dict)
     mesh_ranks: int = 0
@@ -190,6 +191,11 @@ class Recorder:
         if place is not None:
             key = (what, place.file, place.line, self.step > 0)
             self.reads.setdefault(key, [0, place, synchronizes])[0] += 1
+
+    def moves(self, amount: int) -> None:
+        """An operator without FLOPs reads and writes that many bytes; those of the optimizer, and beside compute, are left out."""
+        if not self.in_optimizer and not self.stream():
+            self.moved[self.step] += amount
 
     def computed(self, amount: int, dtype: torch.dtype, masked: bool) -> None:
         """Floating-point operations of one operator; a causal mask hides half of those of attention."""

@@ -28,6 +28,7 @@ def record(now: Recorder, world_size: int) -> Rehearsal:
         mesh_ranks=now.mesh_ranks,
         mesh_line=now.mesh_line,
         tokens=now.tokens[last],
+        moved=now.moved[last],
         host_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT,
         peaks=peaks,
         course=course,

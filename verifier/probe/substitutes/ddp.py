@@ -67,14 +67,8 @@ class DDPSubstitute(FSDPModule):
         """FSDP divides the sum over ranks by `factor`, for the parameters of this module's own group; DDP by their number."""
         session: Session = _state["session"]
         session.write(Divide(factor=float(factor), at_line=session.here()))
-        own = _module(self)
-        nested = {id(p) for m in own.modules() if m is not own and isinstance(m, DDPSubstitute) for p in m.parameters()}
-        for param in own.parameters():
-            if id(param) not in nested and param.requires_grad:
-                if id(param) not in _state["factors"]:
-                    hook = functools.partial(_scaled, key=id(param), ranks=tensors.ranks_of(_mesh(own)))
-                    param.register_hook(hook)  # type: ignore[no-untyped-call]
-                _state["factors"][id(param)] = factor
+        _module(self).__dict__["_divide_factor"] = factor
+        _state["divided"] = True
 
     set_reduce_scatter_divide_factor = set_gradient_divide_factor
 
@@ -91,8 +85,20 @@ class DDPSubstitute(FSDPModule):
             torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def _scaled(grad: torch.Tensor, key: int, ranks: int) -> torch.Tensor:
-    return grad * float(ranks / _state["factors"][key])
+def _scale(root: nn.Module) -> None:
+    """Scale the gradients of modules with a factor of their own; called before a forward, since `to_empty` swaps tensors without hooks."""
+    for own in root.modules() if _state.pop("divided", False) else ():
+        if isinstance(own, DDPSubstitute) and "_divide_factor" in own.__dict__:
+            marked = [module for module in own.modules() if module is not own and isinstance(module, DDPSubstitute)]
+            nested = {id(param) for module in marked for param in module.parameters()}
+            for param in own.parameters():
+                if id(param) not in nested | _state["scaled"] and param.requires_grad:
+                    _state["scaled"].add(id(param))
+                    param.register_hook(functools.partial(_scaled, module=own))  # type: ignore[no-untyped-call]
+
+
+def _scaled(grad: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    return grad * float(tensors.ranks_of(_mesh(module)) / module.__dict__["_divide_factor"])
 
 
 def _nothing(self: DDPSubstitute, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +112,7 @@ for _name, _value in vars(FSDPModule).items():
 
 def install(session: Session) -> None:
     """Replace `fully_shard` by DDP, and give plain tensors the methods of DTensors that scripts use."""
-    _state.update(session=session, wrappers={}, built=set(), factors={}, inside=False, sync=True)
+    _state.update(session=session, wrappers={}, built=set(), scaled=set(), inside=False, sync=True)
 
     def registered(call: Call, proceed: Callable[[], Any]) -> Any:
         module, name = call.given(0, "module"), call.given(1, "method_name")
@@ -147,6 +153,7 @@ def _reduced_manually(module: nn.Module, method: Callable[..., Any]) -> Callable
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
+        _scale(module)
         if dist.is_initialized() and dist.get_world_size() > 1:
             _state["wrappers"].setdefault(id(module), _Manual(module))
         outer, _state["inside"] = _state["inside"], True
@@ -223,6 +230,7 @@ class _Manual(nn.Module):
 
 def _wrapper(module: nn.Module) -> nn.Module | None:
     """The DDP wrapper of an outermost marked module, made at its first call; None if there is nothing to reduce."""
+    _scale(module)
     trainable = {id(p) for p in module.parameters() if p.requires_grad}
     if not trainable or not dist.is_initialized() or dist.get_world_size() == 1:
         return None

@@ -1,5 +1,6 @@
 """What a run that resumed after a crash, or from a damaged checkpoint, started from."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -16,16 +17,17 @@ class Outcome:
     steps: int
     shares: dict[int, int]
     tensors: int
+    moved: bool = False  # whether the script had updated its weights itself before its first step was seen
 
     @property
     def mixed(self) -> bool:
         """Whether there are tensors of one save and tensors that are of another, or of none."""
-        return bool(self.shares) and self.step is None
+        return bool(self.shares) and self.step is None and not self.moved
 
     @property
     def fresh(self) -> bool:
         """Whether it started from the beginning."""
-        return self.steps > 0 and not self.shares
+        return self.steps > 0 and not self.shares and not self.moved
 
     @property
     def step(self) -> int | None:
@@ -36,6 +38,8 @@ class Outcome:
         """What happened, for a report, where it is not mixed."""
         if self.steps == 0:
             return "the resumed run ends before its first step"
+        if self.moved:
+            return "the resumed run had updated its weights before its first step was seen"
         if self.fresh:
             return "the resumed run starts from the beginning"
         return f"it resumes from the save after step {self.step}, bitwise"
@@ -84,12 +88,15 @@ def outcome_of(saved: Run, resumed: Run) -> Outcome:
             same = [k for k, values in known if value in values or key in given.get((k, rank), ())]
             shares |= {k: shares.get(k, 0) + 1 for k in same}
             telling |= set(same) if len(same) == 1 else set()
+    restarted = shares.get(0, 0) == len(units)
+    moved = not any(record.cls for record in found) and not restarted and not any(k in telling for k in shares if k > 0)
     shares = {k: number for k, number in shares.items() if k > 0 and k in telling}
     for k in shares:
         for rank, values in held[k].items():
             own = found[rank].held  # another optimizer's state is recorded when it steps
-            units |= {(rank, name) for name in values if "/" not in name or name.rpartition("/")[0] in own}
-    return Outcome(len(found), shares, len(units))
+            found_here = found[rank].weights  # a model that is called later is not known yet
+            units |= {(rank, n) for n in values if (n.rpartition("/")[0] in own if "/" in n else n in found_here)}
+    return Outcome(len(found), shares, len(units), moved)
 
 
 def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:
@@ -118,10 +125,10 @@ def _given(run: Run) -> dict[tuple[int, int], set[tuple[float, ...]]]:
     return found
 
 
-def _flat(record: Step | Saving) -> dict[str, Any]:
-    """Weights and optimizer state of a record under one kind of name."""
+def _flat(record: Step | Saving, known: Collection[str] | None = None) -> dict[str, Any]:
+    """Weights (those of `known` parameters) and optimizer state of a record under one kind of name."""
     state = {f"{name}/{key}": value for name, entry in record.state.items() for key, value in entry.items()}
-    return {**record.weights, **state}
+    return {name: value for name, value in record.weights.items() if known is None or name in known} | state
 
 
 def not_exact(evidence: Evidence) -> str:
@@ -129,5 +136,5 @@ def not_exact(evidence: Evidence) -> str:
     pair = first_steps(evidence)
     if isinstance(pair, str):
         return pair
-    exact = all(_flat(s) == _flat(r) for s, r in zip(*pair, strict=True))
+    exact = all(_flat(s, r.weights) == _flat(r) for s, r in zip(*pair, strict=True))
     return "" if exact else "a resume from the intact checkpoint does not restore everything either"

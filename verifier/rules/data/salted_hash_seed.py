@@ -1,9 +1,11 @@
 import ast
+from collections.abc import Iterator
 
 from ...source.looks import text
-from ...source.values import reach
+from ...source.values import Value
 from ..base import Flow, Hits, SourceRule
 
+_ARITHMETIC = frozenset({"abs", "int", "max", "min", "pow", "round", "sum", "hash"})
 _SEEDS = ("torch.manual_seed", "random.seed", "random.Random", "numpy.random.seed", "numpy.random.default_rng")
 
 
@@ -28,9 +30,20 @@ class SaltedHashSeed(SourceRule):
 
     def detect(self, flow: Flow) -> Hits:
         for event in [*flow.ops(*_SEEDS), *flow.methods("manual_seed", "seed")]:
-            made = [part for value in event.args for part in reach(value) if part.name in ("hash", "builtins.hash")]
+            made = [part for value in event.args for part in _computed(value) if part.name in ("hash", "builtins.hash")]
             if any(_of_text(part.node) for part in made):
                 yield f"{text(event.node)}: `hash` of a string is another number in each process", event
+
+
+def _computed(value: Value) -> Iterator[Value]:
+    """The values from which a number is computed: not all that a file or an object was found by."""
+    queue, seen = [value], {id(value)}
+    while queue:
+        current = queue.pop()
+        yield current
+        arithmetic = current.kind in ("derived", "either") or current.name.rpartition(".")[2] in _ARITHMETIC
+        queue += [part for part in current.parts if id(part) not in seen] if arithmetic else []
+        seen.update(id(part) for part in current.parts)
 
 
 def _of_text(node: ast.AST | None) -> bool:

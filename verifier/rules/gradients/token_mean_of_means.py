@@ -38,7 +38,8 @@ class TokenMeanOfMeans(ScaleRule):
     def judge(self, evidence: Evidence) -> Finding:
         run, steps = evidence.full_precision, _weights(evidence)
         if run is None or not steps:
-            return self.unknown("no cross entropy was seen and no single process ran the same batch")
+            what = "no cross entropy was seen and no single process ran the same batch"
+            return self.unknown(f"{what}: give --single-args with which one process takes the samples of all ranks")
         for step, weights in steps.items():
             counts = [valid for _, valid in weights]
             per_target = [weight / valid for weight, valid in weights]

@@ -40,6 +40,8 @@ class EndingSameInOneProcess(OneProcessRule):
             return "the script's end was not reached in the survey run"
         if not survey.all(Printed) and not survey.all(Written):
             return "nothing is printed or written as a tensor behind the last step"
+        if evidence.kink is not None:
+            return f"one process is compared up to step {evidence.kink - 1} only: see matches-single-process"
         if not comparable_end(evidence):
             return "one process does not make the same first steps, or not in full precision"
         if evidence.ending is None or not evidence.ending.completed:

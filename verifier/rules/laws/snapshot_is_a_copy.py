@@ -59,7 +59,9 @@ class SnapshotIsACopy(Rule):
             )  # a list that is made before training is none of its history
             for step, values in states(trace).items():
                 new = {path for path in values if path not in before and spelled(_variable(path)) & windows}
-                here = sorted(new.union(path for path in values if spelled(_variable(path)) & named))
+                held = {path for path in values if spelled(_variable(path)) & named}
+                held |= {path for path in values if path not in before and spelled(_holder(_variable(path))) & named}
+                here = sorted(new | held)
                 kept.update(here)
                 if found := [path for path in here if values[path].live]:
                     line = next((r.at_line for r in trace.of(State) if r.step == step), None)
@@ -76,6 +78,11 @@ class SnapshotIsACopy(Rule):
             for function, kept in put_back(module):
                 what = f"`{ast.unparse(kept)}` keeps no copy: after the parameters are overwritten, putting it back changes nothing"
                 yield what, hit_at("", "", module, kept.lineno, function.name).location
+
+
+def _holder(variable: str) -> str:
+    """The object of which a variable is an attribute: `Run.best.weights` -> `Run.best`."""
+    return variable.rpartition(".")[0]
 
 
 def _variable(path: str) -> str:

@@ -1,9 +1,9 @@
 import re
 
-from ...analysis.comparison import parted
+from ...analysis.comparison import compare, limits, parted
 from ...analysis.state import KEPT, LEAST, Values, apart, attribute, decisive, evolving, results_of_calls, states
 from ...trace.events import Held, State
-from ..base import Evidence, Finding, Rule, some
+from ..base import Evidence, Finding, Rule, Run, some
 
 SAME = 1e-5  # relative
 _BUFFER = re.compile(r"model\d*\.")  # of a model that is trained
@@ -56,7 +56,10 @@ class StateSameOnRanks(Rule):
         paths = kept | (deciding & floats)
         buffers = {path for path, one in held.items() if _BUFFER.match(path) and one.dtype in _FLOATS}
         buffers = buffers if len(run.data_ranks) == run.world_size else set()  # those of a part of a layer may differ
+        own = _of_one_rank(run)  # a table or experts of which each rank has a part, and what they carry along
         for path in sorted(changing.intersection(paths) | (buffers & kept)):
+            if held[path].holder == "module" and path.rpartition(".")[0] in own:
+                continue
             there = [one for rank in ranks if (one := rank[last].get(path))]
             steps = (step for step in sorted(ranks[0]) if all(path in rank.get(step, {}) for rank in ranks))
             began = next(([rank[step][path] for rank in ranks] for step in steps), there)
@@ -77,8 +80,10 @@ class StateSameOnRanks(Rule):
         """{path: in words} of tensors of objects that first differ between ranks when the samples first are not those of one process."""
         single = evidence.single
         step = parted(evidence.trained, single) if single is not None and single.completed else None
-        if step is None or any(number not in rank for rank in ranks for number in (step - 1, step)):
+        if single is None or step is None or any(number not in rank for rank in ranks for number in (step - 1, step)):
             return {}
+        if not limits(evidence, "matches-single-process").over(compare(evidence.trained, single, step).measures):
+            return {}  # what a model makes (the fakes of a GAN) differs in its rounding only
         found = {}
         for path, held in ranks[0][step].items():
             before, now = ([one for rank in ranks if (one := rank[number].get(path))] for number in (step - 1, step))
@@ -86,6 +91,15 @@ class StateSameOnRanks(Rule):
             if tensor and len(before) == len(now) == len(ranks) and _apart(before) <= SAME < _apart(now):
                 found[path] = f"`{path}`: from step {step} on the samples are others than those of one process"
         return found
+
+
+def _of_one_rank(run: Run) -> set[str]:
+    """The modules with plain parameters of which each rank has other values from the beginning."""
+    plain = {
+        name: entries for name, entries in run.parameters.items() if not any(e.managed or e.sharded for e in entries)
+    }
+    apart = (name for name, entries in plain.items() if any(e.sketch != entries[0].sketch for e in entries))
+    return {name.rpartition(".")[0] for name in apart}
 
 
 def _is_state(held: Held) -> bool:

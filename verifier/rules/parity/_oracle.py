@@ -2,7 +2,17 @@
 
 import math
 
-from ...analysis.comparison import Limits, compare, first_updates_apart, incomparable, limits, parted, undecided, unlike
+from ...analysis.comparison import (
+    Limits,
+    compare,
+    first_updates_apart,
+    incomparable,
+    limits,
+    parted,
+    undecided,
+    unlike,
+    without_gradients,
+)
 from ...analysis.localise import meaning, part, where
 from ...analysis.scaling import clip_was_reached
 from ...trace.events import Micro, Step, Stepped, Stress, ToEmpty
@@ -12,6 +22,7 @@ UNREPRODUCIBLE = 0.05
 _ON_SHARDS = (
     "Compute what changes gradients or weights (a clip, an optimizer) on whole DTensors, never on `to_local()`."
 )
+_SUMMED = "Sum losses over all ranks, and draw directions for whole parameters, before they change weights."
 _SECOND = {"DDP": ("single", "one process"), "one process": ("reference", "DDP")}  # of the original there is none
 
 
@@ -70,6 +81,9 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
         name = max(measures.keys() - over, key=lambda n: measures[n] / allowed[n])
         loss = "loss of another scale" if over else f"loss within {measures['loss']:.1e}"
         others = f" (from step {step} on the two were given other samples)" if step == until + 1 else ""
+        if oracle is evidence.single and evidence.kink is not None:
+            jump = f"the gradient of step {evidence.kink} jumps from equal weights and losses"
+            others = f" ({jump}, as at the kink of a ReLU or a maximum: later steps are not compared)"
         text = (
             f"agrees with {label} for {count(until, 'step')}{others}: {loss}, "
             f"gradient norm {measures['gradient norm']:.1e}, update {measures['update']:.1e}; {substance(evidence, run)}"
@@ -83,7 +97,11 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     same_script = None if label == "the original" else oracle
     text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script, allowed)}"
     line = run.line_of(Micro if parting.stage in ("gradient", "loss") else Step)
-    fix = {"fix": _ON_SHARDS} if parting.stage in ("clip", "optimizer") and same_script else {}
+    fix = (
+        {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
+        if parting.stage in ("clip", "optimizer") and same_script
+        else {}
+    )
     return rule.failed(f"differs from {label} {text}", line, measured=over[name], limit=allowed[name], **fix)
 
 

@@ -46,7 +46,7 @@ class ReshardKeepsTrajectory(Rule):
             where = f"{base.world_size} -> {run.world_size} ranks"
             sizes.append(where)
             if not run.completed:
-                cause, asked = root_cause(run), evidence.course.sizes_chosen or run.steps() > 0
+                cause, asked = root_cause(run), evidence.course.sizes_chosen or run.steps() > 1
                 return self.failed(f"{where}: the run failed: {cause.text}", cause.location, required=asked)
             if reason := begins_elsewhere(base, run, offset):
                 return self.unknown(f"{where}: {reason}")

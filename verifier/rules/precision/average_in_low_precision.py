@@ -26,6 +26,8 @@ class AverageInLowPrecision(Rule):
     parameter, the elements that a change has left as they were although they are more than two units in the last place apart from it.
     """
 
+    explains = ("state-same-in-one-process",)
+
     def applies(self, evidence: Evidence) -> str:
         found = any(_lost(trace) for trace in evidence.trained.traces)
         return "" if found else "no tensor of 16 bits that the loop holds follows a float32 parameter"
@@ -54,4 +56,6 @@ def _lost(trace: Trace) -> dict[str, list[tuple[float, Place | None]]]:
         for path, held in record.values.items():
             if held.lost is not None:
                 found[path].append((held.lost, record.at_line))
+        for path, lost in record.frozen.items():
+            found[path].append((lost, record.at_line))
     return dict(found)

@@ -33,6 +33,10 @@ class Bf16MasterWeights(Rule):
             fix = "Cast a copy (`{name: w.bfloat16() for name, w in state_dict.items()}`), not the model."
             return self.failed(text, rounded.at_line, fix=fix)
         low = [name for name in held if run.parameters[name][0].dtype in LOW]
+        if not any(entries[0].trainable for entries in run.parameters.values()):
+            return self.not_applicable(
+                "no parameter is trainable: the script changes weights itself, without gradients"
+            )
         if not held:
             return self.unknown("the optimizer holds no trainable parameter of a model that was seen")
         if not low:

@@ -33,7 +33,7 @@ class ModelGatheredEveryStep(ShardedModelRule):
         saved = {record.after_step + 1 for record in run.places(Checkpoint)}
         steps = [r for r in run.places(Traffic) if r.step > 1 and r.step not in saved]
         if not steps:
-            return self.unknown("no step without a checkpoint was counted")
+            return self.unknown("no step without a checkpoint was counted: save less often, or compare more --steps")
         least = min(r.weights for r in steps)
         what = f"the script gathers {least:,} bytes in each step (allowed: less than the {size:,} of all sharded parameters)"
         if least < size:

@@ -1,3 +1,4 @@
+import ast
 import re
 
 from ...analysis.presence import sharded_once, unsharded
@@ -6,6 +7,8 @@ from ...source.looks import text
 from ...source.values import holders
 from ...trace.events import Place, Shard
 from ..base import Hits, RaisedRule, RootCause, Run
+
+_ASKS = re.compile(r"(?i)(has|is|isinstance|get)[^ ]*(fsdp|shard|dtensor)")
 
 
 class ParentBeforeChild(RaisedRule):
@@ -43,6 +46,10 @@ class ParentBeforeChild(RaisedRule):
 
     def detect(self, flow: Flow) -> Hits:
         for event, module in flow.shards:
+            if any(
+                _ASKS.search(ast.unparse(guard.node.test)) for guard in event.guards if isinstance(guard.node, ast.If)
+            ):
+                continue  # it asks whether the module is sharded already
             for holder in list(holders(module))[1:]:
                 parent, made = flow.first_shard.get(id(holder)), module.event
                 if parent is None or (made is not None and made.index > parent.index):

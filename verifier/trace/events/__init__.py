@@ -2,6 +2,7 @@
 
 from ..typed import KINDS as KINDS
 from ..typed import Event as Event
+from ..typed import Line as Line
 from ..typed import Located as Located
 from ..typed import Part as Part
 from ..typed import Place as Place

@@ -1,7 +1,14 @@
 """Events of models: what is sharded how, what a model is at its first forward."""
 
+from collections.abc import Iterable
+
 from ..typed import Event, Located, Part, Place
 from .distributed import Mesh
+
+
+def signature(parameters: Iterable[tuple[str, list[int]]]) -> str:
+    """What tells a model from others: the names and shapes of its parameters, as text."""
+    return str(sorted(parameters))
 
 
 class Parameter(Part):
@@ -106,6 +113,13 @@ class Untied(Located):
 
     names: list[str]
     by: str
+
+
+class Overwritten(Located):
+    """Parameters that a state dict filled `at_line`, and that held other values when a forward first read them (events/overwritten.py)."""
+
+    names: list[str]
+    of: int  # parameters that the state dict filled, without constant ones
 
 
 class Late(Located):

@@ -63,6 +63,12 @@ class Reached(Event):
     apart: bool = False
 
 
+class Visited(Event):
+    """{file: those of the lines that the request asked for that this rank has reached} (rank.py)."""
+
+    lines: dict[str, list[int]]
+
+
 class Printed(Located):
     """What rank 0 printed or logged behind its last step, `at_line`, called from `stack` (events/ending.py)."""
 

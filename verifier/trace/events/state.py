@@ -37,6 +37,9 @@ class State(Located):
     gone: list[str]
     evaluations: int
     in_eval: list[str]
+    frozen: dict[str, float] = field(
+        default_factory=dict
+    )  # `lost` of 16-bit parameters of frozen models that have changed
     function: str = ""  # in which the innermost frame of the training loop runs
 
 

@@ -4,21 +4,26 @@ from ..typed import Event, Located, Part
 
 
 class Criterion(Part):
-    """A cross entropy of a micro-batch: how many targets counted, and the gradient of the loss by it, if it is one number."""
+    """A cross entropy of a micro-batch: how many of its targets counted, and the gradient of the loss by it, if it is one number."""
 
     reduction: str
     valid: int
     gradient: float | None
+    targets: int = 0
 
 
 class Micro(Located):
-    """A backward has ended (events/backward.py). `rows`: hashes of the samples; `random`: of the generators before the forward."""
+    """A backward has ended (events/backward.py). `rows`: hashes of the samples; `random`: of the generators before the forward.
+
+    `tokens`: elements of the largest integer tensors that the model was given.
+    """
 
     step: int
     loss: float | None
     rows: list[int]
     criteria: list[Criterion]
     random: str | None
+    tokens: int = 0
 
 
 class Cleared(Event):

@@ -1,4 +1,4 @@
-"""Autocast and attention: `autocast("cuda")` is the CPU's, in the dtype of CUDA's, and the backend MATH is never left out."""
+"""Autocast and attention: `autocast("cuda")` is the CPU's with CUDA's dtype and operators; the backend MATH is never left out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,12 +6,16 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend
+from torch.nn.attention.bias import CausalBias
 
+from ...compat.autocast import cast_as_cuda
+from ...compat.operators import empty_subclass
 from ...dispatcher import Call
 from ...session import Session
 from ._answers import always
 
 _from_local = DTensor.from_local  # not a call of the script
+_kept: list[Any] = []  # what lives as long as the process
 _FLAGS = ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
 
 
@@ -55,6 +59,7 @@ def _attended(call: Call, proceed: Callable[[], Any]) -> Any:
 
 def install(session: Session) -> None:
     """Let autocast and its flags work on the CPU's."""
+    _kept.append(cast_as_cuda())
     session.around("torch:autocast.__init__", before=_began)
     for name in _FLAGS:
         session.around(f"torch:{name}", replace=_of_cpu, optional=True)
@@ -62,6 +67,7 @@ def install(session: Session) -> None:
         "torch:get_autocast_gpu_dtype", replace=lambda call, proceed: torch.get_autocast_dtype("cpu"), optional=True
     )
     session.around("torch.nn.functional:scaled_dot_product_attention", replace=_attended)
+    CausalBias.__new__ = lambda cls, *args, **kwargs: empty_subclass(cls)  # type: ignore[assignment, method-assign]
     session.around("torch.nn.attention:sdpa_kernel", before=_with_math)
     session.around("torch.backends.cuda:enable_math_sdp", replace=always(None))
     session.around("torch.backends.cuda:is_flash_attention_available", replace=always(True), optional=True)

@@ -1,10 +1,12 @@
 """NCCL by gloo: groups answer with the backend that the script asked for."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
 
+from ...compat.names import GROUP_TIMEOUT
 from ...dispatcher import Call
 from ...session import Session
 from .. import gloo_for_nccl
@@ -14,6 +16,17 @@ Proceed = Callable[[], Any]
 _asked: dict[int, str] = {}  # id of a group -> its backend; 0: the whole world
 
 
+class ProcessGroupNCCL:
+    """Stands in for NCCL's groups where torch was built without it: no group is one."""
+
+    class Options:
+        """Options of a group, which are not used."""
+
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            self.is_high_priority_stream = is_high_priority_stream
+            self.config = SimpleNamespace()
+
+
 def _named(backend: Any) -> str:
     """What `get_backend` answers on a machine with GPUs: the text that `init_process_group` was given; without one, the default."""
     return str(backend or "undefined").lower()
@@ -21,6 +34,7 @@ def _named(backend: Any) -> str:
 
 def _started(call: Call, proceed: Proceed) -> Any:
     backend = call.given(0, "backend")
+    call.kwargs.pop("pg_options", None)
     result = proceed()
     _asked[0] = _named(backend)
     return result
@@ -51,9 +65,13 @@ def _met(call: Call, proceed: Proceed) -> Any:
 
 def install(session: Session) -> None:
     """Replace NCCL."""
+    for module in (dist, dist.distributed_c10d):
+        if not hasattr(module, "ProcessGroupNCCL"):  # a build for CPUs
+            setattr(module, "ProcessGroupNCCL", ProcessGroupNCCL)  # noqa: B010
     answer(session, "torch.distributed", {"is_nccl_available": always(True)})
     session.around("torch.distributed:init_process_group", replace=_started)
     session.around("torch.distributed:new_group", replace=_grouped)
     session.around("torch.distributed:get_backend", replace=_backend)
     session.around("torch.distributed:barrier", replace=_met)
+    session.around(GROUP_TIMEOUT, replace=lambda call, proceed: None, optional=True)  # it asks for NCCL's class
     gloo_for_nccl.install(session)

@@ -7,7 +7,6 @@ Not torch's FakeTensorMode: autograd of a build without CUDA aborts the process 
 devices", torch 2.13.0), and as fake CPU tensors integers of the data would have no values, on which control flow and shapes depend.
 """
 
-from ...compat.names import GROUP_TIMEOUT
 from ...session import Session
 from ...sketch import Values
 from .. import simulation
@@ -19,10 +18,14 @@ from .storage import is_hollow
 
 def install(session: Session) -> None:
     """From now on no tensor of CUDA, and no large one of the CPU, has memory."""
-    session.around(GROUP_TIMEOUT, replace=lambda call, proceed: None, optional=True)  # it asks for NCCL's class
+    install_as_cpu(session)
+    kernels.install(session)
+
+
+def install_as_cpu(session: Session) -> None:
+    """The same with the kernels of the CPU: what a run on real tensors is compared with."""
     files.install(session)
     simulation.install(session)
-    kernels.install(session)
     reads.install(session)
     storages.install(session)
     placement.execute = execute

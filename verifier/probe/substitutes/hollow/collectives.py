@@ -73,7 +73,7 @@ def communicate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execut
     given = list(_all(args))
     if _bytes(given) <= SMALL and not any(is_hollow(one) for one in given):
         return func(*args, **kwargs)  # such as pickled objects
-    return _with_own(func(*_small(args), **kwargs), args)
+    return _with_own(func(*map(_small, args), **kwargs), args)
 
 
 def _with_own(result: Any, args: Any) -> Any:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 
-from ...compat.operators import efficient_attention, empty_subclass, flash_attention, fused_norm
+from ...compat.operators import efficient_attention, flash_attention, fused_norm
 from ...dispatcher import Call
 from ...session import Session
 from ..cuda_on_cpu.marks import device_of
@@ -18,7 +18,6 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def install(session: Session) -> None:
     """Choose as CUDA does."""
-    CausalBias.__new__ = lambda cls, *args, **kwargs: empty_subclass(cls)  # type: ignore[assignment, method-assign]
     functional = "torch.nn.functional"
     session.around(f"{functional}:scaled_dot_product_attention", replace=_attended)
     session.around(f"{functional}:dropout", replace=_dropped)
@@ -61,6 +60,8 @@ def _normed(call: Call, proceed: Callable[[], Any]) -> Any:
     value, weight = call.given(0, "input"), call.given(2, "weight")
     if not _on_cuda(value):
         return proceed()
+    if torch.is_autocast_enabled("cpu"):
+        value, weight = value.float(), None if weight is None else weight.float()
     if weight is not None and (not _on_cuda(weight) or weight.dtype != value.dtype):
         return proceed()
     found = fused_norm(value, list(call.given(1, "normalized_shape")), weight, call.given(3, "eps"))

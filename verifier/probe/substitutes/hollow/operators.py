@@ -18,6 +18,7 @@ from ...rehearsal.recorder import Recorder
 from . import unknown
 from .collectives import communicate, is_collective
 from .storage import hollow, is_hollow, shape_of
+from .traffic import moved
 
 LARGEST = 1 << 20  # bytes of a floating-point tensor that is really computed on the CPU
 LARGEST_WHOLE = 1 << 28  # of integers
@@ -40,6 +41,9 @@ _SHAPES = {
 
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
+_RESULTS: dict[Any, Any] = {}
+_MOST_RESULTS = 1 << 14
+
 FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
 
 
@@ -48,7 +52,11 @@ def execute(func: Any, given: Sequence[Tensor], there: torch.device | None, *arg
     if is_collective(func):
         return communicate(func, args, kwargs, lambda: _executed(func, args, kwargs, given, there))
     result = _executed(func, args, kwargs, given, there)
-    if (count := FORMULAS.get(getattr(func, "_overloadpacket", None))) is not None and there is not None:
+    if there is None or there.type != "cuda":
+        return result
+    if (count := FORMULAS.get(getattr(func, "_overloadpacket", None))) is None:
+        Recorder.now.moves(moved(func, given, result))
+    else:
         causal = _causal(func)
         masked = causal is not None and (args[causal] if causal < len(args) else kwargs.get("is_causal", False))
         Recorder.now.computed(int(count(*args, **kwargs, out_val=result)), given[0].dtype, bool(masked))
@@ -131,6 +139,28 @@ def _unknown(shape: Tensor, on_cuda: bool) -> bool:
 
 
 def _on_shapes(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result on meta tensors; the layers of a model, and its steps, ask for the same ones."""
+    try:
+        key = func, _key(args), _key(tuple(kwargs.items()))
+        known = _RESULTS.get(key)
+    except TypeError:  # an argument that cannot be hashed
+        return _computed(func, args, kwargs)
+    if known is None:
+        if len(_RESULTS) >= _MOST_RESULTS:
+            _RESULTS.clear()
+        known = _RESULTS[key] = _computed(func, args, kwargs)
+    return known
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.size(), value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    return value.__class__, value
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = tree_map_only(Tensor, _as_shape, (args, kwargs))
     if kwargs.get("device") is not None or _takes_device(func):
         kwargs["device"] = _META

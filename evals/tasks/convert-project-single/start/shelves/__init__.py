@@ -1,0 +1,1 @@
+"""A recommender of books."""

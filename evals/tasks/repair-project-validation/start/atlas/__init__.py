@@ -1,0 +1,1 @@
+"""Pretraining of small language models in shards."""

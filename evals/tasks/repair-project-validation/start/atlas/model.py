@@ -1,0 +1,26 @@
+"""A causal language model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .layers import Block, RMSNorm, initialise
+from .settings import Settings
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        width, length = settings.model.width, settings.text.length
+        self.tokens = nn.Embedding(settings.text.vocab, width)
+        self.blocks = nn.ModuleList(Block(width, settings.model.heads, length) for _ in range(settings.model.layers))
+        self.norm = RMSNorm(width)
+        self.head = nn.Linear(width, settings.text.vocab, bias=False)
+        initialise(self, settings.model.layers)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:  # [n, t] -> [n, t, vocab]
+        x = self.tokens(words)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))

@@ -1,0 +1,24 @@
+import os
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+
+def save(folder, step, model, optimizer, scheduler):
+    m, o = get_state_dict(model, optimizer)
+    state = {"model": m, "optim": o, "sched": scheduler.state_dict(), "step": step}
+    dcp.save(state, checkpoint_id=os.path.join(folder, f"step_{step:05d}"))
+
+
+def newest(folder):
+    names = [n for n in os.listdir(folder) if n.startswith("step_")]
+    return os.path.join(folder, max(names))
+
+
+def load(folder, model, optimizer, scheduler):
+    m, o = get_state_dict(model, optimizer)
+    state = {"model": m, "optim": o, "sched": scheduler.state_dict(), "step": 0}
+    dcp.load(state, checkpoint_id=newest(folder))
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    scheduler.load_state_dict(state["sched"])
+    return state["step"]
