@@ -169,8 +169,6 @@ def test_a_gpu_holds_the_state_or_is_refused(tmp_path: Path) -> None:
 def test_a_script_has_a_grid_of_its_own_arguments(tmp_path: Path, command: Command) -> None:
     text = yaml.safe_dump({**yaml.safe_load(SPEC)})
     command("new", written(tmp_path, text, "spec.yaml"), tmp_path / "out", code=0)
-    for name in ("verify.yaml", "spec.yaml"):
-        (tmp_path / "out" / name).unlink()
     done = command(
         "plan", tmp_path / "out" / "train.py", "--nproc", 2, "--device-memory", "80GiB", "--json",
         "--explore", "--micro-batch 4,32", "--", "--out", "{checkpoint}", code=0

@@ -8,10 +8,12 @@ devices", torch 2.13.0), and as fake CPU tensors integers of the data would have
 """
 
 from ...session import Session
+from ...sketch import Values
 from .. import simulation
 from ..cuda_on_cpu import marks, placement
 from . import files, kernels, reads, storages
 from .operators import execute
+from .storage import is_hollow
 
 
 def install(session: Session) -> None:
@@ -28,6 +30,7 @@ def install_as_cpu(session: Session) -> None:
     storages.install(session)
     placement.execute = execute
     marks.watch = storages.Counting()
+    Values.without = staticmethod(is_hollow)
 
 
 def count(session: Session) -> None:
