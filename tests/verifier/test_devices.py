@@ -34,7 +34,8 @@ def test_each_device_is_valid_and_each_figure_has_a_source(name: str) -> None:
     values = written()[name]
     assert not validation.faults(values, FORM)
     sources = values["sources"]
-    assert isinstance(sources, dict) and tuple(sources) == FIGURES
+    assert isinstance(sources, dict) and set(sources) == {*FIGURES, *(["attainable"] if "attainable" in values else [])}
+    assert all(rate < values["flops"][dtype] for dtype, rate in values.get("attainable", {}).items())
     assert sources["network"].startswith(("assumed: ", "https://"))
 
 
