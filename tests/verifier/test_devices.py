@@ -36,6 +36,9 @@ def test_each_device_is_valid_and_each_figure_has_a_source(name: str) -> None:
     sources = values["sources"]
     known = tuple(figure for figure in FIGURES if figure != "attainable" or figure in values)
     assert isinstance(sources, dict) and tuple(sources) == known
+    flops, attainable = values["flops"], values.get("attainable", {})
+    assert isinstance(flops, dict) and isinstance(attainable, dict)
+    assert all(rate < flops[dtype] for dtype, rate in attainable.items())
     assert sources["network"].startswith(("assumed: ", "https://"))
 
 
