@@ -1,13 +1,21 @@
 """Scripts that update their weights themselves: where a step ends, from which step they resume, and what rounding alone decides."""
 
+import queue
+import threading
+import time
 from dataclasses import replace
 from typing import Any
+
+import pytest
+import torch
 
 from records import cases, judge, micro, model, run, sources, step, stepped, trained
 from verified_fsdp2.verifier.analysis.horizon import own_steps
 from verified_fsdp2.verifier.analysis.kinks import before_the_kink
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge as judge_all
+from verified_fsdp2.verifier.probe import rank
+from verified_fsdp2.verifier.probe.dispatcher import Call, Dispatcher
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Step
 
@@ -142,3 +150,40 @@ class Run:
     ]
     found = judge("snapshot-is-a-copy", records, **sources(text))
     assert (found.status == "fail") is kept, found.evidence
+
+
+@cases("work", 0.0, 0.4)
+def test_threads_of_a_stopped_script_end_their_work(work: float) -> None:
+    """A writer that waits for more work, which never comes, is left; one that still works is waited for."""
+    jobs: queue.Queue[float | None] = queue.Queue()
+    done = []
+
+    def write() -> None:
+        while (seconds := jobs.get()) is not None:
+            time.sleep(seconds)
+            done.append(seconds)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    jobs.put(work)
+    started = time.monotonic()
+    rank._let_threads_end()
+    assert done == [work]
+    assert writer.is_alive()
+    assert time.monotonic() - started < rank.THREADS / 2
+    jobs.put(None)
+    writer.join()
+
+
+def test_nothing_is_recorded_within_a_transform() -> None:
+    seen: list[Call] = []
+    dispatcher = Dispatcher(lambda symbol, error: pytest.fail(f"{symbol}: {error}"))
+    dispatcher.around("torch:sin", before=seen.append)
+    dispatcher.install()
+    try:
+        torch.func.vmap(lambda x: torch.sin(x))(torch.ones(2))
+        assert not seen
+        torch.sin(torch.ones(2))
+        assert len(seen) == 1
+    finally:
+        torch.sin = torch.sin.__wrapped__

@@ -123,7 +123,7 @@ def prepares_before_sharding(train: Run) -> bool:
 
 
 def steps_without_backward(evidence: Evidence) -> int:
-    """The steps of a training without backward, of which the survey run tells only whether it came to its end."""
+    """The steps of a training without backward, of which the survey run shows only whether it came to its end."""
     return MOST_FAST if evidence.survey is not None and evidence.survey.completed else MOST
 
 

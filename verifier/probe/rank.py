@@ -147,7 +147,7 @@ def _message(error: BaseException) -> str:
 
 
 def _let_threads_end() -> None:
-    """Wait for the script's threads, which nobody joins in a run that was stopped, until each has ended or waits for more work."""
+    """Wait for the threads of a script that was stopped, which it can no longer join, until each has ended or waits for more work."""
     until, idle = time.monotonic() + THREADS, 0
     while (
         left := [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]

@@ -12,7 +12,7 @@ from ..dispatcher import Call
 from ..session import Session
 
 SAMPLED = 1 << 12  # elements that are kept of a parameter's shard
-VARIED = 16  # elements that differ from their mean: a constant tells nothing
+VARIED = 16  # elements that differ from their mean: a constant says nothing
 UNLIKE = 0.5  # the cosine below which two sets of weights have nothing to do with each other
 MOST = 0.5  # of the elements that were loaded
 _NAMES = 32

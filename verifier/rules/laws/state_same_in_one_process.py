@@ -72,7 +72,7 @@ class StateSameInOneProcess(OneProcessRule):
 def _statistics(evidence: Evidence) -> dict[str, float]:
     """{path: relative difference} of constant tensors of objects, equal on all ranks, that one process has other values of.
 
-    Only where that process is given other samples from the first step on. A multiple by the number of ranks is meant.
+    Only where that process is given other samples from the first step on. A multiple by the number of ranks is intended.
     """
     run, single = evidence.trained, evidence.single
     if single is None or not single.completed or parted(run, single) != 1 or run.world_size == 1:

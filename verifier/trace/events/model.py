@@ -7,7 +7,7 @@ from .distributed import Mesh
 
 
 def signature(parameters: Iterable[tuple[str, list[int]]]) -> str:
-    """What tells a model from others: the names and shapes of its parameters, as text."""
+    """What distinguishes a model from others: the names and shapes of its parameters, as text."""
     return str(sorted(parameters))
 
 

@@ -30,7 +30,7 @@ def _began(call: Call) -> None:
 
 
 def _of_cpu(call: Call, proceed: Callable[[], Any]) -> Any:
-    """The same of the CPU; without a device, CUDA is meant."""
+    """The same of the CPU; without a device, that of CUDA."""
     if not call.args or isinstance(call.args[0], bool):
         call.args = ("cpu", *call.args)
     elif call.args[0] == "cuda":
