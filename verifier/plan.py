@@ -25,6 +25,7 @@ from .evidence import Evidence
 from .judge import judge_one
 from .launch.checkpoints import KINDS
 from .launch.planned import PlannedRun
+from .launch.processes import busy
 from .launch.rehearsal import PER_NODE
 from .rules import RULES
 from .rules.base import lines_to_reach
@@ -34,7 +35,7 @@ from .trace.events import Inexact, ToEmpty
 SIMULATED_STEPS = 2  # the first step of a run also initialises
 FURTHER_STEPS = 20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
 SURVEYED = "starting_point.survey"
-SURVEY_SECONDS = 30.0  # a script that takes longer is ended, and what it would have reached is not known
+SURVEY_SECONDS = 30.0  # where nothing else runs; a script that takes longer is ended, and what it would have reached is not known
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 UNEVEN = 3
 MOST_RESHARDED = 10  # steps that are compared after a resume on other ranks: rounding is the larger the more there are
@@ -110,7 +111,7 @@ def survey(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     target = settings.target
     if target.steps or target.quick or evidence.survey is not None or evidence.train is not None:
         return []
-    limit = min(SURVEY_SECONDS, target.timeout)
+    limit = min(SURVEY_SECONDS * busy(), target.timeout)
     fields = {"mode": "survey", "weights": SURVEYED, "timeout": limit, "optional": True}
     fields |= {"probe": {"leave_starting_point": True}}
     given = "--save-args" if target.save_args else "the arguments after `--`"
@@ -275,7 +276,7 @@ def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if "ending" not in settings.needs or evidence.ending_perturbed is not None or not comparable_end(evidence):
         return []
     words = (*target.save_args, *target.single_args, *shlex.split("" if course.batch == "-" else course.batch))
-    limit = min(2 * SURVEY_SECONDS, target.timeout)
+    limit = min(2 * SURVEY_SECONDS * busy(), target.timeout)
     fields: dict[str, Any] = {"mode": course.single_ways[-1], "weights": SURVEYED, "timeout": limit, "optional": True}
     fields["expected"] = f"it is ended after {limit:.0f} s"
     if evidence.ending is None:

@@ -54,6 +54,7 @@ class Router(torch.nn.Module):
         self.seen += 1
         return x
 """
+BOTH = {name: [1.0, 0.5, 0.0, 0.0, 0.0] for name in "wvu"}
 SOURCES = Sources({"train.py": LOOP}, ("train.py",))
 
 
@@ -228,6 +229,8 @@ test_same_model_throughout = judged_as(
             ),  # it always is
             ("fail", [*steps(), step(1, optimizer=1), stepped(1, optimizer=1)]),  # two optimizers hold one parameter
             ("pass", [micro(1), step(1), step(1, optimizer=1), stepped(1, optimizer=1), stepped(1)]),  # one in another
+            ("fail", [record for k in range(1, 5) for record in (step(k, BOTH, held=["w"]), stepped(k))]),
+            ("pass", [record for k in range(1, 5) for record in (step(k, BOTH, held=["wvu"[k // 3]]), stepped(k))]),  # turns
         )
     )
 )
