@@ -35,7 +35,7 @@ from .trace.events import Inexact, ToEmpty
 SIMULATED_STEPS = 2  # the first step of a run also initialises
 FURTHER_STEPS = 20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
 SURVEYED = "starting_point.survey"
-SURVEY_SECONDS = 30.0  # where nothing else runs; a script that takes longer is ended, and what it would have reached is not known
+SURVEY_SECONDS = 30.0  # a longer script is ended; what it would have reached is not known
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 UNEVEN = 3
 MOST_RESHARDED = 10  # steps that are compared after a resume on other ranks: rounding is the larger the more there are

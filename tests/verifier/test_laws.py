@@ -230,7 +230,10 @@ test_same_model_throughout = judged_as(
             ("fail", [*steps(), step(1, optimizer=1), stepped(1, optimizer=1)]),  # two optimizers hold one parameter
             ("pass", [micro(1), step(1), step(1, optimizer=1), stepped(1, optimizer=1), stepped(1)]),  # one in another
             ("fail", [record for k in range(1, 5) for record in (step(k, BOTH, held=["w"]), stepped(k))]),
-            ("pass", [record for k in range(1, 5) for record in (step(k, BOTH, held=["wvu"[k // 3]]), stepped(k))]),  # turns
+            (
+                "pass",
+                [record for k in range(1, 5) for record in (step(k, BOTH, held=["wvu"[k // 3]]), stepped(k))],
+            ),  # turns
         )
     )
 )
