@@ -13,7 +13,7 @@ import torch
 from torch import load, nn, save  # before the probe patches them
 
 from .compat.groups import Slot
-from .compat.tensors import box, local
+from .compat.tensors import box, layout, local
 
 
 def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int, number: int) -> str:
@@ -23,9 +23,9 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
         return "own"
     if request["leave_starting_point"]:
         folder.mkdir(parents=True, exist_ok=True)
-        mine = {s.name: (local(s.param).cpu().clone(), list(box(s.param)[2])) for s in slots}
+        mine = {s.name: (local(s.param).cpu().clone(), list(box(s.param)[2]), layout(s.param, rank).ranks) for s in slots}
         buffers = {name: value.detach().cpu().clone() for name, value in root.named_buffers()}
-        save({"parts": mine, "buffers": buffers}, folder / f"root{number}.rank{rank}.pt")
+        save({"rank": rank, "parts": mine, "buffers": buffers}, folder / f"root{number}.rank{rank}.pt")
         return "left"
     files = sorted(folder.glob(f"root{number}.rank*.pt"))
     if not files:
@@ -33,9 +33,11 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
     saved = [load(file, weights_only=True, map_location="cpu") for file in files]
     with torch.no_grad():
         for slot in slots:
-            parts = [item["parts"][slot.name] for item in saved if slot.name in item["parts"]]
-            if not parts or _shape(parts) != tuple(slot.param.shape):
+            parts = _parts(saved, slot.name, rank)
+            if not parts:
                 return f"no {slot.name} to load"
+            if (shape := _shape(parts)) != tuple(slot.param.shape):
+                return f"{slot.name} has the shape {list(slot.param.shape)} here, {list(shape)} in the train run"
             full = torch.empty(tuple(slot.param.shape), dtype=parts[0][0].dtype)
             for part, offset in reversed(parts):
                 full[_slices(offset, part.shape)] = part
@@ -44,6 +46,16 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
             rounded = request["round_to"] if values.is_floating_point() else ""  # the rounded-weights run
             local(slot.param).copy_(values.to(getattr(torch, rounded)).to(values.dtype) if rounded else values)
     return "loaded"
+
+
+def _parts(saved: list[dict[str, Any]], name: str, rank: int) -> list[tuple[torch.Tensor, list[int]]]:
+    """The parts of a parameter, each with its offset: of the ranks that share it with this one, where its mesh has not all ranks.
+
+    Ranks of other meshes may hold other weights: tensor parallelism or experts that the script divides itself.
+    """
+    held = {item["rank"]: item["parts"][name] for item in saved if name in item["parts"]}
+    sharing = held[rank][2] if rank in held else []
+    return [part[:2] for holder, part in held.items() if not sharing or holder in sharing]
 
 
 def _slices(offset: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
