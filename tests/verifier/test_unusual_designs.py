@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
 from scripts import Verify, written
@@ -13,6 +14,7 @@ from verified_fsdp2.verifier.analysis.horizon import prepares_before_sharding
 from verified_fsdp2.verifier.analysis.inspected import differing
 from verified_fsdp2.verifier.analysis.state import begun_anew, evaluated
 from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.probe import starting_point
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import InspectedCheckpoint, SavedEntry
 
@@ -198,3 +200,17 @@ def test_hooks_that_update_the_weights_within_the_backward(verify_script: Verify
     assert [finding.status for finding in verdict.findings] == ["pass", "pass"]
     made = {one["role"]: len(one["losses"]) for one in verdict.runs}
     assert made["train"] == made["single"] >= 5
+
+
+@cases(
+    "mesh, rank, found",
+    ([0, 1], 1, [0.0, 1.0]),
+    ([1], 1, [1.0]),
+    ([0], 0, [0.0]),
+    ([], 1, [0.0, 1.0]),
+    ([1], 2, [0.0, 1.0]),
+)
+def test_weights_that_ranks_of_other_meshes_hold(mesh: list[int], rank: int, found: list[float]) -> None:
+    """A matrix that the script divides itself over a tensor dim has the same name on ranks that do not share it."""
+    saved = [{"rank": r, "parts": {"w": (torch.tensor([float(r)]), [0], mesh)}} for r in (0, 1)]
+    assert [float(part) for part, _ in starting_point._parts(saved, "w", rank)] == found
