@@ -116,12 +116,14 @@ def test_a_table_that_draws_the_samples(tables: tuple[float, float], alone_then:
     (1.0, 1.7, (5, 6), "fail"),
     (1.0, 2.0, (5, 6), "inconclusive"),
     (1.0, 1.7, (1, 2), "pass"),
+    (1.0, 1.0, (8, 9), "pass"),  # the same samples, padded otherwise: all numbers agree
 )
 def test_a_statistic_of_the_data(mine: float, theirs: float, rows: tuple[int, ...], status: str) -> None:
     def trained(value: float, rows: tuple[int, ...]) -> list[Any]:
         begins = state(1, main__scaler__std=tensor(value, "object"), model__mean=tensor(1.0, "module"))
         later = [state(2, model__mean=tensor(2.0, "module")), micro(2, rows=(7,)), step(2), stepped(2)]
-        return [*steps(0), begins, micro(1, rows=rows), step(1), stepped(1), *later]
+        made = step(1, {"w": [1.0, 0.1 if rows == (5, 6) else 0.5, 0.0, 0.0, 0.0]})
+        return [*steps(0), begins, micro(1, rows=rows), made, stepped(1), *later]
 
     single = run([{"kind": "model", "starting_point": "loaded"}, *trained(theirs, rows)], role="single")
     found = judge("state-same-in-one-process", of(trained(mine, (1,)), trained(mine, (2,)), single=single))

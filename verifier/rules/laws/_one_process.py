@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 
-from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits
+from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits, unlike
 from ...analysis.state import noise
 from ..base import Evidence, Finding, Run
 from ..parity._oracle import OracleRule
@@ -15,12 +15,12 @@ class OneProcessRule(OracleRule):
         run, single = evidence.full_precision, evidence.single
         if run is None or single is None:
             return self.unknown(evidence.missing.get("single", "no run of one process was made"))
-        if (reason := incomparable(run, single, "single", "one process")) is not None:
+        if reason := unlike(run, single, "single", "one process"):
             return self.unknown(reason)
-        if not limits(evidence, self.name).agree(compare(run, single).measures):
-            already = "losses, gradients or weights differ from those of one process already"
-            return self.unknown(f"{already}: see matches-single-process")
-        return self.compare(evidence, run, single)
+        if limits(evidence, self.name).agree(compare(run, single).measures):  # on the same samples, if padded otherwise
+            return self.compare(evidence, run, single)
+        already = "losses, gradients or weights differ from those of one process already: see matches-single-process"
+        return self.unknown(incomparable(run, single, "single", "one process") or already)
 
     @abstractmethod
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
