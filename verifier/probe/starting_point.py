@@ -23,7 +23,9 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
         return "own"
     if request["leave_starting_point"]:
         folder.mkdir(parents=True, exist_ok=True)
-        mine = {s.name: (local(s.param).cpu().clone(), list(box(s.param)[2]), layout(s.param, rank).ranks) for s in slots}
+        mine = {
+            s.name: (local(s.param).cpu().clone(), list(box(s.param)[2]), layout(s.param, rank).ranks) for s in slots
+        }
         buffers = {name: value.detach().cpu().clone() for name, value in root.named_buffers()}
         save({"rank": rank, "parts": mine, "buffers": buffers}, folder / f"root{number}.rank{rank}.pt")
         return "left"
