@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from records import Recorder
 from verified_fsdp2.verifier.probe.opener import open_all
@@ -55,3 +59,16 @@ def test_a_torch_file_with_plain_types_and_a_truncated_one(tmp_path: Path) -> No
     data = (tmp_path / "a.pt").read_bytes()
     (tmp_path / "a.pt").write_bytes(data[: len(data) // 2])
     assert "RuntimeError" in opened(tmp_path / "a.pt").error
+
+
+def test_a_dtensor_on_a_part_of_a_mesh(tmp_path: Path) -> None:
+    """A file of one rank: the process that reads it belongs to no group, and the mesh cannot say its ranks."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("island", "shard"))
+        given = {"w": distribute_tensor(torch.arange(4.0), mesh["shard"], [Shard(0)])}
+        torch.save(given, tmp_path / "rank0.pt")
+        expected = entries(given)
+    finally:
+        dist.destroy_process_group()
+    assert (opened(tmp_path / "rank0.pt").error, opened(tmp_path / "rank0.pt").entries) == (None, expected)

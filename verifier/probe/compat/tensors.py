@@ -78,7 +78,8 @@ def layout(tensor: torch.Tensor, rank: int) -> Layout:
     for size, at, placement in zip(mesh.shape, coordinate, tensor.placements, strict=True):
         if placement.is_replicate():
             copy = copy * size + at
-    ranks = mesh.mesh.flatten().tolist()
+    # a part of a mesh in a file, read by a process of no group, cannot say its ranks
+    ranks = mesh.mesh.flatten().tolist() if dist.is_initialized() else []
     return Layout(
         sharded=True,
         placements=[str(p) for p in tensor.placements],
