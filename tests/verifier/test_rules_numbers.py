@@ -89,6 +89,7 @@ LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
 UNCLEARED = {"kind": "not_cleared", "names": ["head.weight"]}
 UNSYNCED = [model(), micro(), step(unsynced=["w"]), stepped(), LEFT, *STEP_2]
 FOLLOWS = shard(reduce_dtype=None)
+IN_BF16 = {"module": "", "param_dtype": "bfloat16", "reduce_dtype": None}
 
 test_the_status = judged_as(
     row(LOSSY, "fail", [shard(), model(), CAST, *BASE], names=("257", "256")),
@@ -129,7 +130,8 @@ test_the_status = judged_as(
     row(DRAWS, "pass", recomputed(True), names=("model.py, Block.forward",)),
     row(DRAWS, "fail", recomputed(True, False), names=("model.py, Block.forward",)),
     row(DRAWS, "inconclusive", [model()]),
-    *(row(REDUCE, "fail", [FOLLOWS, *rest]) for rest in ([], PLAIN)),
+    *(row(REDUCE, "fail", [FOLLOWS, *rest]) for rest in ([], [model(groups=[IN_BF16]), *BASE])),
+    row(REDUCE, "pass", [FOLLOWS, model(parameter("teacher.w"), groups=[IN_BF16]), *BASE], names=("get no gradients",)),
     row(REDUCE, "inconclusive", [shard()]),
     row(REDUCE, "pass", [shard(), *PLAIN]),
     row(REDUCE, "not_applicable", [shard(None, reduce_dtype=None), *PLAIN]),

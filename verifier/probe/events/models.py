@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from ...trace.events import Buffer, Group, Model, Parameter, signature
 from .. import starting_point
@@ -49,7 +50,7 @@ class Models:
                 for slot, before in zip(held, untouched, strict=True)
             ],
             buffers=[Buffer(name=key, shape=list(b.shape), unset=unset(session, b)) for key, b in buffers],
-            groups=[Group(module=name + key) for key, _ in found],
+            groups=[_group(name + key, group.mp_policy) for key, group in found],
             blocks=repeated_blocks(root),
             starting_point=loaded,
             at_line=session.here(),
@@ -123,3 +124,8 @@ def gradient_sketches(held: list[Slot]) -> dict[str, list[float] | None]:
     """The sketch of each gradient; None where there is none, or a stale one of a frozen parameter (an optimizer may still hold it)."""
     found: dict[str, torch.Tensor | None] = {s.name: s.param.grad if s.param.requires_grad else None for s in held}
     return {name: None if grad is None else sketch(grad) for name, grad in found.items()}
+
+
+def _group(module: str, policy: MixedPrecisionPolicy) -> Group:
+    param, reduce = (None if d is None else dtype_name(d) for d in (policy.param_dtype, policy.reduce_dtype))
+    return Group(module=module, param_dtype=param, reduce_dtype=reduce)

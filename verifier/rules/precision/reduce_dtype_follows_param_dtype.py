@@ -1,5 +1,6 @@
+from ...analysis.precision import LOW
 from ...source.looks import is_const, text, trains
-from ..base import Evidence, Finding, Flow, Hits, count
+from ..base import Evidence, Finding, Flow, Hits, Run, count
 from ._low import LowRule, low_groups, low_policies_of_trained
 
 
@@ -21,13 +22,14 @@ class ReduceDtypeFollowsParamDtype(LowRule):
     def judge(self, evidence: Evidence) -> Finding:
         low = low_groups(evidence.trained)
         unset = [record for record in low if record.reduce_dtype is None]
-        if unset:
+        if unset and (not evidence.trained.models or _reduces_low(evidence.trained)):
             calls = f"{len(unset)} of {count(len(low), 'call')} of fully_shard set no reduce_dtype"
             return self.failed(f"{calls}: gradients are reduced in {unset[0].param_dtype}", unset[0].at_line)
         if not evidence.trained.models:
             return self.unknown("no forward of a model was seen")
         kinds = {f"param_dtype {r.param_dtype}, reduce_dtype {r.reduce_dtype}" for r in low}
-        return self.passed("; ".join(sorted(kinds)))
+        frozen = "; those without a reduce_dtype get no gradients" if unset else ""
+        return self.passed("; ".join(sorted(kinds)) + frozen)
 
     def detect(self, flow: Flow) -> Hits:
         if not trains(flow):
@@ -36,3 +38,14 @@ class ReduceDtypeFollowsParamDtype(LowRule):
             reduce = event.arg(1, "reduce_dtype")
             if not event.open and (reduce is None or is_const(reduce, None)):
                 yield f"{text(event.node)} has no reduce_dtype: gradients are reduced in 16 bits", event
+
+
+def _reduces_low(run: Run) -> bool:
+    """Whether parameters get gradients whose group computes in low precision and says nothing of the reduction."""
+    steps = [record for trace in run.traces for record in trace.steps]
+    fed = {name for record in steps for name, grad in record.grads.items() if grad is not None}
+    for model in run.models:
+        low = {g.module for g in model.groups if g.param_dtype in LOW and g.reduce_dtype is None}
+        if any(p.group in low and (p.name in fed if steps else p.trainable) for p in model.parameters):
+            return True
+    return False

@@ -42,9 +42,11 @@ class Buffer(Part):
 
 
 class Group(Part):
-    """An FSDP parameter group, by its module."""
+    """An FSDP parameter group, by its module; the dtypes of its policy."""
 
     module: str
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
 
 
 class Block(Part):
