@@ -47,7 +47,7 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str]
         found = apply_suppressions(found, evidence.suppressions)
         found = apply_tolerance(found, evidence.tolerances)
         findings.append(replace(found, seconds=time.monotonic() - started))
-    return _with_consequences(_without_effect(findings)) + faults_of_ours(evidence)
+    return _with_consequences(_without_effect(findings, evidence)) + faults_of_ours(evidence)
 
 
 def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:
@@ -145,14 +145,14 @@ def apply_tolerance(finding: Finding, tolerances: Mapping[str, Widening]) -> Fin
     return replace(finding, evidence=f"[limit taken {by.times:g} times: {by.reason}] {finding.evidence}")
 
 
-def _without_effect(findings: list[Finding]) -> list[Finding]:
+def _without_effect(findings: list[Finding], evidence: Evidence) -> list[Finding]:
     """The findings; a failure whose effect a run would have shown, and has not, is a warning."""
     passed = {f.rule for f in findings if f.status == "pass"}
     return [
         replace(
             f, required=False, evidence=f"{f.evidence}; without effect in these runs: {RULES[f.rule].shown_by} passes"
         )
-        if f.status == "fail" and RULES[f.rule].shown_by in passed
+        if f.status == "fail" and RULES[f.rule].shown_by in passed and not RULES[f.rule].shared(evidence)
         else f
         for f in findings
     ]

@@ -11,8 +11,9 @@ from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import _with_consequences
 from verified_fsdp2.verifier.probe.compat.groups import Slot
+from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.events.put_back import Swaps
-from verified_fsdp2.verifier.trace.events import PutBack
+from verified_fsdp2.verifier.trace.events import OntoItself, PutBack
 
 
 def coarse(*lost: float | None) -> list[dict[str, Any]]:
@@ -151,6 +152,12 @@ def test_what_is_put_back_from_its_own_memory() -> None:
     assert found.status == "fail" and "their own memory" in found.evidence and found.location == LINE
 
 
+def test_an_average_of_the_weights_with_themselves() -> None:
+    records = [*steps(), {"kind": "onto_itself", "step": 2, "name": "w", "op": "lerp_", "at_line": LINE}]
+    found = judge("snapshot-is-a-copy", of(records, records))
+    assert found.status == "fail" and "with themselves" in found.evidence and found.location == LINE
+
+
 class Session(Recorder):
     in_step = False
 
@@ -189,6 +196,33 @@ def test_the_probe_sees_weights_that_are_replaced(copied: bool, tried: bool, ste
         for param, value in zip(module.parameters(), kept, strict=True):
             swaps.copy(param, value)
     assert [type(event) for event in session.events] == [PutBack] * found
+
+
+@cases(
+    "op, own, alpha, found",
+    ("lerp_", True, None, 2),
+    ("_foreach_lerp_", True, None, 2),
+    ("add_", True, 0.1, 2),
+    ("add_", True, -0.1, 0),  # weight decay
+    ("lerp_", False, None, 0),
+)
+def test_the_probe_sees_an_average_in_the_memory_of_the_weights(
+    op: str, own: bool, alpha: float | None, found: int
+) -> None:
+    module = nn.Linear(3, 2)
+    session = Session(module)
+    swaps = Swaps(session)  # type: ignore[arg-type]
+    swaps.forget()
+    averages = [p.detach() if own else p.detach().clone() for p in module.parameters()]
+    weights = [p.detach() for p in module.parameters()]
+    options = {} if alpha is None else {"alpha": alpha}
+    for _ in range(2):  # each parameter is reported once
+        if op.startswith("_foreach"):
+            swaps.averages(op)(Call((averages, weights, 0.1), {}))
+        else:
+            for average, weight in zip(averages, weights, strict=True):
+                swaps.averages(op)(Call((average, weight), options))
+    assert [(type(event), event.op) for event in session.events] == [(OntoItself, op)] * found
 
 
 def test_what_another_rule_explains_is_its_consequence() -> None:

@@ -1,8 +1,10 @@
 """Designs that a comparison has to know: what is no plain data parallelism, and saves in the middle of a step."""
 
-from ..evidence import Evidence, saves_of
-from ..trace import Run, Sketch, difference
-from ..trace.events import Step
+from dataclasses import replace
+
+from ..evidence import SAVES, Evidence, saves_of
+from ..trace import Run, Sketch, Trace, difference
+from ..trace.events import Checkpoint, Micro, Step
 from ..trace.sketches import add
 
 
@@ -19,6 +21,21 @@ def begun_before_save(train: Run, after: int) -> tuple[int, int] | None:
     micros = train.consumed(after + 1)[0] if train.traces else []
     early = sum(micro.seq < saves[-1] for micro in micros) if saves else 0
     return (early, len(micros)) if 0 < early < len(micros) else None
+
+
+def resumable(train: Run, after: int) -> Run:
+    """The train run as a resume after step `after` continues it: without what the next step begins with before the save, and clears.
+
+    A script that updates its weights itself may end its step with a backward, of a line search, whose gradients it takes away.
+    """
+    traces = []
+    for trace in train.traces:
+        saves = [r.seq for r in trace.of(Checkpoint) if r.after_step == after and r.op in (*SAVES, "write")]
+        end = min(max(saves, default=0), trace.cleared(after + 1))
+        kept = [r for r in trace.records if not (isinstance(r, Micro) and r.step == after + 1 and r.seq < end)]
+        traces.append(trace if len(kept) == len(trace.records) else Trace(trace.rank, tuple(kept)))
+    same = all(a is b for a, b in zip(traces, train.traces, strict=True))
+    return train if same else replace(train, traces=tuple(traces))
 
 
 def divided_by_script(evidence: Evidence) -> set[str]:

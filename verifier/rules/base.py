@@ -61,6 +61,10 @@ class Rule(ABC):
         ""  # the rule that fails wherever this cause has an effect: where that passes, this only warns
     )
 
+    def shared(self, evidence: Evidence) -> bool:
+        """Whether what `shown_by` compares with has the same cause, so that its pass says nothing."""
+        return False
+
     @property
     def about_checkpoints(self) -> bool:
         """Whether it judges checkpoints, or a run that resumes from one."""

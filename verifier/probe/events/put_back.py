@@ -1,8 +1,12 @@
-"""Weights that are overwritten, tried in a forward, and copied onto themselves: what was to be put back shares their memory."""
+"""What a script copies or averages shares the memory of the parameters: weights that are overwritten, tried in a forward and
+copied onto themselves, and averages that are moved towards themselves.
+"""
+
+from collections.abc import Callable
 
 import torch
 
-from ...trace.events import Place, PutBack
+from ...trace.events import OntoItself, Place, PutBack
 from ..compat.tensors import local
 from ..dispatcher import Call
 from ..session import Session
@@ -16,6 +20,7 @@ class Swaps:
         self.names: dict[int, str] = {}  # of the parameters, by the address of the shard
         self.over: dict[int, Place | None] = {}  # where a parameter got other values since the last step
         self.tried: dict[int, Place | None] = {}  # the same, for those with which a model has run since
+        self.averaged: set[str] = set()  # the names of those that were averaged with themselves
 
     def forget(self, *stepped: object) -> None:
         """An optimizer has stepped: what was overwritten before belongs to its training."""
@@ -36,6 +41,31 @@ class Swaps:
         """The same, for lists of tensors."""
         for to, source in zip(call.given(0, "self"), call.given(1, "src"), strict=False):
             self.copy(to, source)
+
+    def averages(self, op: str) -> Callable[[Call], None]:
+        """One tensor, or each of a list, is moved by a positive share towards another, or gets one added."""
+
+        def average(call: Call) -> None:
+            if not self.names or self.session.in_step or len(call.args) < 2:
+                return
+            several = op.startswith("_foreach")
+            alpha = call.kwargs.get("alpha", 1.0)
+            if "add" in op and not (isinstance(alpha, float | int) and 0 < alpha <= 1):
+                return
+            for to, source in zip(*call.args[:2], strict=False) if several else [call.args[:2]]:
+                if isinstance(to, torch.Tensor) and isinstance(source, torch.Tensor):
+                    address = local(to).data_ptr()
+                    if address and address == local(source).data_ptr() and (name := self.names.get(address, "")):
+                        self._onto_itself(name, op)
+
+        return average
+
+    def _onto_itself(self, name: str, op: str) -> None:
+        if name not in self.averaged:
+            self.averaged.add(name)
+            self.session.write(
+                OntoItself(step=self.session.step_number(), name=name, op=op, at_line=self.session.here())
+            )
 
     def copy(self, to: object, source: object) -> None:
         if not self.names or self.session.in_step:
@@ -64,3 +94,6 @@ def install(session: Session) -> None:
     session.subscribe("call", swaps.called)
     session.around("torch:Tensor.copy_", before=swaps.copies)
     session.around("torch:_foreach_copy_", before=swaps.copies_all)
+    for op in ("lerp_", "add_"):
+        session.around(f"torch:Tensor.{op}", before=swaps.averages(op))
+        session.around(f"torch:_foreach_{op}", before=swaps.averages(f"_foreach_{op}"))

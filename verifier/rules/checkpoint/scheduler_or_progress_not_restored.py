@@ -1,4 +1,4 @@
-from ...analysis.designs import saved_in_a_step
+from ...analysis.designs import resumable, saved_in_a_step
 from ...source.looks import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
 from ...trace.events import Step
@@ -25,8 +25,9 @@ class SchedulerOrProgressNotRestored(ResumeRule):
     shown_by = "resume-is-exact"
 
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
-        train, resume, step = evidence.trained, evidence.resume, saved[0].step
+        resume, step = evidence.resume, saved[0].step
         assert resume is not None
+        train = resumable(evidence.trained, step - 1)
         if reason := saved_in_a_step(evidence):
             return self.not_applicable(reason)
         wrong = []

@@ -2,8 +2,10 @@ import math
 
 from ...analysis.factors import NEAR, weight
 from ...trace.events import Micro
-from ..base import Evidence, Finding, count
+from ..base import Evidence, Finding, Run, count
 from ._base import ScaleRule
+
+UNEVEN = 1.05  # times as many targets in one micro-batch of a step as in another
 
 
 class TokenMeanOfMeans(ScaleRule):
@@ -35,6 +37,15 @@ class TokenMeanOfMeans(ScaleRule):
         compared = run is not None and single is not None and single.global_batch(1) == run.global_batch(1)
         return "" if seen and not compared else "no cross entropy was seen; matches-single-process covers other losses"
 
+    def shared(self, evidence: Evidence) -> bool:
+        """One process that accumulates may do the same: each micro-batch counts alike, however many targets it has."""
+        single = evidence.single
+        made = _weights_of(single).values() if single is not None else ()
+        return any(
+            max(counts) > UNEVEN * min(counts) and max(weights) - min(weights) <= NEAR * max(weights)
+            for weights, counts in (zip(*micros, strict=True) for micros in made if len(micros) > 1)
+        )
+
     def judge(self, evidence: Evidence) -> Finding:
         run, steps = evidence.full_precision, _weights(evidence)
         if run is None or not steps:
@@ -53,8 +64,11 @@ class TokenMeanOfMeans(ScaleRule):
 
 def _weights(evidence: Evidence) -> dict[int, list[tuple[float, int]]]:
     """{step: `weight` of each micro-batch on each rank} where all of a step are known."""
-    run = evidence.full_precision
-    assert run is not None
+    assert evidence.full_precision is not None
+    return _weights_of(evidence.full_precision)
+
+
+def _weights_of(run: Run) -> dict[int, list[tuple[float, int]]]:
     found = {step: [weight(m) for own in run.micros(step) for m in own] for step in range(1, run.steps() + 1)}
     known = {step: [w for w in weights if w is not None] for step, weights in found.items()}
     return {step: weights for step, weights in known.items() if weights and len(weights) == len(found[step])}

@@ -5,7 +5,7 @@ from ...analysis.snapshots import appended, snapshots
 from ...analysis.state import spelled, states
 from ...source.events import hit_at
 from ...source.put_back import put_back
-from ...trace.events import PutBack, SharedMemory, State
+from ...trace.events import OntoItself, PutBack, SharedMemory, State
 from ..base import Evidence, Finding, Flow, Hits, Rule, count, some
 
 
@@ -32,7 +32,7 @@ class SnapshotIsACopy(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        if evidence.train is not None and any(map(evidence.train.all, (PutBack, SharedMemory))):
+        if evidence.train is not None and any(map(evidence.train.all, (OntoItself, PutBack, SharedMemory))):
             return ""
         nothing = "the sources keep nothing under a comparison, or over a step, that they read afterwards"
         return "" if snapshots(evidence.sources) | appended(evidence.sources) else nothing
@@ -47,6 +47,13 @@ class SnapshotIsACopy(Rule):
                 f"before step {first.step}: {names} got other values{over}, a model ran with them, and what is put back"
             )
             return self.failed(f"{what} is their own memory: the other values stay", first.at_line)
+        for own in evidence.trained.places(OntoItself)[:1]:
+            names = sorted({one.name for one in evidence.trained.places(OntoItself) if one.step == own.step})
+            what = f"before step {own.step} `{own.op}` averages {count(len(names), 'parameter')} ({some(names)}) with themselves"
+            fix = "Clone the weights with which the average begins: `p.detach().clone()`. `detach()` and `.to(dtype)` make no copy."
+            return self.failed(
+                f"{what}: the average is in their memory, and is always the last weights", own.at_line, fix=fix
+            )
         for shared in evidence.trained.places(SharedMemory)[:1]:
             what = f"from step {shared.step} on {count(len(shared.names), 'frozen parameter')} ({some(shared.names)})"
             follow = "in the memory of trained parameters of another model: each optimizer step changes them"

@@ -1,7 +1,7 @@
 import math
 from collections import Counter
 
-from ...analysis.comparison import compare, incomparable, limits, loss_apart, norm_apart, undecided
+from ...analysis.comparison import CLEARLY, compare, incomparable, limits, loss_apart, norm_apart, undecided
 from ...analysis.designs import saved_in_a_step
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
@@ -17,14 +17,15 @@ class ReshardKeepsTrajectory(Rule):
     """A checkpoint resumed at another world size continues with the same state and losses.
 
     Why: state kept per rank (one file a rank, a position in each rank's own data stream) does not fit another world
-    size: samples are lost or repeated, or the run does not start. Unless --reshard-to asks for the size, a run that
-    refuses to start is a warning, and so are samples lost or repeated where the batch is one of each rank.
+    size: samples are lost or repeated, or the run does not start. Unless --reshard-to asks for the size, these two are
+    warnings: state or losses that differ are not.
     Wrong:
         torch.save(model.state_dict(), f"{path}.rank{dist.get_rank()}")  # this rank's shards
     Right:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
     Fix: Save through DCP (which reshards), and keep the data position in global samples.
-    Source: the same checkpoint loaded at other world sizes, compared with the run that made it.
+    Source: the same checkpoint loaded at other world sizes, compared with the run that made it: the state, the samples
+    and the losses of the next steps, after the first of which another order of summation may have grown.
     """
 
     names_a_cause = False
@@ -41,7 +42,7 @@ class ReshardKeepsTrajectory(Rule):
         found = limits(evidence, self.name)
         what, measure = ("losses", "loss") if _same_loss(evidence) else ("gradient norms", "gradient norm")
         between, allowed = loss_apart if measure == "loss" else norm_apart, found.allowed[measure]
-        worst, sizes, other_batches, by_rank = 0.0, [], [], ""
+        worst, limit, sizes, other_batches, by_rank = 0.0, allowed, [], [], ""
         for run in evidence.reshards:
             where = f"{base.world_size} -> {run.world_size} ranks"
             sizes.append(where)
@@ -71,24 +72,25 @@ class ReshardKeepsTrajectory(Rule):
                     by_rank = "; the samples depend on the number of ranks without a resume, too"
                     continue
                 others = f"{(theirs - mine).total()} of {theirs.total()} samples of the next step differ"
-                return self.failed(f"{where}: {others}{saved}", line)
+                return self.failed(f"{where}: {others}{saved}", line, required=evidence.course.sizes_chosen)
             if not _evenly(run) or (_targets_evenly(base) and not _targets_evenly(run)):
                 continue  # a mean of the ranks' means is another number there: only the state is compared
             for k in range(1, min(run.steps(), base.steps() - offset) + 1):
                 if run.objective(k) is not None and base.objective(offset + k) is not None:
-                    apart = between(run, base, k, offset)
-                    worst = math.inf if math.isnan(apart) else max(worst, apart)
+                    apart, most = between(run, base, k, offset), allowed if k == 1 else CLEARLY * allowed
+                    apart = math.inf if math.isnan(apart) else apart
+                    worst, limit = max((worst, limit), (apart, most), key=lambda pair: pair[0] / pair[1])
         if other_batches and (evidence.course.sizes_chosen or len(other_batches) == len(sizes)):
             return self.unknown(other_batches[0])
         ranks = "; ".join(sizes)
-        if worst <= allowed:
+        if worst <= limit:
             text = f"{ranks}: same state, same samples, {what} within {worst:.1e}"
             text = f"{ranks}: same state{by_rank}" if by_rank else text
-            return self.passed(text, measured=worst, limit=allowed)
+            return self.passed(text, measured=worst, limit=limit)
         if not found.differ({measure: worst}):
             return self.unknown(f"{ranks}: {undecided(measure, worst, found)}")
-        text = f"{what} after resharding differ by {worst:.2g} ({ranks}; allowed {allowed:.1g}){saved}"
-        return self.failed(text, load_line(evidence, evidence.reshards[0]), measured=worst, limit=allowed)
+        text = f"{what} after resharding differ by {worst:.2g} ({ranks}; allowed {limit:.1g}){saved}"
+        return self.failed(text, load_line(evidence, evidence.reshards[0]), measured=worst, limit=limit)
 
 
 def _same_loss(evidence: Evidence) -> bool:

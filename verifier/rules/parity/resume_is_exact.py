@@ -1,4 +1,4 @@
-from ...analysis.designs import begun_before_save
+from ...analysis.designs import begun_before_save, resumable
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
 from ...trace.events import LoaderStarted, Step, Stepped
@@ -36,6 +36,7 @@ class ResumeIsExact(Rule):
             return self.unknown("the train run saved nothing before its last step")
         if begun_before_save(train, after) and resume.steps() > 0:
             return self._of_a_begun_step(evidence, train, resume, after)
+        train = resumable(train, after)
         if reason := begins_elsewhere(train, resume, after):
             return self.unknown(reason)
         steps = min(resume.steps(), train.steps() - after)

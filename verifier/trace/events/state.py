@@ -87,3 +87,11 @@ class PutBack(Located):
     step: int
     name: str
     over: Place | None
+
+
+class OntoItself(Located):
+    """A parameter is averaged with its own memory before step `step`, by `op` (events/put_back.py)."""
+
+    step: int
+    name: str
+    op: str
