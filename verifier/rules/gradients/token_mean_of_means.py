@@ -29,7 +29,7 @@ class TokenMeanOfMeans(ScaleRule):
     needs = frozenset({"train", "full_precision", "single"})
 
     def applies(self, evidence: Evidence) -> str:
-        run, single, steps = evidence.full_precision, evidence.single, _weights(evidence)
+        run, single, steps = evidence.full_precision, evidence.single, _weights(evidence.full_precision)
         if steps:
             equal = all(len({valid for _, valid in weights}) == 1 for weights in steps.values())
             return "all micro-batches of a step have the same number of targets" if equal else ""
@@ -39,15 +39,15 @@ class TokenMeanOfMeans(ScaleRule):
 
     def shared(self, evidence: Evidence) -> bool:
         """One process that accumulates may do the same: each micro-batch counts alike, however many targets it has."""
-        single = evidence.single
-        made = _weights_of(single).values() if single is not None else ()
         return any(
             max(counts) > UNEVEN * min(counts) and max(weights) - min(weights) <= NEAR * max(weights)
-            for weights, counts in (zip(*micros, strict=True) for micros in made if len(micros) > 1)
+            for weights, counts in (
+                zip(*one, strict=True) for one in _weights(evidence.single).values() if len(one) > 1
+            )
         )
 
     def judge(self, evidence: Evidence) -> Finding:
-        run, steps = evidence.full_precision, _weights(evidence)
+        run, steps = evidence.full_precision, _weights(evidence.full_precision)
         if run is None or not steps:
             what = "no cross entropy was seen and no single process ran the same batch"
             return self.unknown(f"{what}: give --single-args with which one process takes the samples of all ranks")
@@ -62,13 +62,10 @@ class TokenMeanOfMeans(ScaleRule):
         return self.passed(f"every target has the same weight in each of {count(len(steps), 'step')}")
 
 
-def _weights(evidence: Evidence) -> dict[int, list[tuple[float, int]]]:
+def _weights(run: Run | None) -> dict[int, list[tuple[float, int]]]:
     """{step: `weight` of each micro-batch on each rank} where all of a step are known."""
-    assert evidence.full_precision is not None
-    return _weights_of(evidence.full_precision)
-
-
-def _weights_of(run: Run) -> dict[int, list[tuple[float, int]]]:
+    if run is None:
+        return {}
     found = {step: [weight(m) for own in run.micros(step) for m in own] for step in range(1, run.steps() + 1)}
     known = {step: [w for w in weights if w is not None] for step, weights in found.items()}
     return {step: weights for step, weights in known.items() if weights and len(weights) == len(found[step])}
