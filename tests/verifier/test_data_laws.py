@@ -82,6 +82,10 @@ test_each_sample_once = judged_as(
     row(ONCE, "pass", *drawn(True, [cut(A[::2]), cut(B[1::2])]), sources=WALKED),  # who knows how far they go
     row(ONCE, "pass", *drawn(False, [cut(A[::2]), cut(A[1::2])]), sources=SPLIT),
     row(ONCE, "pass", *drawn(True, [cut(A[::2]), cut(A[1::2])]), sources=SPLIT),  # an order of something else
+    *(
+        row(ONCE, status, *drawn(True, [cut(A[::2]), cut(A[1::2])]), sources=SPLIT, single=run(trained(cut(alone))))
+        for status, alone in (("fail", [n + 64 for n in A]), ("pass", A))  # augmented, and not
+    ),
     row(
         ONCE, "pass", *drawn(True, [cut([n % 16 for n in A]), cut([n % 16 for n in B])]), sources=SPLIT
     ),  # equal samples

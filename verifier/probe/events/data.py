@@ -1,6 +1,7 @@
 """Samplers and drawn orders: what each rank iterates over, and in which epoch."""
 
 import functools
+import zlib
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -83,8 +84,13 @@ def _parts(frame: FrameType | None) -> int:
 
 
 def _digest(order: torch.Tensor | Sequence[Any]) -> int | None:
-    """The hash of an order of numbers; None of what is not known, or has no hash that other processes have too."""
+    """The hash of an order; None of what is not known, or has no hash that other processes have too."""
     if not isinstance(order, torch.Tensor):
-        order = torch.tensor(order) if all(isinstance(one, int) for one in order) else torch.empty(0)
+        return zlib.crc32(repr(order).encode()) if all(map(_plain, order)) else None
     known = type(order) is torch.Tensor and order.numel() > 0 and order.device.type != "meta"
     return row_hashes([order.reshape(1, -1)])[0] if known else None
+
+
+def _plain(one: object) -> bool:
+    """Whether its text is the same in every process: numbers, texts, and tuples of these."""
+    return isinstance(one, int | float | str | bytes) or (isinstance(one, tuple) and all(map(_plain, one)))

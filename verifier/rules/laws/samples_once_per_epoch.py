@@ -33,6 +33,8 @@ class SamplesOncePerEpoch(Rule):
     replacement, several epochs, padding and what is left over are no breach.
     """
 
+    reads = frozenset({"single"})
+
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
         if len(run.sample_ranks) < 2:
@@ -43,7 +45,7 @@ class SamplesOncePerEpoch(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        found = self._parts(run) or self._divided(run) or self._orders(evidence.sources, run) or self._later(run)
+        found = self._parts(run) or self._divided(run) or self._orders(evidence, run) or self._later(run)
         if found is not None:
             return found
         steps = [run.global_batch(step) for step in range(1, run.steps() + 1)]
@@ -77,7 +79,7 @@ class SamplesOncePerEpoch(Rule):
                 return self.failed(what, orders[0].at_line)
         return None
 
-    def _orders(self, sources: Sources, run: Run) -> Finding | None:
+    def _orders(self, evidence: Evidence, run: Run) -> Finding | None:
         """Ranks draw different orders, of which each takes its part."""
         traces = [trace for trace in run.traces if trace.rank in run.sample_ranks]
         for place, samples, used in _own_orders(traces):
@@ -86,13 +88,14 @@ class SamplesOncePerEpoch(Rule):
                 rows = [Counter(row for own in rank.values() for row in own) for rank, _ in ranks]
                 distinct = len(set().union(*rows))
                 trained = sum(len(own) for own in rows)
-                if any(own.total() > len(own) for own in rows) or trained == distinct:
+                changed = trained == distinct and _are_changed(run, evidence.single)
+                if not changed and (any(own.total() > len(own) for own in rows) or trained == distinct):
                     continue  # data with equal samples, or drawn with replacement; or nothing is trained on twice
-                whole = all(ended for _, ended in ranks) and 2 * max(batches) <= samples
-                if (whole and abs(trained - samples) < max(batches)) or _taken_by_rank(sources, place):
-                    again = f"{trained - distinct} of {trained} samples were trained on by several ranks"
-                    what = f"each rank draws its own order of {samples} samples and takes a part of it: {again}"
-                    return self.failed(what, place)
+                whole = all(ended for _, ended in ranks) and 2 * max(batches) <= samples and not changed
+                if (whole and abs(trained - samples) < max(batches)) or _taken_by_rank(evidence.sources, place):
+                    again = f": {trained - distinct} of {trained} samples were trained on by several ranks"
+                    what = f"each rank draws its own order of {samples} samples and takes a part of it"
+                    return self.failed(f"{what} by its rank" if changed else what + again, place)
         return None
 
     def _later(self, run: Run) -> Finding | None:
@@ -121,6 +124,14 @@ class SamplesOncePerEpoch(Rule):
             return None
         what = f"in {often} of {len(rows)} steps rank {rank} trains on the samples that rank {other} had"
         return self.failed(f"{what} {count(later, 'step')} before, while others were not yet seen", run.line_of(Micro))
+
+
+def _are_changed(run: Run, single: Run | None) -> bool:
+    """Whether no sample is known again in the run of one process: each is augmented when it is read."""
+    if single is None or single.steps() == 0:
+        return False
+    mine, alone = (set().union(*(one.global_batch(k) for k in range(1, one.steps() + 1))) for one in (run, single))
+    return mine.isdisjoint(alone)
 
 
 def _begun(trace: Trace) -> dict[Place | None, list[Sampler]]:
