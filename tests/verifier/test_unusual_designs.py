@@ -9,7 +9,7 @@ import torch
 
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
 from scripts import Verify, written
-from verified_fsdp2.verifier.analysis.designs import divided_by_script, parts_and_meets
+from verified_fsdp2.verifier.analysis.designs import divided_by_script, parts_and_meets, resumable
 from verified_fsdp2.verifier.analysis.horizon import prepares_before_sharding
 from verified_fsdp2.verifier.analysis.inspected import differing
 from verified_fsdp2.verifier.analysis.state import begun_anew, evaluated
@@ -89,6 +89,19 @@ def test_a_save_in_the_middle_of_a_step_holds_its_gradients(weight: float, statu
     found = judge("resume-is-exact", evidence)
     assert found.status == status, found.evidence
     assert judge("scheduler-or-progress-not-restored", evidence).status == "not_applicable"
+
+
+@cases("cleared, status", (True, "pass"), (False, "fail"))
+def test_a_backward_at_the_end_of_a_line_search(cleared: bool, status: str) -> None:
+    """A script that updates its weights itself saves after a backward whose gradients it has taken away."""
+    save = {"kind": "checkpoint", "op": "torch.save", "after_step": 1, "to": "/c"}
+    search = [micro(2, rows=(1,)), *([{"kind": "cleared", "step": 2}] if cleared else []), save]
+    ranks = [[model(), *steps((1,)), *search, micro(2, rows=(1,)), step(2), stepped(2), *steps((1,))]] * 2
+    train = run(*ranks)
+    resume = run(*[[model(), micro(1, rows=(1,)), step(1), stepped(1, weights={"w": [9.0] * 5})]] * 2, role="resume")
+    assert len(resumable(train, 1).micros(2)[0]) == (1 if cleared else 2)
+    again = run(*[[model(), micro(1, rows=(1,)), step(1), stepped(1)]] * 2, role="resume")
+    assert judge("resume-is-exact", Evidence(train=train, resume=again if cleared else resume)).status == status
 
 
 @cases("own, status", (0.5, "pass"), (1.0, "fail"))
