@@ -48,8 +48,8 @@ class SnapshotIsACopy(Rule):
             )
             return self.failed(f"{what} is their own memory: the other values stay", first.at_line)
         for own in evidence.trained.places(OntoItself)[:1]:
-            names = sorted({one.name for one in evidence.trained.places(OntoItself) if one.step == own.step})
-            what = f"before step {own.step} `{own.op}` averages {count(len(names), 'parameter')} ({some(names)}) with themselves"
+            moved = sorted({one.name for one in evidence.trained.places(OntoItself) if one.step == own.step})
+            what = f"before step {own.step} `{own.op}` averages {count(len(moved), 'parameter')} ({some(moved)}) with themselves"
             fix = "Clone the weights with which the average begins: `p.detach().clone()`. `detach()` and `.to(dtype)` make no copy."
             return self.failed(
                 f"{what}: the average is in their memory, and is always the last weights", own.at_line, fix=fix
