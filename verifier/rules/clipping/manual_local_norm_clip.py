@@ -37,9 +37,10 @@ class ManualLocalNormClip(Rule):
             return "the script does not clip by norm, not even gradients 1e6 times as large"
         steps = run.places(Step)
         seen = any(step.cls and grad is not None for step in steps for grad in step.grads.values())  # after a backward
+        if steps and not any(step.cls for step in steps):
+            return "the script updates its weights without an optimizer of torch: its updates are compared with one process"
         if not seen and find_local_norm(evidence.sources) is None:
-            how = "within the backward" if any(step.cls for step in steps) else "without an optimizer of torch"
-            return f"the script updates its weights {how}, and takes no norm of local shards"
+            return "the script updates its weights within the backward, and takes no norm of local shards"
         touched = evidence.gradients or changes_gradients(run)
         return "" if touched else "the script changes no gradient between backward and the step"
 
