@@ -13,6 +13,7 @@ from ..base import Evidence, Finding, Rule, Run, count
 STEPS = 4
 AGAIN = 3  # steps in which a rank trains on the whole batch that another had so many steps before
 CHANCE = 1e-6
+MANY = 20  # samples that two runs have in common by chance, and times as many as they have
 
 
 class SamplesOncePerEpoch(Rule):
@@ -88,7 +89,7 @@ class SamplesOncePerEpoch(Rule):
                 rows = [Counter(row for own in rank.values() for row in own) for rank, _ in ranks]
                 distinct = len(set().union(*rows))
                 trained = sum(len(own) for own in rows)
-                changed = trained == distinct and _are_changed(run, evidence.single)
+                changed = trained == distinct and _are_changed(samples, run, evidence.single)
                 if not changed and (any(own.total() > len(own) for own in rows) or trained == distinct):
                     continue  # data with equal samples, or drawn with replacement; or nothing is trained on twice
                 whole = all(ended for _, ended in ranks) and 2 * max(batches) <= samples and not changed
@@ -126,12 +127,13 @@ class SamplesOncePerEpoch(Rule):
         return self.failed(f"{what} {count(later, 'step')} before, while others were not yet seen", run.line_of(Micro))
 
 
-def _are_changed(run: Run, single: Run | None) -> bool:
-    """Whether no sample is known again in the run of one process: each is augmented when it is read."""
+def _are_changed(samples: int, run: Run, single: Run | None) -> bool:
+    """Whether far fewer of so many samples are known again in the run of one process than by chance: reading augments them."""
     if single is None or single.steps() == 0:
         return False
     mine, alone = (set().union(*(one.global_batch(k) for k in range(1, one.steps() + 1))) for one in (run, single))
-    return mine.isdisjoint(alone)
+    by_chance = len(mine) * len(alone) / samples
+    return by_chance >= MANY and MANY * len(mine & alone) < by_chance
 
 
 def _begun(trace: Trace) -> dict[Place | None, list[Sampler]]:
