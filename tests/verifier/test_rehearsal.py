@@ -209,6 +209,20 @@ optimizer = torch.optim"""
     assert before == dict.fromkeys(("broadcast", "scatter"), 4 * 16384 * 1024)
 
 
+def test_operators_are_seen_in_parts_without_autograd(launcher: Launcher, tmp_path: Path) -> None:
+    tried = """
+    with torch.inference_mode():
+        model(tokens)
+        torch.empty(1 << 14, 1 << 14, device="cuda").t().flatten()
+    optimizer.step()
+"""
+    found = record(rehearsed(launcher, tmp_path, SCRIPT.replace("\n    optimizer.step()\n", tried, 1)))
+    forward = 2 * ROWS * (PARAMETERS - VOCABULARY * WIDTH)
+    assert sum(one.forward for one in found.flops.values()) == 2 * forward
+    assert peak(found, "later steps").bytes > 2 * 4 << 28
+    assert found.host_peak < 1 << 30
+
+
 def test_module_is_rehearsed(command: Command, folder: Path) -> None:
     (folder / "package").mkdir()
     written(folder / "package", SCRIPT.replace("import os", "import os\nfrom package import sizes", 1), "train.py")
