@@ -21,7 +21,7 @@ def is_composite(operator: Any) -> bool:
     """Whether an operator only calls others: a dispatch mode is given it whole where autograd is off, as in inference mode."""
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "prim":
         return False
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE))  # type: ignore[no-untyped-call]
 
 
 def composed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
