@@ -120,7 +120,6 @@ def summary(cases: list[Row], kept: dict[str, Row]) -> Row:
     def errors(name: str) -> list[float]:
         return [abs(ratio[name] - 1) for _, ratio in eager if name in ratio]
 
-    speeds = [ratio["tokens"] for _, ratio in rows if "tokens" in ratio]
     found = {
         name: {
             "cases": len(errors(name)),
@@ -130,13 +129,16 @@ def summary(cases: list[Row], kept: dict[str, Row]) -> Row:
         for name in ("active", "reserved", "first_reserved", "formula", "accelerate")
         if errors(name)
     }
-    if speeds:
-        found["bound"] = {
-            "cases": len(speeds),
-            "beaten": sum(one < 1 for one in speeds),
-            "within_2": sum(one <= 2 for one in speeds),
+    for name, ones in (("bound", rows), ("eager", eager)):  # the second holds for what is not compiled
+        ratios = [ratio["tokens" if name == "bound" else "eager"] for _, ratio in ones if "tokens" in ratio]
+        found[name] = {
+            "cases": len(ratios),
+            "beaten": sum(one < 1 for one in ratios),
+            "within_2": sum(one <= 2 for one in ratios),
+            "least": min(ratios),
+            "median": statistics.median(ratios),
+            "most": max(ratios),
         }
-        found["bound"] |= {"least": min(speeds), "median": statistics.median(speeds)}
     return found
 
 

@@ -75,6 +75,23 @@ def test_holes_of_the_allocator_can_be_avoided() -> None:
     assert explored.SETTING in "\n".join(explored.advice(Explored((one,), 1, 24 * GIB, "gpu"), "spec.yaml"))
 
 
+def test_of_close_bounds_the_one_with_less_traffic_is_recommended() -> None:
+    """A bound does not tell which of two is faster that differ by less than what it leaves out."""
+
+    def sending(work: float, size: int, purpose: str = "parameters") -> Candidate:
+        one = candidate(20, work)
+        assert one.found is not None
+        record = replace(one.record, collectives=[sent(bytes=size, purpose=purpose)])
+        return replace(one, found=replace(one.found, record=record))
+
+    waits, sends, less, slow = sending(100, 10, ""), sending(102, 900), sending(103, 500), sending(110, 1)
+    assert recommended([waits, sends, less, slow]) is less
+    assert recommended([waits, slow]) is waits
+    assert recommended([replace(less, offload=True), sends]) is sends
+    text = "\n".join(explored.advice(Explored((less,), 1, 24 * GIB, "gpu"), "spec.yaml"))
+    assert "within 5% of the fastest" in " ".join(text.split())
+
+
 def test_offload_is_for_what_fits_in_no_other_way() -> None:
     """Without the rates of a GPU nothing says what its copies cost."""
     slow, moved, large = candidate(20, 90, gpu=False), candidate(8, 10, gpu=False, offload=True), candidate(40, 10)

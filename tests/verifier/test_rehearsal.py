@@ -153,6 +153,29 @@ def test_memory_is_what_real_tensors_need(launcher: Launcher, tmp_path: Path) ->
                 assert ours.kinds[kind] == pytest.approx(size, rel=0.02), kind
 
 
+OFFLOADED = (
+    ('init_process_group("nccl")', 'init_process_group("cpu:gloo,cuda:nccl")'),
+    ("import MixedPrecisionPolicy,", "import CPUOffloadPolicy, MixedPrecisionPolicy,"),
+    ("mp_policy=policy)", "mp_policy=policy, offload_policy=CPUOffloadPolicy())"),
+    ('model.to_empty(device="cuda")', 'model.to_empty(device="cpu")'),
+    ("    loss.backward()\n", "    loss.backward()\n    F.cross_entropy(model(tokens).float(), tokens).backward()\n"),
+)
+
+
+def test_offloaded_gradients_are_on_the_host(launcher: Launcher, tmp_path: Path) -> None:
+    """FSDP2 copies each reduced gradient to the host, or adds it there."""
+    text = SCRIPT
+    for old, new in OFFLOADED:
+        assert old in text
+        text = text.replace(old, new)
+    fake, real = (record(rehearsed(launcher, tmp_path, text, 2, mode)) for mode in ("rehearse", "count"))
+    for phase in ("initialisation", "first step", "later steps"):
+        ours, theirs = peak(fake, phase), peak(real, phase)
+        assert ours.bytes == pytest.approx(theirs.bytes, rel=0.02)
+        for kinds in (ours.kinds, theirs.kinds):
+            assert not kinds.keys() & {"sharded parameters", "gradients", "optimizer state"}
+
+
 def test_time_does_not_grow_with_ranks(launcher: Launcher, tmp_path: Path) -> None:
     seconds = {}
     for ranks in (8, 512):
@@ -207,6 +230,20 @@ optimizer = torch.optim"""
     assert judge(run, None).trouble is None
     before = {one.collective: one.bytes for one in record(run).collectives if one.step == 0}
     assert before == dict.fromkeys(("broadcast", "scatter"), 4 * 16384 * 1024)
+
+
+def test_operators_are_seen_in_parts_without_autograd(launcher: Launcher, tmp_path: Path) -> None:
+    tried = """
+    with torch.inference_mode():
+        model(tokens)
+        torch.empty(1 << 14, 1 << 14, device="cuda").t().flatten()
+    optimizer.step()
+"""
+    found = record(rehearsed(launcher, tmp_path, SCRIPT.replace("\n    optimizer.step()\n", tried, 1)))
+    forward = 2 * ROWS * (PARAMETERS - VOCABULARY * WIDTH)
+    assert sum(one.forward for one in found.flops.values()) == 2 * forward
+    assert peak(found, "later steps").bytes > 2 * 4 << 28
+    assert found.host_peak < 1 << 30
 
 
 def test_module_is_rehearsed(command: Command, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The least time that a step can take on given GPUs: a bound, no forecast.
 
-From a rehearsal: matrix products at the peak of the GPU, collectives at the peak of the link that they need, and of both only what cannot
-overlap added up. No kernel reaches the peaks: a real step takes longer.
+From a rehearsal: matrix products at the best rate that was measured on the GPU (at its peak where none is known), collectives at the peak
+of the link that they need, and of both only what cannot overlap added up. No step is all made of the best: a real one takes longer.
 
 A group of n ranks lies on m nodes with k of its ranks each. L: bytes/s of the link inside a node, N: bytes/s of network, both of one GPU
 and one direction; B: bytes of the whole tensor. Each rank must receive what the others hold, and each node what the other nodes hold:
@@ -18,9 +18,8 @@ and one direction; B: bytes of the whole tensor. Each rank must receive what the
 `waited`: collectives that the next operator needs (tensor parallelism, gradient norm). `exposed`: of FSDP's own, which run beside
 compute, the first all-gather and the last reduction of each group. `optimizer`: reading and writing the optimizer state once.
 
-`eager` is what remains if two things of practice are granted that physics does not demand: products run at the best rate that was
-measured on the GPU (where the table has one), and each operator without products is a kernel of its own, which reads and writes memory
-(`moved`). A script with torch.compile can be faster than `eager`, never than `step`.
+`eager` is the same where each operator without products is a kernel of its own, which reads and writes memory (`moved`), as without
+torch.compile. A compiled script can be faster than `eager`, never than `step`.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
     sent = [one for one in rehearsal.collectives if one.step == rehearsal.steps]
     found = traffic(sent, device)
     modules = list(rehearsal.flops.values())
-    compute = sum(_executed(one) / rate(one.dtype, device) for one in modules)
+    compute = sum(_executed(one) / attained(one.dtype, device) for one in modules)
     waited = sum(one.seconds for one in found if not one.purpose)
     exposed = _exposed(sent, device)
     loads = {over: sum(one.seconds for one in found if one.over == over) for over in (LINK, NETWORK)}
@@ -97,7 +96,6 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
     computing, sending = compute + waited + exposed, max(loads.values())
     step = max(computing, sending) + optimizer
     moved = rehearsal.moved / device.memory_bandwidth
-    slower = sum(_executed(one) / attained(one.dtype, device) for one in modules) + moved + waited + exposed
     whole = sum((one.forward + one.backward - one.recompute) / rate(one.dtype, device) for one in modules)
     known = tokens or rehearsal.tokens
     return Bound(
@@ -111,7 +109,7 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
         network=loads[NETWORK],
         step=step,
         moved=moved,
-        eager=max(slower, sending) + optimizer,
+        eager=max(computing + moved, sending) + optimizer,
         limited_by="communication" if sending > computing or waited + exposed > compute else "compute",
         mfu=whole / step if step else 0.0,
         tokens_per_second=known / step if known and step else None,
@@ -135,6 +133,7 @@ def offloaded(least: Bound, rehearsal: Rehearsal, device: Device, parameters: in
         link=link,
         optimizer=optimizer,
         step=step,
+        eager=max(computing + least.moved, sending) + optimizer,
         limited_by="communication" if sending > computing else least.limited_by,
         mfu=least.mfu / times,
         tokens_per_second=least.tokens_per_second / times if least.tokens_per_second else None,

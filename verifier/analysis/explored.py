@@ -13,6 +13,7 @@ from .bound import GRADIENTS, PARAMETERS, Bound
 from .rehearsed import Rehearsed
 
 ALLOWANCE = 0.05  # of what a rank needs, that a device must have beside it
+CLOSE = 0.05  # of a bound: which of two settings that are nearer is faster, it does not tell
 DIGITS = 2  # of a bound: times that differ by less are equal
 YES, EXPANDABLE, NO = "yes", "expandable", "no"
 
@@ -100,9 +101,14 @@ def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The fastest bound that fits with the allowance, by default or with expandable segments."""
+    """The fastest bound that fits with the allowance, by default or with expandable segments; of those close to it, what sends least."""
     fitting = [one for one in candidates if one.fits(ALLOWANCE) in (YES, EXPANDABLE)]
-    return min(fitting, key=lambda c: (c.last, c.cost(), c.offload, c.memory), default=None)
+    best = min(fitting, key=lambda c: (c.last, c.cost(), c.offload, c.memory), default=None)
+    if best is None or best.bound is None:
+        return best
+    most = best.bound.step * (1 + CLOSE)
+    close = [one for one in fitting if one.bound is not None and one.bound.step <= most]
+    return min(close, key=lambda c: (c.offload, _rough(c.waited), _rough(c.sent), c.cost(), c.memory))
 
 
 def smallest(candidates: Sequence[Candidate]) -> Candidate | None:

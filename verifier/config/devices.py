@@ -24,7 +24,7 @@ OWN = (".yaml", ".yml")  # how the name of a user's file ends
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU in its node, in bytes, FLOP and seconds. Rates are peaks: nothing is faster."""
+    """One GPU in its node, in bytes, FLOP and seconds. Nothing is faster than these rates."""
 
     name: str
     title: str

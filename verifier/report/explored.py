@@ -8,6 +8,7 @@ from typing import Any
 
 from ..analysis.explored import (
     ALLOWANCE,
+    CLOSE,
     EXPANDABLE,
     NO,
     Candidate,
@@ -116,7 +117,9 @@ def advice(found: Explored, spec: str) -> list[str]:
             return ["none of them could be rehearsed to the end of its second step"]
         line = f"none of them fits with {spare}: {settings(least.settings, found)} needs least, {size(least.memory)}"
         return wrapped(f"{line}. Take more ranks to shard over, GPUs with more memory, or a smaller model or sequence.")
-    basis = "the fastest bound" if found.gpu else "the least to wait for and to recompute (--gpu weighs them)"
+    basis = "the least to wait for and to recompute (--gpu weighs them)"
+    if found.gpu:
+        basis = f"the least traffic of what has a bound within {CLOSE:.0%} of the fastest"
     alone = "nothing fits without offload, " if best.last else ""
     why = f"recommended: {settings(best.settings, found)}: {alone}{basis} that fits with {spare}, {size(best.memory)}"
     lines = wrapped(why, "", "  ")

@@ -116,8 +116,8 @@ def _bound(least: Bound) -> list[str]:
     parts |= {"optimizer": least.optimizer, "all on the link": least.link, "all on the network": least.network}
     shown = ", ".join(f"{name} {seconds(amount)}" for name, amount in parts.items() if amount)
     return [
-        *wrapped(f"{fastest(least)}. A bound from peak rates, no forecast."),
-        *wrapped(f"without torch.compile, at rates that were measured: at least {seconds(least.eager)}", "  ", "  "),
+        *wrapped(f"{fastest(least)}. A bound, no forecast."),
+        *wrapped(f"without torch.compile: at least {seconds(least.eager)}", "  ", "  "),
         *wrapped(shown, "  ", "  "),
     ]
 

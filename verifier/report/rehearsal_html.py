@@ -156,7 +156,7 @@ def _reads(record: Rehearsal) -> Table:
 
 def _bound(least: Bound) -> Table:
     parts = [
-        ("compute, at the peak rate", least.compute),
+        ("compute, at the best rate of products", least.compute),
         ("collectives that the next operator waits for", least.waited),
         ("first and last collective of FSDP", least.exposed),
         ("optimizer, reading and writing its state", least.optimizer),

@@ -96,7 +96,7 @@ def settings(found: Explored) -> Figure:
     legend += [("does not fit", _colour(1), 10)] if found.memory is not None else []
     return {
         "title": "Memory and time" if found.gpu else "Memory and traffic",
-        "description": f"{about}." + (" Times are bounds from peak rates, no forecast." if found.gpu else ""),
+        "description": f"{about}." + (" Times are bounds, no forecast." if found.gpu else ""),
         "svg": "\n".join([*parts, "</svg>"]),
         "legend": legend,
         "note": "",

@@ -1,5 +1,6 @@
 """What a rehearsal asks of torch's operators and of its autograd graph by private names; run on torch 2.13.0."""
 
+import functools
 from typing import Any
 
 import torch
@@ -7,11 +8,25 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 FUSED_NORM = "_fused_rms_norm"
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def schema(operator: Any) -> Any:
     """The schema of an operator: name, arguments, returns."""
     return operator._schema
+
+
+@functools.cache
+def is_composite(operator: Any) -> bool:
+    """Whether an operator only calls others: a dispatch mode is given it whole where autograd is off, as in inference mode."""
+    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "prim":
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE))  # type: ignore[no-untyped-call]
+
+
+def composed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of the operators that a composite one calls."""
+    return operator._op_dk(_COMPOSITE, *args, **kwargs)
 
 
 def is_process_group(value: Any) -> bool:

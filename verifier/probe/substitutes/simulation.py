@@ -4,6 +4,7 @@ A fake collective returns at once with this rank's own values, so structure and 
 and the numbers are not. No socket is opened. Checkpoint functions do nothing: their collectives move objects.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +15,21 @@ from ..compat.names import FAKE_STORE, need
 from ..dispatcher import Call
 from ..session import Session
 
+_BARRIER = "TORCH_DIST_INIT_BARRIER"  # torch counts the ranks of each new group in a store, where the others never come
+
 
 def install(session: Session) -> None:
     """Make this process rank 0 of `request["world_size"]` simulated ranks."""
     fake = need(FAKE_STORE)
 
     def started(call: Call, proceed: Callable[[], Any]) -> Any:
+        os.environ.pop(_BARRIER, None)
         world = session.request["world_size"]
         call.args, call.kwargs = ("fake",), {"rank": 0, "world_size": world, "store": fake()}
         return proceed()
 
     def grouped(call: Call, proceed: Callable[[], Any]) -> Any:
+        os.environ.pop(_BARRIER, None)
         call.args, call.kwargs = call.args[:2], {**call.kwargs, "backend": "fake"}
         return proceed()
 

@@ -46,7 +46,7 @@ class Cuda:
 
     current: int = 0
     initialized: bool = False
-    moving: bool = False  # the script moves a tensor of tensors: operations on these that ask for the CPU mean it
+    moving: bool = False  # the script copies a tensor to another device: an operation that asks for the CPU means it
 
     def begin(self) -> None:
         """CUDA is used from now on."""

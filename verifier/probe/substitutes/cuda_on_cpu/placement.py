@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...compat.cuda import TorchDispatchMode, is_fake, kernel_of
+from ...compat.operators import composed, is_composite
 from ...dispatcher import Call
 from ...session import Session
 from .marks import CPU, CUDA, PLAIN, device_from, mark_of, put
@@ -50,6 +51,9 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (kernel := kernel_of(func)) is not None:
             with self:
                 return kernel(*args, **kwargs)
+        if execute is not None and wanted is None and is_composite(func):
+            with self:
+                return composed(func, args, kwargs)
         given = list(_tensors((*args, *kwargs.values())))
         marks = [mark_of(tensor) for tensor in given]
         there = wanted or next((mark for mark in marks if mark is not None and mark.type == "cuda"), None)
@@ -63,9 +67,9 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if there is None and given and None not in marks:
             there = CPU
         if there is not None:
-            composed = not hasattr(func, "overloadpacket")  # a higher-order operator, whose parts were not seen
+            unseen = not hasattr(func, "overloadpacket")  # a higher-order operator, whose parts were not seen
             for tensor in _tensors((result,)):
-                if wanted is not None or composed or mark_of(tensor) is None:
+                if wanted is not None or unseen or mark_of(tensor) is None:
                     put(tensor, there)
         return result
 

@@ -55,25 +55,23 @@ def _moved(call: Call, proceed: Proceed, target: torch.device | None, waits: boo
         return proceed() if call.kwargs else tensor
     if target.type == "cpu":
         marks.watch.moved(tensor, target, waits)
-    moved = _parts_moved(call, proceed, target) if tensor.layout is torch.jagged else put(_copy(call, proceed), target)
+    nested = tensor.layout is torch.jagged
+    moved = _copied(call, proceed, target if nested else CPU)
+    if not nested:
+        put(moved, target)
     if moved.requires_grad and not moved.is_leaf:  # the gradient goes the way back
         moved.register_hook(lambda gradient: gradient.to(here))
     return moved
 
 
-def _parts_moved(call: Call, proceed: Proceed, target: torch.device) -> Any:
-    """A nested tensor, whose values and offsets each move."""
+def _copied(call: Call, proceed: Proceed, target: torch.device) -> Any:
+    """A copy: what its parts ask for, the values and offsets of a nested tensor too, lies on `target`, not where the tensor lies."""
     call.kwargs |= {"device": target, "copy": True}
     CUDA.moving = True
     try:
         return proceed()
     finally:
         CUDA.moving = False
-
-
-def _copy(call: Call, proceed: Proceed) -> Any:
-    call.kwargs |= {"device": CPU, "copy": True}
-    return proceed()
 
 
 def _asked_for(device: Any, tensor: Tensor, options: dict[str, Any]) -> Any:
