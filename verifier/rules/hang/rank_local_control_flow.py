@@ -27,6 +27,8 @@ class RankLocalControlFlow(HangRule):
     Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on exceptions.
     """
 
+    explains = ("manual-local-norm-clip",)  # of a step that only some ranks make, each clips its own
+
     def detect(self, flow: Flow) -> Hits:
         """A step left out, or the end, on ranks whose own loss is not finite, or small enough."""
         for leave in flow.ops("(continue)", "(break)"):
