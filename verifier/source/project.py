@@ -131,16 +131,17 @@ class Shared:
         self.parsed = {} if parsed is None else parsed
         self.places: dict[tuple[str, str], Path | None] = {}
         self.packages: dict[tuple[str, str], bool] = {}
+        self.roots: dict[Path, list[Path]] = {}  # of the scripts in a folder
         self._entries: dict[str, frozenset[str]] = {}
 
     def has(self, base: Path, top: str) -> bool:
         """Whether a package or module of that name lies in a folder."""
         key = (str(base), top)
         if key not in self.packages:
-            self.packages[key] = self._may_have(base, top) and ((base / top).is_dir() or (base / f"{top}.py").is_file())
+            self.packages[key] = self.may_have(base, top) and ((base / top).is_dir() or (base / f"{top}.py").is_file())
         return self.packages[key]
 
-    def _may_have(self, base: Path, top: str) -> bool:
+    def may_have(self, base: Path, top: str) -> bool:
         """Whether a folder has an entry of a module's name: most imports are looked up in many folders, and are in none."""
         key = str(base)
         if key not in self._entries:
@@ -150,8 +151,6 @@ class Shared:
     def file_of(self, base: Path, dotted: str) -> Path | None:
         """The file of a module below a folder."""
         key = (str(base), dotted)
-        if key not in self.places and dotted and not self._may_have(base, dotted.partition(".")[0]):
-            self.places[key] = None
         if key not in self.places:
             place = base.joinpath(*dotted.split(".")) if dotted else base
             files = [place.with_suffix(".py")] if dotted else []
@@ -167,12 +166,15 @@ class Project:
 
     def __init__(self, script: Path, shared: Shared | None = None, lazy: bool = False) -> None:
         self.folder, self.lazy = script.parent, lazy
-        self.bases = roots.roots(script)
         self.shared = Shared() if shared is None else shared
+        if self.folder not in self.shared.roots:
+            self.shared.roots[self.folder] = roots.roots(script)
+        self.bases = [*self.shared.roots[self.folder]]
         self.modules: list[Module] = []
         self._met: set[Module] = set()  # the same
         self.unread: dict[str, str] = {}  # by dotted name: why a file that is there was not read
         self._found: dict[tuple[str, Path | None, int], Module | None] = {}  # what `find` gave, as long as `bases` stay
+        self._having: dict[str, list[Path]] = {}  # those of `bases` that may have a module or package of a name
         self.script = self.module_at(script)
 
     def module_at(self, path: Path) -> Module | None:
@@ -193,6 +195,7 @@ class Project:
             if module.adds_folders:
                 self.bases += [folder for folder in roots.added(module.tree, path) if folder not in self.bases]
                 self._found.clear()
+                self._having.clear()
         return module
 
     def find(self, dotted: str, importer: Path, level: int = 0) -> Module | None:
@@ -223,4 +226,8 @@ class Project:
         """Where a module of this name may lie. Names of Python and torch are never those of another folder."""
         if level:
             return [importer.parents[level - 1]] if level <= len(importer.parents) else []
-        return [self.folder] if roots.is_known(dotted.partition(".")[0]) else self.bases
+        top = dotted.partition(".")[0]
+        if top not in self._having:
+            bases = [self.folder] if roots.is_known(top) else self.bases
+            self._having[top] = [base for base in bases if self.shared.may_have(base, top)]
+        return self._having[top]
