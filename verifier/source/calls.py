@@ -98,10 +98,10 @@ class Calls(Noting):
         return event
 
     def _made(self, event: Event, name: str) -> Value:
-        event.result = Value("made", name, list(event.given()), node=event.node, event=event)
+        event.result = made = Value("made", name, [*event.args, *event.kwargs.values()], node=event.node, event=event)
         if event.op.startswith(COMPUTES) or not event.op:
-            event.result.rank, event.result.local = spread(event.result.parts)
-        return event.result
+            made.rank, made.local = spread(made.parts)
+        return made
 
     def _external(self, event: Event) -> Value:
         """The result of an external function."""
@@ -145,7 +145,7 @@ class Calls(Noting):
             return self._made(event, op)
         if op in STARTERS and first is not None:
             return self.call_function(first, [], {}, event.node) if first.kind == "def" else first
-        if any(arg.rank for arg in event.given()) and op not in PLAIN and not op.startswith(("logging.", "builtins.")):
+        if event.given_rank and op not in PLAIN and not op.startswith(("logging.", "builtins.")):
             self.flow.rank_uses.append(event.node)
         value = self._made(event, op)
         if op in ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ModuleDict"):
@@ -183,7 +183,7 @@ class Calls(Noting):
         value.local = value.local or on.local
         if name in ("full_tensor", "wait") or (name == "load_state_dict"):
             value.local = False
-        if any(arg.rank for arg in event.given()) and name not in ("info", "debug", "warning", "print", "format"):
+        if event.given_rank and name not in ("info", "debug", "warning", "print", "format"):
             self.flow.rank_uses.append(event.node)
         return value
 
@@ -285,18 +285,17 @@ class Calls(Noting):
             self.frame, self.guards, self.loops, self.depth, self.caught = saved
 
     def _bind_parameters(self, frame: Frame, spec: ast.arguments, args: list[Value], kwargs: dict[str, Value]) -> None:
-        names = [*spec.posonlyargs, *spec.args]
-        defaults = {a.arg: d for a, d in zip(reversed(names), reversed(spec.defaults), strict=False)}
-        defaults |= {a.arg: d for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
-        outer, self_frame = self.frame, Frame(frame.module, frame.function, frame.parent)
+        names, outer = [*spec.posonlyargs, *spec.args], self.frame
+        defaults = [*[None] * (len(names) - len(spec.defaults)), *spec.defaults, *spec.kw_defaults]
+        passed = args[: len(names)]
         for position, one in enumerate([*names, *spec.kwonlyargs]):
             if one.arg in kwargs:
                 value = kwargs[one.arg]
-            elif position < len(args) and one not in spec.kwonlyargs:
-                value = args[position]
-            elif one.arg in defaults:
-                self.frame = self_frame
-                value = self.evaluate(defaults[one.arg])
+            elif position < len(passed):
+                value = passed[position]
+            elif (default := defaults[position]) is not None:
+                self.frame = Frame(frame.module, frame.function, frame.parent)
+                value = self.evaluate(default)
                 self.frame = outer
             else:
                 value = free(one.arg)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from ..finding import Hit
 from ..trace.events import Place
 from .coverage import Missed
 from .project import Module, Project
-from .values import GLOBAL, Value, choices, holders, reach, root_of
+from .values import GLOBAL, Value, choices, holders, reach, root_of, spread
 
 SHARD = "fsdp.fully_shard"
 CALL = "(call)"  # an instance or an unknown value is called: a module's forward
@@ -29,27 +28,48 @@ class Guard(NamedTuple):
     branch: bool
 
 
-@dataclass(eq=False, repr=False, slots=True)
 class Event:
     """One call or store. `op` is the canonical name of an external function, one of the constants above, or "" for a method."""
 
-    index: int
-    op: str
-    node: ast.AST
-    module: Module
-    function: str
-    method: str = ""
-    on: Value | None = None
-    args: list[Value] = field(default_factory=list)
-    kwargs: dict[str, Value] = field(default_factory=dict)
-    open: bool = False  # there may be more arguments than are known
-    forked: bool = False  # the called value has several candidates
-    guards: tuple[Guard, ...] = ()
-    loops: tuple[ast.AST, ...] = ()
-    withs: tuple[Value, ...] = ()
-    caught: bool = False
-    discarded: bool = False
-    result: Value = field(default_factory=lambda: Value("unknown"))
+    __slots__ = (
+        *("index", "op", "node", "module", "function", "method", "on", "args", "kwargs", "open", "forked"),
+        *("guards", "loops", "withs", "caught", "discarded", "_result"),
+    )
+
+    def __init__(
+        self,
+        index: int,
+        op: str,
+        node: ast.AST,
+        module: Module,
+        function: str,
+        method: str = "",
+        on: Value | None = None,
+        args: list[Value] | None = None,
+        guards: tuple[Guard, ...] = (),
+        loops: tuple[ast.AST, ...] = (),
+        withs: tuple[Value, ...] = (),
+        caught: bool = False,
+    ) -> None:
+        self.index, self.op, self.node, self.module, self.function = index, op, node, module, function
+        self.method, self.on, self.args = method, on, args or []
+        self.guards, self.loops, self.withs, self.caught = guards, loops, withs, caught
+        self.kwargs: dict[str, Value] = {}
+        self.open = False  # there may be more arguments than are known
+        self.forked = False  # the called value has several candidates
+        self.discarded = False
+        self._result: Value | None = None
+
+    @property
+    def result(self) -> Value:
+        """What it gives."""
+        if self._result is None:
+            self._result = Value("unknown")
+        return self._result
+
+    @result.setter
+    def result(self, value: Value) -> None:
+        self._result = value
 
     def arg(self, position: int, name: str) -> Value | None:
         """An argument by position or name; None if it is not given."""
@@ -63,6 +83,11 @@ class Event:
         yield from self.kwargs.values()
 
     @property
+    def given_rank(self) -> bool:
+        """Whether an argument depends on the rank."""
+        return spread(self.args)[0] > 0 or spread(self.kwargs.values())[0] > 0
+
+    @property
     def line(self) -> int:
         """Where it stands."""
         return getattr(self.node, "lineno", 1)
@@ -73,6 +98,7 @@ class Event:
         return next((g for g in self.guards if g.test.rank == GLOBAL and not _asks_world(g.node)), None)
 
 
+@lru_cache(maxsize=4096)
 def _asks_world(node: ast.AST) -> bool:
     """Whether a condition also asks how many ranks there are, or whether there are any."""
     test = getattr(node, "test", node)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from .events import ITERATE, Guard
 from .names import Frame, Names
 from .values import GLOBAL, SUB, Value, choices, const, derived, either
 
 DEPTH = 60  # of nested expressions
-_METHODS = {kind: f"_{kind.__name__.lower()}" for kind in ast.expr.__subclasses__()}
 _FOLDED: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -32,6 +31,17 @@ _FOLDED: dict[type, Callable[[Any, Any], Any]] = {
 class Expressions(Names):
     """The part of the follower that evaluates expressions."""
 
+    ways: ClassVar[dict[type, Callable[..., Any]]]  # the method for each kind of expression and statement
+
+    def __init_subclass__(cls) -> None:
+        named = {kind: kind.__name__.lower() for kind in (*ast.expr.__subclasses__(), *ast.stmt.__subclasses__())}
+        cls.ways = {
+            kind: getattr(cls, f"_{name}", cls._parts)
+            if issubclass(kind, ast.expr)
+            else getattr(cls, f"_do_{name}", _skip)
+            for kind, name in named.items()
+        }
+
     def evaluate(self, node: ast.expr | None) -> Value:
         """The value of an expression."""
         if node is None:
@@ -46,7 +56,8 @@ class Expressions(Names):
             return const(node.value)
         self.depth += 1
         try:
-            return getattr(self, _METHODS[type(node)], self._parts)(node)
+            value: Value = self.ways[type(node)](self, node)
+            return value
         finally:
             self.depth -= 1
 
@@ -133,8 +144,10 @@ class Expressions(Names):
                 parts += value.parts if value.kind in ("list", "tuple") else [self.element(value)]
             else:
                 parts.append(value)
-        rank, local = max((p.rank for p in parts), default=0), any(p.local for p in parts)
-        return Value("tuple" if isinstance(node, ast.Tuple) else "list", "", parts, node=node, rank=rank, local=local)
+        value = Value("tuple" if isinstance(node, ast.Tuple) else "list", "", parts, node=node)
+        for part in parts:
+            value.rank, value.local = max(value.rank, part.rank), value.local or part.local
+        return value
 
     _tuple = _set = _list
 
@@ -210,6 +223,10 @@ class Expressions(Names):
         value = self.evaluate(node.value)
         self.bind(node.target, value)
         return value
+
+
+def _skip(follower: Expressions, node: ast.AST) -> None:
+    """A statement that does nothing to names."""
 
 
 def _may_be(key: Value, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 
 from .coverage import LIMIT
 from .events import ITERATE, Guard
@@ -14,7 +15,6 @@ from .values import Value, choices, const, either
 BUDGET = 150_000  # expressions followed from one entry
 EXITS = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort")
 Block = list[ast.stmt]
-_METHODS = {kind: f"_do_{kind.__name__.lower()}" for kind in ast.stmt.__subclasses__()}
 
 
 class Follower(Imports):
@@ -75,8 +75,7 @@ class Follower(Imports):
             if self.budget < 0:
                 self._stopped(statement, "too long to be followed completely")
                 return False
-            method = getattr(self, _METHODS[type(statement)], None)
-            if method is not None and method(statement):
+            if self.ways[type(statement)](self, statement):
                 return True
         return False
 
@@ -275,6 +274,7 @@ class Follower(Imports):
         self.frame.names[node.name] = Value("class", node.name, node=node, cls=info)
 
 
+@lru_cache(maxsize=4096)
 def _raises(last: ast.stmt) -> bool:
     """Whether a branch ends in an error, which ends the run: what follows is not conditional on it."""
     return isinstance(last, ast.Raise) and not any(getattr(n, "id", "") == "SystemExit" for n in ast.walk(last))

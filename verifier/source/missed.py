@@ -8,7 +8,7 @@ from .coverage import DECORATED, UNKNOWN, outside
 from .events import is_optimizer
 from .expressions import Expressions
 from .project import Module
-from .values import Value, choices, holders
+from .values import Value, holders
 
 _DEFINED = ast.FunctionDef | ast.AsyncFunctionDef
 _MODULES = ("module", "child")  # items of `model.modules()` and the like: calling one is a forward
@@ -24,8 +24,11 @@ class Noting(Expressions):
         if callee.kind in ("def", "class"):
             self.flow.followed.add(node)
             return
-        found = [self._why(one) for one in choices(callee)]
-        reason = found[0] if found and None not in found else None
+        if callee.kind == "either":
+            found = [self._why(one) for one in callee.parts]
+            reason = found[0] if found and None not in found else None
+        else:
+            reason = self._why(callee)
         if reason is None:
             self.flow.followed.add(node)
         else:

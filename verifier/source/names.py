@@ -58,9 +58,9 @@ class Names:
         self, op: str, node: ast.AST, method: str = "", on: Value | None = None, args: list[Value] | None = None
     ) -> Event:
         """Record an event under the conditions that hold now."""
-        event = Event(len(self.flow.events), op, node, self.frame.module, self.frame.function, method, on, args or [])
-        event.guards, event.loops, event.withs, event.caught = self.guards, self.loops, self.withs, self.caught > 0
-        self.flow.add(event)
+        flow, frame, held = self.flow, self.frame, (self.guards, self.loops, self.withs, self.caught > 0)
+        event = Event(len(flow.events), op, node, frame.module, frame.function, method, on, args, *held)
+        flow.add(event)
         return event
 
     def missed(self, node: ast.AST, kind: str, reason: str, callee: str = "") -> None:
@@ -72,9 +72,10 @@ class Names:
     def name(self, dotted: str) -> Value:
         """An external name; the same value each time."""
         short = canonical(dotted)
-        if short not in self.external:
-            self.external[short] = Value("name", short, home=dotted)
-        return self.external[short]
+        found = self.external.get(short)
+        if found is None:
+            found = self.external[short] = Value("name", short, home=dotted)
+        return found
 
     def lookup(self, name: str) -> Value:
         """What a name stands for here."""
@@ -131,10 +132,9 @@ class Names:
                 if marks & {"property", "cached_property"} and base.kind == "object":
                     return self.call_function(value, [], {}, node)
                 return value
-            for item in info.node.body:
-                targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
-                if isinstance(item, ast.Assign | ast.AnnAssign) and attr in (getattr(t, "id", "") for t in targets):
-                    return self.evaluate(item.value) if item.value is not None else None
+            if attr in info.variables:
+                value_of = info.variables[attr]
+                return self.evaluate(value_of) if value_of is not None else None
         return None
 
     def ancestry(self, info: ClassInfo) -> list[ClassInfo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,15 @@ def canonical(name: str) -> str:
 
 
 class ClassInfo:
-    """A class of the project: its own methods, its annotated fields by name, and its bases."""
+    """A class of the project: its own methods, its annotated fields and all its variables by name, and its bases."""
 
     def __init__(self, node: ast.ClassDef, home: Module) -> None:
         self.node, self.home, self.name, self.bases = node, home, node.name, node.bases
-        functions = [item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
-        self.methods = {item.name: item for item in functions}
-        annotated = [item for item in node.body if isinstance(item, ast.AnnAssign)]
-        self.fields = {item.target.id: item.value for item in annotated if isinstance(item.target, ast.Name)}
+        if node not in home.classes:
+            home.classes[node] = _members(node)
+        self.methods, self.fields, self.variables, self._marks = home.classes[node]
         self.line: list[ClassInfo] = []  # the class and its project bases, once all of them are known
         self.strange: list[Value] | None = None  # the other bases
-        self._marks: dict[str, set[str]] = {}
 
     def marks(self, name: str) -> set[str]:
         """The last parts of the names of a method's decorators."""
@@ -75,6 +74,28 @@ class ClassInfo:
     def method(self, name: str, bound: Any) -> Value:
         """One of its methods, bound to an object or class, or to None."""
         return Value("def", f"{self.name}.{name}", const=bound, node=self.methods[name], home=(self.home, None))
+
+
+_Methods = dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
+_Values = dict[str, ast.expr | None]
+_Members = tuple[_Methods, _Values, _Values, dict[str, set[str]]]
+
+
+def _members(node: ast.ClassDef) -> _Members:
+    """(methods, annotated fields, variables, names of the methods' decorators as they are asked for) of a class."""
+    methods: _Methods = {}
+    fields: _Values = {}
+    variables: _Values = {}
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+            methods[item.name] = item
+        elif isinstance(item, ast.Assign | ast.AnnAssign):
+            for target in item.targets if isinstance(item, ast.Assign) else [item.target]:
+                if isinstance(target, ast.Name):
+                    variables.setdefault(target.id, item.value)
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            fields[item.target.id] = item.value
+    return methods, fields, variables, {}
 
 
 def parse(path: Path) -> Module:
@@ -90,6 +111,8 @@ class Module:
         self.lines = source.splitlines()
         self.names: dict[str, Any] = {}  # the module's globals, once it has been followed
         self.state = ""  # "", "running", "done"
+        self.classes: dict[ast.ClassDef, _Members] = {}
+        self.adds_folders = "sys.path" in source or "addsitedir" in source
 
     @property
     def installed(self) -> bool:
@@ -106,19 +129,28 @@ class Shared:
 
     def __init__(self, parsed: dict[Path, Module | None] | None = None) -> None:
         self.parsed = {} if parsed is None else parsed
-        self.places: dict[tuple[Path, str], Path | None] = {}
-        self.packages: dict[tuple[Path, str], bool] = {}
+        self.places: dict[tuple[str, str], Path | None] = {}
+        self.packages: dict[tuple[str, str], bool] = {}
+        self.roots: dict[Path, list[Path]] = {}  # of the scripts in a folder
+        self._entries: dict[str, frozenset[str]] = {}
 
     def has(self, base: Path, top: str) -> bool:
         """Whether a package or module of that name lies in a folder."""
-        key = (base, top)
+        key = (str(base), top)
         if key not in self.packages:
-            self.packages[key] = (base / top).is_dir() or (base / f"{top}.py").is_file()
+            self.packages[key] = self.may_have(base, top) and ((base / top).is_dir() or (base / f"{top}.py").is_file())
         return self.packages[key]
+
+    def may_have(self, base: Path, top: str) -> bool:
+        """Whether a folder has an entry of a module's name: most imports are looked up in many folders, and are in none."""
+        key = str(base)
+        if key not in self._entries:
+            self._entries[key] = frozenset(os.listdir(base) if os.access(base, os.R_OK) and base.is_dir() else ())  # noqa: PTH208
+        return top in self._entries[key] or f"{top}.py" in self._entries[key]
 
     def file_of(self, base: Path, dotted: str) -> Path | None:
         """The file of a module below a folder."""
-        key = (base, dotted)
+        key = (str(base), dotted)
         if key not in self.places:
             place = base.joinpath(*dotted.split(".")) if dotted else base
             files = [place.with_suffix(".py")] if dotted else []
@@ -134,11 +166,15 @@ class Project:
 
     def __init__(self, script: Path, shared: Shared | None = None, lazy: bool = False) -> None:
         self.folder, self.lazy = script.parent, lazy
-        self.bases = roots.roots(script)
         self.shared = Shared() if shared is None else shared
+        if self.folder not in self.shared.roots:
+            self.shared.roots[self.folder] = roots.roots(script)
+        self.bases = [*self.shared.roots[self.folder]]
         self.modules: list[Module] = []
+        self._met: set[Module] = set()  # the same
         self.unread: dict[str, str] = {}  # by dotted name: why a file that is there was not read
         self._found: dict[tuple[str, Path | None, int], Module | None] = {}  # what `find` gave, as long as `bases` stay
+        self._having: dict[str, list[Path]] = {}  # those of `bases` that may have a module or package of a name
         self.script = self.module_at(script)
 
     def module_at(self, path: Path) -> Module | None:
@@ -150,14 +186,16 @@ class Project:
             except UserError:
                 parsed[path] = None
         module = parsed[path]
-        if module is not None and module not in self.modules:
+        if module is not None and module not in self._met:
             if len(self.modules) >= LIMIT:
                 return None
+            self._met.add(module)
             module.names, module.state = {}, ""
             self.modules.append(module)
-            if "sys.path" in module.source or "addsitedir" in module.source:
+            if module.adds_folders:
                 self.bases += [folder for folder in roots.added(module.tree, path) if folder not in self.bases]
                 self._found.clear()
+                self._having.clear()
         return module
 
     def find(self, dotted: str, importer: Path, level: int = 0) -> Module | None:
@@ -188,4 +226,8 @@ class Project:
         """Where a module of this name may lie. Names of Python and torch are never those of another folder."""
         if level:
             return [importer.parents[level - 1]] if level <= len(importer.parents) else []
-        return [self.folder] if roots.is_known(dotted.partition(".")[0]) else self.bases
+        top = dotted.partition(".")[0]
+        if top not in self._having:
+            bases = [self.folder] if roots.is_known(top) else self.bases
+            self._having[top] = [base for base in bases if self.shared.may_have(base, top)]
+        return self._having[top]

@@ -13,11 +13,14 @@ _ITERATES = frozenset({"parameters", "named_parameters"})
 def put_back(module: Module) -> tuple[tuple[ast.FunctionDef, ast.Assign], ...]:
     """(function, the line that remembers) of each such function of a file. Many scripts of a project share their files."""
     named = "copy_" in module.source and "parameters" in module.source
-    return tuple(_found(module.tree)) if named else ()
+    return tuple(_found(module)) if named else ()
 
 
-def _found(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, ast.Assign]]:
-    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+def _found(module: Module) -> Iterator[tuple[ast.FunctionDef, ast.Assign]]:
+    for function in (node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef)):
+        source = "\n".join(module.lines[function.lineno - 1 : function.end_lineno])
+        if "copy_" not in source or "parameters" not in source:
+            continue
         nodes = list(ast.walk(function))
         writes = [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "copy_" and n.args]
         for kept in (n for n in nodes if writes and isinstance(n, ast.Assign) and _without_copy(n.value)):

@@ -48,7 +48,7 @@ class Value:
     ) -> None:
         self.kind, self.name, self.owner, self.const, self.node, self.home = kind, name, owner, const, node, home
         self.event, self.cls, self.rank, self.local, self.synced = event, cls, rank, local, synced
-        self.parts = list(parts)  # several values may be made from one list
+        self.parts = [*parts]  # several values may be made from one list
         self.attrs: dict[str, Value] = {} if attrs is None else attrs
 
 
@@ -59,17 +59,20 @@ def const(value: Any) -> Value:
 
 def either(values: Iterable[Value]) -> Value:
     """One of the values; the same value if they are one."""
-    values = list(values)
+    values = [*values]
     if len(values) == 1 and values[0].kind != "either":
         return values[0]
-    found: dict[tuple[str, Any], Value] = {}
-    for part in (part for value in values for part in choices(value)):
-        found.setdefault((part.kind, part.const if part.kind == "const" else id(part)), part)
-    flat = list(found.values())
+    found: dict[Any, Value] = {}
+    for value in values:
+        for part in choices(value):
+            found.setdefault(("const", part.const) if part.kind == "const" else id(part), part)
+    flat = [*found.values()]
     if len(flat) == 1:
         return flat[0]
-    rank = max((part.rank for part in flat), default=0)
-    return Value("either", parts=flat[:8], rank=rank, local=any(part.local for part in flat))
+    one = Value("either", "", flat[:8])
+    for part in flat:
+        one.rank, one.local = max(one.rank, part.rank), one.local or part.local
+    return one
 
 
 def derived(name: str, parts: Iterable[Value], node: ast.AST | None = None) -> Value:

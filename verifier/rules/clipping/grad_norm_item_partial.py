@@ -36,9 +36,10 @@ class GradNormItemPartial(Rule):
 
     def detect(self, flow: Flow) -> Hits:
         """`.item()` or `float()` straight on a norm of one parameter's gradient."""
-        reduced = [part for e in flow.matching(lambda n: n.startswith("dist.")) for a in e.given() for part in reach(a)]
         items: list[tuple[Event, Value]] = [(e, e.on) for e in flow.methods("item") if e.on is not None]
         items += [(e, e.args[0]) for e in flow.ops("builtins.float") if e.args]
+        collectives = flow.matching(lambda n: n.startswith("dist.")) if items else []
+        reduced = [part for e in collectives for a in e.given() for part in reach(a)]
         for event, value in items:
             joined = shared(value) or names(value) & set(LOCAL) or event.result in reduced
             if not (event.forked or flow.partial or joined) and _plain_chain(value) and gradient(flow, value, event):

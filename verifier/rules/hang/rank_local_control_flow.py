@@ -34,9 +34,11 @@ class RankLocalControlFlow(HangRule):
         for leave in flow.ops("(continue)", "(break)"):
             for guard in leave.guards:
                 test = guard.test
+                if not test.local:
+                    continue
                 asks = any(part.name.rpartition(".")[2] in _ASKS for part in reach(test))
                 synced = any(part.synced for part in reach(test))
-                if not test.local or not asks or synced:
+                if not asks or synced:
                     continue
                 inside = any(guard.node in ast.walk(loop) for loop in leave.loops[-1:])
                 if inside and _from_forward(flow, test) and _skips(flow, leave):
