@@ -23,11 +23,30 @@ HELP = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}, to stdout or a file (repeat
 def add_options(parser: argparse.ArgumentParser, report: str, baseline: str) -> None:
     """The options of every command that judges: which rules, which reports. `report` and `baseline` are their help."""
     add = parser.add_argument
-    add("--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)")
-    add("--skip", metavar="RULE", action="append", default=[], help="leave out this rule or family (repeatable)")
+    add(
+        "--only",
+        metavar="RULE",
+        action="extend",
+        type=names,
+        default=[],
+        help="judge this rule or family only (repeatable; also A,B)",
+    )
+    add(
+        "--skip",
+        metavar="RULE",
+        action="extend",
+        type=names,
+        default=[],
+        help="leave out this rule or family (repeatable; also A,B)",
+    )
     add("--report", metavar="FORMAT[=PATH]", action="append", default=[], help=report)
     add("-v", "--verbose", action="store_true", help="list what passed and what is not applicable, too")
     add("--baseline", metavar="OLD.json", type=Path, help=baseline)
+
+
+def names(text: str) -> list[str]:
+    """The rules of one `--only` or `--skip`."""
+    return [name for name in (part.strip() for part in text.split(",")) if name]
 
 
 def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> list[Report]:

@@ -11,6 +11,7 @@ import pytest
 from records import cases
 from scripts import Command
 from verified_fsdp2.skill import cli
+from verified_fsdp2.skill.reports import names
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
@@ -98,3 +99,7 @@ def test_doctor(command: Command) -> None:
 def test_doctor_tries_a_launcher(command: Command) -> None:
     report = command("doctor", "--launcher", "no-such-command {worker}", "--json", code=4).data
     assert report["checks"][-1] == {"name": "launcher", "ok": False, "value": "no-such-command is no command here"}
+
+
+def test_rules_may_be_separated_by_commas() -> None:
+    assert names("wrapping, optim-before-shard,") == ["wrapping", "optim-before-shard"]
