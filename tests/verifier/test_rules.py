@@ -148,5 +148,5 @@ def test_a_cause_whose_effect_a_run_would_have_shown_is_a_warning(shown: str, wa
     causes = {name: rule.shown_by for name, rule in RULES.items() if rule.shown_by}
     assert set(causes.values()) <= set(RULES) and "optim-template-empty" in causes
     for name, effect in causes.items():
-        cause, _ = _without_effect([Finding(name, "fail", "it is so"), Finding(effect, shown, "")])
+        cause, _ = _without_effect([Finding(name, "fail", "it is so"), Finding(effect, shown, "")], Evidence())
         assert (cause.warns, effect in cause.evidence) == (warns, warns)
