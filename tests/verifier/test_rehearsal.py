@@ -232,6 +232,17 @@ optimizer = torch.optim"""
     assert before == dict.fromkeys(("broadcast", "scatter"), 4 * 16384 * 1024)
 
 
+def test_the_backend_is_the_one_that_the_script_asked_for(launcher: Launcher, tmp_path: Path) -> None:
+    """Trainers choose their device by it, and refuse one that they do not know."""
+    asks = """
+half = dist.new_group([0])
+assert (dist.get_backend(), dist.get_backend(half)) == ("nccl", "nccl"), (dist.get_backend(), dist.get_backend(half))
+optimizer = torch.optim"""
+    assert (
+        judge(rehearsed(launcher, tmp_path, SCRIPT.replace("\noptimizer = torch.optim", asks, 1)), None).trouble is None
+    )
+
+
 def test_operators_are_seen_in_parts_without_autograd(launcher: Launcher, tmp_path: Path) -> None:
     tried = """
     with torch.inference_mode():

@@ -30,6 +30,7 @@ _SIGNS = (  # in the text of an error, in lower case
 _UNFOLLOWED = {
     "FileNotFoundError": "it reads a file that is not there: give it as for training, or leave out what reads it",
     "NotImplementedError": "an operator has no form that computes shapes alone",
+    "TimeoutError": "it waits for what other ranks do, of which a rehearsal has none",
     "DynamicOutputShapeException": "the size of a result depends on values, which a rehearsal does not have",
     "DataDependentOutputException": "it depends on values, which a rehearsal does not have",
     "Unplannable": "it depends on values, which a rehearsal does not have",
