@@ -242,3 +242,18 @@ def test_every_example_has_passed() -> None:
     assert {
         name for name, row in rows.items() if (row["verdict"], row["findings"], row["linted"]) != ("pass", [], True)
     } == set()
+
+
+def test_what_agents_did_is_published() -> None:
+    results = result("agents")
+    page = (ROOT / "evals" / "results.md").read_text(encoding="utf-8")
+    for row in results["rows"]:
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {row['task']} | "))
+        cells = line.strip("| ").split(" | ")[1:]
+        mine = cells[:4] if row["skill"] else cells[4:]
+        given = ["yes" if row["passed"] else "no", row["minutes"], row["commands"], row["verifications"]]
+        assert mine == [str(value) for value in given[: len(mine)]], line
+    for one, words in (("with", "with the skill"), ("without", "without")):
+        of = [row for row in results["rows"] if row["skill"] == (one == "with")]
+        assert (results[one]["passed"], results[one]["of"]) == (sum(row["passed"] for row in of), len(of))
+        assert f"{results[one]['passed']} of {results[one]['of']} {words}" in page
