@@ -233,7 +233,7 @@ optimizer = torch.optim"""
 
 
 def test_the_backend_is_the_one_that_the_script_asked_for(launcher: Launcher, tmp_path: Path) -> None:
-    """Trainers choose their device by it, and refuse one that they do not know."""
+    """Trainers choose their device by it, and stop at one that they do not know."""
     asks = """
 half = dist.new_group([0])
 assert (dist.get_backend(), dist.get_backend(half)) == ("nccl", "nccl"), (dist.get_backend(), dist.get_backend(half))
@@ -296,8 +296,10 @@ def test_bytes_that_an_operator_moves(text: str, expected: int) -> None:
     assert max(seen) == expected
 
 
-def test_missing_file_is_not_called_wrong(launcher: Launcher, tmp_path: Path) -> None:
-    text = SCRIPT.replace("optimizer = torch", 'torch.load("weights.pt")\noptimizer = torch', 1)
+@pytest.mark.parametrize("lacks", ['torch.load("weights.pt")', 'raise TimeoutError("no file of rank 1")'])
+def test_what_is_not_there_is_not_called_wrong(launcher: Launcher, tmp_path: Path, lacks: str) -> None:
+    """A file, or what another rank writes."""
+    text = SCRIPT.replace("optimizer = torch", f"{lacks}\noptimizer = torch", 1)
     found = judge(rehearsed(launcher, tmp_path, text), None)
     assert found.trouble is not None and found.trouble.unfollowed
     assert found.exit_code == 4

@@ -150,3 +150,13 @@ def test_a_cause_whose_effect_a_run_would_have_shown_is_a_warning(shown: str, wa
     for name, effect in causes.items():
         cause, _ = _without_effect([Finding(name, "fail", "it is so"), Finding(effect, shown, "")], Evidence())
         assert (cause.warns, effect in cause.evidence) == (warns, warns)
+
+
+@cases("weights, shared", ((0.5, 0.5), True), ((1 / 3, 2 / 3), False))
+def test_an_oracle_with_the_same_cause_excuses_nothing(weights: tuple[float, float], shared: bool) -> None:
+    """One process with two micro-batches, of 4 and of 8 targets: a mean of their means, and the mean of all targets."""
+    micros = [micro(criteria=entropy(n, w)) for n, w in zip((4, 8), weights, strict=True)]
+    evidence = Evidence(single=run([model(), *micros, step(), stepped()], role="single"))
+    assert RULES[MEANS].shared(evidence) is shared
+    findings = [Finding(MEANS, "fail", "it is so"), Finding(RULES[MEANS].shown_by, "pass", "")]
+    assert _without_effect(findings, evidence)[0].warns is not shared
