@@ -1,7 +1,11 @@
 from dataclasses import replace
 
+from ...analysis.comparison import FLOOR, MULTIPLE
+from ...analysis.measured import apart as differ
+from ...analysis.measured import measured
+from ...analysis.measured import noise as measured_noise
 from ...analysis.state import apart, divided, evaluated, handed_on, states, whole
-from ...trace.events import Held, State
+from ...trace.events import Held, Measured, State
 from ..base import Evidence, Finding, Run
 from ._one_process import OneProcessRule
 
@@ -22,12 +26,12 @@ class EvaluationSameInOneProcess(OneProcessRule):
         value = total[0] / total[1]
     Fix: Sum values and counts over all batches and ranks, then divide once; give every sample to exactly one rank.
     Source: law L10: the probe records the numbers that the training loop holds and that change only with forwards
-    without gradients, on all ranks and in the run of one process from the same weights.
+    without gradients, and those that calls without a training step return, on all ranks and in one process from the same weights.
     """
 
     def applies(self, evidence: Evidence) -> str:
         seen = any(record.evaluations for record in evidence.trained.places(State))
-        there = seen and evaluated(evidence.trained, evidence.sources)
+        there = seen and (evaluated(evidence.trained, evidence.sources) or evidence.trained.all(Measured))
         return "" if there else "no number was computed in an evaluation within the steps that were run"
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
@@ -59,6 +63,9 @@ class EvaluationSameInOneProcess(OneProcessRule):
                         f"before step {step}: `{path}` = {numbers} with the same weights (allowed: {limit:.1g} apart)"
                     )
                     worst, found = value / limit, self.failed(text, measured=value, limit=limit)
+        if found is None:
+            returned, found = self._returned(evidence, run, single)
+            compared += returned
         if found is not None:
             return found
         if parts and not compared:
@@ -67,6 +74,29 @@ class EvaluationSameInOneProcess(OneProcessRule):
         if not compared:
             return self.unknown("no step of the run of one process holds the numbers of the evaluation")
         return self.passed(f"{compared} numbers of evaluations are those of one process")
+
+    def _returned(self, evidence: Evidence, run: Run, single: Run) -> tuple[int, Finding | None]:
+        """How many numbers that calls return were compared, and the finding on the one furthest off."""
+        mine, theirs = measured(run, evidence.sources), measured(single, evidence.sources)
+        again = measured(evidence.reference, evidence.sources) if evidence.reference is not None else {}
+        known, times = measured_noise(evidence), evidence.times(self.name)
+        compared, worst, found = 0, 1.0, None
+        for key in sorted(mine.keys() & theirs.keys()):
+            here, there = mine[key].value, theirs[key].value
+            limit = times * (MULTIPLE * known.get(key[1:], 0.0) + FLOOR)
+            sums = (there * run.world_size, there / run.world_size)  # of which the caller makes a mean
+            if (key in again and differ(here, again[key].value) > limit) or any(differ(here, x) <= limit for x in sums):
+                continue
+            compared += 1
+            if differ(here, there) > worst * limit:
+                step, function, path = key
+                text = (
+                    f"before step {step}: {function}() makes `{path}` = {here:.6g} on {run.world_size} ranks, {there:.6g} "
+                    f"in one process with the same weights (allowed: {limit:.1g} apart)"
+                )
+                worst = differ(here, there) / limit
+                found = self.failed(text, mine[key].at_line, measured=differ(here, there), limit=limit)
+        return compared, found
 
 
 def _times(held: Held, run: Run) -> Held:

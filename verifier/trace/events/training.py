@@ -1,6 +1,6 @@
 """Events of training: micro-batches, optimizer steps, gradients, precision, data."""
 
-from ..typed import Event, Located, Part
+from ..typed import Event, Located, Part, Place
 
 
 class Criterion(Part):
@@ -194,6 +194,19 @@ class Evaluated(Located):
 
     rows: list[int]
     lines: list[tuple[str, int]]  # of the stack, innermost first
+
+
+class Measured(Located):
+    """A call of the script's in which a model ran without gradients alone has returned: the numbers it made (events/measured.py).
+
+    `values`: {path: number}, `returned['loss']` or the variable of a function that returns none. `drew`: random numbers were drawn.
+    """
+
+    step: int  # that is being prepared, from 1
+    function: str
+    values: dict[str, float]
+    drew: bool
+    caller: Place | None = None
 
 
 class LoaderStarted(Located):

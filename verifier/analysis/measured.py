@@ -1,0 +1,77 @@
+"""The numbers that evaluations return: which of them are those of all ranks, and may be held against another run's."""
+
+import ast
+from collections import Counter
+from dataclasses import dataclass
+
+from ..evidence import Evidence, Sources
+from ..trace import Run, Trace
+from ..trace.events import Measured, Place
+from .comparison import nudged
+from .syntax import functions_of, loops
+
+Key = tuple[int, str, str]  # step, function, path
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that every rank has made alike."""
+
+    value: float
+    at_line: Place | None
+
+
+def measured(run: Run, sources: Sources) -> dict[Key, Number]:
+    """{(step, function, path): number} of the calls that made the same on all ranks: one rank's part is none.
+
+    Left out: numbers of functions that one line calls again and again, such as for each batch, what depends on draws, whole numbers
+    (counts, which are often a rank's own), and variables that a loop assigns.
+    """
+    ranks = [_of(trace) for trace in run.traces]
+    found: dict[Key, Number] = {}
+    for key, number in ranks[0].items() if ranks else ():
+        alike = all((one := other.get(key)) is not None and one.value == number.value for other in ranks)
+        if alike and not number.value.is_integer() and not _of_a_loop(sources, *key[1:]):
+            found[key] = number
+    return found
+
+
+def noise(evidence: Evidence) -> dict[tuple[str, str], float]:
+    """{(function, path): how far weights one unit in the last place apart move it}."""
+    a, b = evidence.perturbed, nudged(evidence)
+    found: dict[tuple[str, str], float] = {}
+    if a is None or b is None:
+        return found
+    mine, theirs = measured(a, evidence.sources), measured(b, evidence.sources)
+    for key in mine.keys() & theirs.keys():
+        found[key[1:]] = max(found.get(key[1:], 0.0), apart(mine[key].value, theirs[key].value))
+    return found
+
+
+def apart(a: float, b: float) -> float:
+    """Difference of two numbers, relative to the larger."""
+    return 0.0 if a == b else abs(a - b) / max(abs(a), abs(b))
+
+
+def _of(trace: Trace) -> dict[Key, Number]:
+    records = [record for record in trace.of(Measured) if not record.drew]
+    calls = Counter((record.step, record.function, record.caller) for record in records)
+    return {
+        (record.step, record.function, path): Number(value, record.at_line)
+        for record in records
+        if calls[record.step, record.function, record.caller] == 1
+        for path, value in record.values.items()
+        if abs(value) < float("inf")
+    }
+
+
+def _of_a_loop(sources: Sources, function: str, path: str) -> bool:
+    """Whether a path begins with a variable that a loop of the function assigns."""
+    variable = path.partition("[")[0].partition(".")[0]
+    return any(
+        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == variable
+        for one in functions_of(sources)
+        if one.name == function.rpartition(".")[2]
+        for loop in loops(one)
+        for node in ast.walk(loop)
+    )
