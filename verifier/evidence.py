@@ -234,6 +234,17 @@ def saved_from(run: Run, step: int, most: int) -> int:
     return min((r.after_step for r in saves_of(run) if max(step, 1) <= r.after_step <= most), default=0)
 
 
+def marked_from(run: Run, step: int, most: int) -> int:
+    """The step after which the script first writes a file of its own that was not there by `step`, where torch saves in the
+    background: it marks that save as complete. 0 if there is none by step `most`."""
+    records = run.places(Checkpoint)
+    if not step or all(r.op != "async_save" for r in records):
+        return 0
+    written = [(re.sub(r"\d+", "#", r.to), r.after_step) for r in records if r.op == "write"]
+    known = {path for path, after in written if after <= step}
+    return min((after for path, after in written if path not in known and after <= most), default=0)
+
+
 def saves_of(run: Run) -> list[Checkpoint]:
     """The saves of rank 0 through torch; without any, the files that the script itself writes below `{checkpoint}`."""
     records = run.places(Checkpoint)

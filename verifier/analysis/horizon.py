@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by, saved_from, saves_of
+from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by, marked_from, saved_from, saves_of
 from ..source.reach import Block, blocks
 from ..trace import Run, Trace
 from ..trace.events import Micro, Model, Reached, Shard
@@ -37,6 +37,7 @@ def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
         late = max([0, *(step + 1 for step in firsts), *(step for step in changes if step <= most)])
         saves = (all_kinds_by(survey, most), saved_from(survey, late, most))
         first = saved_from(survey, 0, FIRST_SAVE)  # without a save nothing of a resume can be judged
+        first = max(first, marked_from(survey, first, FIRST_SAVE))
         most = max(most, first + RESUMED_STEPS)
         wanted += [step + RESUMED_STEPS for step in (*saves, first)]
     return max(LEAST, min(max(step for step in wanted if step <= most + RESUMED_STEPS), most, made or LEAST))

@@ -141,7 +141,13 @@ class OwnUpdates:
         """{parameter: its change since the weights were kept} if any has changed, else {}."""
         slots = [slot for slot in self.session.all_slots() if slot.name in self.before]
         changes = {s.name: local(s.param) - self.before[s.name][0] for s in slots}
-        return changes if any(bool(change.count_nonzero()) for change in changes.values()) else {}
+        seen = any(bool(change.count_nonzero()) for change in changes.values()) or self._elsewhere(slots)
+        return changes if seen else {}
+
+    def _elsewhere(self, slots: list[Slot]) -> bool:
+        """Whether gradients were consumed of which this rank has no elements: what was made of them is seen on other ranks alone."""
+        cleared = all(slot.param.grad is None for slot in slots if slot.name in self.grads)
+        return bool(self.grads) and cleared and not any(grad.numel() for grad in self.grads.values())
 
     def _record(self, changes: dict[str, torch.Tensor]) -> None:
         session = self.session

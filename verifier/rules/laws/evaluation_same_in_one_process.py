@@ -5,7 +5,7 @@ from ...analysis.measured import apart as differ
 from ...analysis.measured import measured
 from ...analysis.measured import noise as measured_noise
 from ...analysis.state import apart, divided, evaluated, handed_on, states, whole
-from ...trace.events import Held, Measured, State
+from ...trace.events import Held, State
 from ..base import Evidence, Finding, Run
 from ._one_process import OneProcessRule
 
@@ -31,7 +31,8 @@ class EvaluationSameInOneProcess(OneProcessRule):
 
     def applies(self, evidence: Evidence) -> str:
         seen = any(record.evaluations for record in evidence.trained.places(State))
-        there = seen and (evaluated(evidence.trained, evidence.sources) or evidence.trained.all(Measured))
+        run, sources = evidence.trained, evidence.sources
+        there = seen and (evaluated(run, sources) or measured(run, sources))
         return "" if there else "no number was computed in an evaluation within the steps that were run"
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
@@ -71,6 +72,8 @@ class EvaluationSameInOneProcess(OneProcessRule):
         if parts and not compared:
             what = "every number that was seen is one rank's part, from which the script computes another"
             return self.not_applicable(what)
+        if not compared and not paths:
+            return self.not_applicable("the calls that make numbers in one process make others, or none")
         if not compared:
             return self.unknown("no step of the run of one process holds the numbers of the evaluation")
         return self.passed(f"{compared} numbers of evaluations are those of one process")

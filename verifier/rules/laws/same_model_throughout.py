@@ -89,9 +89,11 @@ class SameModelThroughout(Rule):
 
 
 def _take_turns(steps: list[Step]) -> bool:
-    """Whether others are held than before in the second half of the steps: those that no optimizer holds may come still later."""
+    """Whether others are held than before in the second half of the steps, or from then on: what no optimizer holds may come later."""
+    last = {frozenset(record.held): record.step for record in steps}
     first = {frozenset(record.held): record.step for record in reversed(steps)}
-    return len(first) > 1 and 2 * max(first.values()) > steps[-1].step + 1
+    phases = any(last[one] < first[other] for one in last for other in first)
+    return phases or (len(first) > 1 and 2 * max(first.values()) > steps[-1].step + 1)
 
 
 def _apart(before: list[float], now: list[float]) -> bool:

@@ -91,8 +91,8 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
         if tuple(path.rsplit(".", 1)) in anew or not restorable(path, then, deciding) or not known:
             continue
         compared += 1
-        # what the loop sets in each step, before the optimizer reads it
-        both = then.holder == "optimizer" and path in later and path in without
+        # what the loop or a forward sets in each step, before anything reads it
+        both = then.holder in ("optimizer", "module") and path in later and path in without
         set_again = both and apart(later[path], without[path]) <= SAME
         if apart(now, then) > SAME and not set_again:
             lost[path] = (now, then)
