@@ -120,7 +120,7 @@ def install(session: Session) -> None:
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", next(iter(args[1:]), None))
-        if _by_state_dict_helper() or (closure is None and session.micro == 0 and _moves_nothing(optimizer)):
+        if _by_state_dict_helper() or (closure is None and session.micro == 0 and _makes_state(session, optimizer)):
             making_state.add(id(optimizer))
             return None
         with torch.no_grad():
@@ -154,9 +154,14 @@ def install(session: Session) -> None:
     register_optimizer_step_post_hook(session.guarded(after))
 
 
-def _moves_nothing(optimizer: Optimizer) -> bool:
-    """Whether a step that follows no backward only creates state: with learning rates of zero, as before a load."""
-    return all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups)
+def _makes_state(session: Session, optimizer: Optimizer) -> bool:
+    """Whether a step that follows no backward only creates state, before a load: with learning rates of zero, or before any model
+    is called with gradients of zero.
+    """
+    if all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups):
+        return True
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return not session.roots and bool(grads) and not any(bool(local(grad).count_nonzero()) for grad in grads)
 
 
 def _by_state_dict_helper() -> bool:

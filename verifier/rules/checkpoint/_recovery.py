@@ -62,7 +62,7 @@ class MixtureRule(Rule):
             return self.unknown(reason)
         notes = []
         for note, saved, resumed in attempts:
-            outcome = outcome_of(saved, resumed)
+            outcome = outcome_of(saved, resumed, evidence.resume)
             if outcome.mixed:
                 total = f"{outcome.tensors} tensors and shards"
                 parts = [f"{n} of {total} are from the save after step {k}" for k, n in sorted(outcome.shares.items())]
@@ -71,9 +71,13 @@ class MixtureRule(Rule):
         return self.passed("; ".join(notes))
 
 
-def outcome_of(saved: Run, resumed: Run) -> Outcome:
-    """What the first step of a resumed run finds, against every save of `saved` and its initial weights."""
+def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
+    """What the first step of a resumed run finds, against every save of `saved` and its initial weights.
+
+    `intact`: the exact resume from the intact checkpoint; what it does not hold, the script makes anew.
+    """
     found = resumed.at_step(Step, 1)
+    expected = [_flat(record).keys() for record in intact.at_step(Step, 1)] if intact is not None else []
     if not found:
         return Outcome(0, {}, 0)
     held, given = _held(saved), _given(saved)
@@ -95,7 +99,8 @@ def outcome_of(saved: Run, resumed: Run) -> Outcome:
         for rank, values in held[k].items():
             own = found[rank].held  # another optimizer's state is recorded when it steps
             found_here = found[rank].weights  # a model that is called later is not known yet
-            units |= {(rank, n) for n in values if (n.rpartition("/")[0] in own if "/" in n else n in found_here)}
+            known_here = [n for n in values if rank >= len(expected) or n in expected[rank]]
+            units |= {(rank, n) for n in known_here if (n.rpartition("/")[0] in own if "/" in n else n in found_here)}
     return Outcome(len(found), shares, len(units), moved)
 
 

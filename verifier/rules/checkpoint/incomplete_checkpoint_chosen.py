@@ -44,7 +44,7 @@ class IncompleteCheckpointChosen(Rule):
                 return self.unknown(f"{crash.note}: the records do not show which save was interrupted")
             earlier = [save for save in all_saves(crash) if 0 < save.after < torn.after]
             apart = [save for save in earlier if save.to != torn.to]
-            outcome = outcome_of(crash, resumed)
+            outcome = outcome_of(crash, resumed, evidence.resume)
             refused = outcome.steps == 0 and not resumed.completed
             if apart and (refused or (outcome.fresh and not not_exact(evidence))):
                 line = load_line(evidence)
