@@ -88,6 +88,15 @@ def test_the_first_save_is_waited_for(after: int, steps: int) -> None:
     assert steps_to_compare(saved, SOURCES, True) == steps
 
 
+@cases("op, steps", ("async_save", 15), ("save", 7))
+def test_the_mark_of_a_save_in_the_background_is_waited_for(op: str, steps: int) -> None:
+    """A file of the script's own that is written later says which save is complete."""
+    records = [r.to_json() | {"kind": r.kind} for r in survey().traces[0].records if r.kind != "end"]
+    made = [(op, 4, "/c/4"), ("write", 12, "/c/LATEST")]
+    saved = run([*records, *({"kind": "checkpoint", "op": o, "after_step": k, "to": to} for o, k, to in made)])
+    assert steps_to_compare(saved, SOURCES, True) == steps
+
+
 @cases("each, steps", (0.2, 32), (0.3, 5))
 def test_more_steps_are_compared_where_they_are_fast(each: float, steps: int) -> None:
     records = survey(reached(31, EVALUATE)).traces[0].records

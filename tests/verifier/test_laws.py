@@ -152,6 +152,15 @@ class TestRestored:
         assert found.status == "fail"
         assert name.replace("__", ".") in found.evidence
 
+    @cases("later, status", (tensor(4.0, "module"), "pass"), (tensor(3.5, "module"), "fail"))
+    def test_what_each_forward_sets_again(self, later: dict[str, Any], status: str) -> None:
+        values = [state(k, model__load=tensor(float(k), "module")) for k in range(1, 5)]
+        train = [*steps(4)[:6], SAVE, *steps(4)[6:], *values]
+        resumed = []
+        for k, held_now in ((1, tensor(0.0, "module")), (2, later)):
+            resumed += [micro(k, rows=(k + 2,)), step(k), stepped(k), state(k, model__load=held_now)]
+        assert judge(self.rule, of(train, train, resume=run(resumed, resumed, role="resume"))).status == status
+
     @pytest.mark.parametrize("name", ["main__seen", "main__running_loss", "main__started"])
     def test_what_only_a_log_reads_may_start_again(self, name: str) -> None:
         assert judge(self.rule, self.both({name: held(2.0)}, {name: held(0.0)})).status == "not_applicable"
@@ -234,6 +243,14 @@ test_same_model_throughout = judged_as(
                 "pass",
                 [record for k in range(1, 5) for record in (step(k, BOTH, held=["wvu"[k // 3]]), stepped(k))],
             ),  # turns
+            (
+                "pass",
+                [record for k in range(1, 9) for record in (step(k, BOTH, held=["wv"[k > 2]]), stepped(k))],
+            ),  # phases
+            (
+                "fail",
+                [record for k in range(1, 9) for record in (step(k, BOTH, held=["wv"[k % 2]]), stepped(k))],
+            ),  # a pair
         )
     )
 )

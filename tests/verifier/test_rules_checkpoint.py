@@ -357,6 +357,15 @@ def test_another_optimizer_has_not_stepped_when_a_resume_begins() -> None:
     assert found.step == 3
 
 
+def test_state_that_no_resume_has_is_made_anew() -> None:
+    """A head's optimizer that begins anew in each round is in the save of the crashed run, and in no resume."""
+    saved = saving({}, after=3, to="/c/3", weights={"w": A}, state={"w": {"m": A, "head": B}})
+    made = run([model(), step(weights={"w": C}), saved, {"kind": "killed"}], role="crash")
+    found = run([model(), step(weights={"w": A}, state={"w": {"m": A}}, held=["w"])], role="recovered")
+    assert outcome_of(made, found).mixed
+    assert outcome_of(made, found, found).step == 3
+
+
 def test_a_step_before_the_load_is_none_of_the_training() -> None:
     load = {"kind": "checkpoint", "op": "load", "after_step": 1, "to": "/c/3"}
     begun, ends = [micro(1), step(1), stepped(1)], [micro(2), step(2), stepped(2)]

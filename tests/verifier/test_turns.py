@@ -1,10 +1,14 @@
 """How steps are counted where optimizers come and go."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from records import cases
+from verified_fsdp2.verifier.probe.events.optimizers import _makes_state
+from verified_fsdp2.verifier.probe.events.own_updates import OwnUpdates
 from verified_fsdp2.verifier.probe.turns import Turns
 
 
@@ -65,3 +69,30 @@ def test_phases_of_one_loop(first: Any, count: int, second: Any, result: tuple[i
     steps(turns, pair[0], count, **first)
     assert steps(turns, pair[1], **second) == result
     assert steps(turns, pair[0], **first) == (0, count + 1 + (result[0] == 0))
+
+
+@cases(
+    "rate, gradient, models, makes",
+    (0.0, 1.0, 1, True),
+    (0.1, 0.0, 0, True),
+    (0.1, 0.0, 1, False),
+    (0.1, 1.0, 0, False),
+)
+def test_a_step_that_only_makes_state(rate: float, gradient: float, models: int, makes: bool) -> None:
+    """Before a load: with a rate of zero, or with gradients of zero before any model is called."""
+    param = torch.nn.Parameter(torch.ones(2))
+    param.grad = torch.full((2,), gradient)
+    session: Any = SimpleNamespace(roots=[None] * models)
+    assert _makes_state(session, torch.optim.SGD([param], lr=rate)) is makes
+
+
+@cases("elements, cleared, seen", (0, True, True), (0, False, False), (2, True, False))
+def test_an_update_of_parameters_of_which_a_rank_has_nothing(elements: int, cleared: bool, seen: bool) -> None:
+    """It is over when the gradients are cleared: on the other ranks the weights say it."""
+    param = torch.nn.Parameter(torch.ones(elements))
+    param.grad = None if cleared else torch.ones(elements)
+    slot = SimpleNamespace(name="w", param=param)
+    session: Any = SimpleNamespace(request={"own_steps": ""}, all_slots=lambda: [slot])
+    updates = OwnUpdates(session)
+    updates.before, updates.grads = {"w": (param.detach().clone(), [])}, {"w": torch.ones(elements)}
+    assert bool(updates._changes()) is seen
