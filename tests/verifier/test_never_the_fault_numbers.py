@@ -269,7 +269,8 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
             own = tuple(range(first, first + number))
             rows.append(micro(1, 2.0 * weights, own, criteria=entropy(number, weights), at_line=replace(LINE, line=10)))
         rows += more.get("extra", [])
-        rows.append(step(1, {"w": vector(factor)}, at_line=replace(LINE, line=20)))
+        grads = {"w": vector(factor), **more.get("grads", {})}
+        rows.append(step(1, grads, at_line=replace(LINE, line=20)))
         rows.append(stepped(1))
         records.append(rows)
     return run(*records)
@@ -301,6 +302,13 @@ def test_world_size_and_micro_batches_do_not_collide() -> None:
     found = judge(SCALE, two, single=ALONE)
     assert (found.status, found.measured) == ("fail", 2.0)
     assert all(r.text in found.evidence for r in readings(2.0, two, ALONE))
+
+
+@cases("size, status", (1e-8, "pass"), (1e-2, "fail"))
+def test_a_factor_of_gradients_that_cancel_is_chance(size: float, status: str) -> None:
+    """A bias before a softmax has no gradient: what rounding leaves of it may be half of what it leaves elsewhere."""
+    two, one = (scaled(n, 1.0, 1.0, 1, grads={"b": vector(size / n)}) for n in (2, 1))
+    assert judge(SCALE, two, full_precision=two, single=one).status == status
 
 
 def divided(factor: float) -> Run:
