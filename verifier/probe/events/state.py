@@ -176,6 +176,7 @@ class Watch:
         self.evaluations = 0
         self.due = True  # whether the state of this step is not recorded yet
         self.ran = False  # whether a backward has ended since
+        self.trained = False  # whether any has begun
         self.coarse: dict[str, torch.Tensor] = {}  # path -> tensors of 16 bits as they were at the last step
         self.marks: dict[str, tuple[float, float]] = {}  # gradients after the last backward
         self.consumed: dict[
@@ -192,7 +193,7 @@ class Watch:
 
     def before_backward(self) -> None:
         """A backward begins: the first of a step records the state, if no forward has, others what was done to their gradients."""
-        session = self.session
+        session, self.trained = self.session, True
         if not session.roots:
             return
         with torch.no_grad():
@@ -209,6 +210,11 @@ class Watch:
         """A backward has ended."""
         self.ran = True
         self.marks = {s.name: _digest(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
+
+    def stepping(self, optimizer: Optimizer, closure: bool) -> None:
+        """An optimizer is about to step: in a training without backward this is where its state is recorded."""
+        if self.due and not (closure or self.trained) and self.session.roots:
+            self._record()
 
     def stepped(self, optimizer: Optimizer | OwnUpdates) -> None:
         """An optimizer has consumed the gradients of its parameters, of which some were consumed before."""
@@ -380,6 +386,7 @@ def install(session: Session) -> None:
     watch = Watch(session)
     session.subscribe("before backward", watch.before_backward)
     session.subscribe("backward", watch.after_backward)
+    session.subscribe("stepping", watch.stepping, first=True)
     for notice in ("stepped", "updated"):
         session.subscribe(notice, watch.stepped)
     session.subscribe("call", watch.called)

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...trace.events import Reached
+from ..compat.tensors import local
 from ..dispatcher import Call, Leave
 from ..session import Session
 from ..turns import Turns
@@ -22,7 +23,7 @@ def install(session: Session) -> None:
     lines = session.lines
     if lines is None:
         return
-    backwards, sharded = 0, False
+    backwards, trained, sharded = 0, False, False
     plain: set[int] = set()  # the optimizers without shards that have stepped before any with shards
     begun, apart = False, False  # whether one with shards has stepped, and only `plain` ones before it, which are done
     models = weakref.WeakSet[nn.Module]()
@@ -58,8 +59,8 @@ def install(session: Session) -> None:
             begin()
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not backwards:  # a helper creates the state of a new optimizer so, or another one uses the same gradients
-            return
+        if not backwards and (trained or not _has_gradients(optimizer)):
+            return  # a helper creates the state of a new optimizer so, or another one uses the same gradients
         turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=True)
         turn.begun += 1
         if turn.number == 0:
@@ -74,7 +75,8 @@ def install(session: Session) -> None:
         models.update(given if isinstance(given, list | tuple) else [given])
 
     def calls(call: Call) -> Leave | None:
-        nonlocal backwards
+        nonlocal backwards, trained
+        trained = True
         if not session.optimizers:  # each backward may be a step that the script makes itself
             session.own += 1
             begin() if session.own == 1 else report()
@@ -86,6 +88,12 @@ def install(session: Session) -> None:
     session.around(BACKWARD, before=calls)
     register_optimizer_step_pre_hook(session.guarded(before))
     register_optimizer_step_post_hook(session.guarded(after))
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    """Whether a step uses gradients, which the script may have made without a backward (an evolution strategy)."""
+    grads = [param.grad for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    return any(bool(local(grad).count_nonzero()) for grad in grads)
 
 
 def _holds_shards(optimizer: Optimizer) -> bool:

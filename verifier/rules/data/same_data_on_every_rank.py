@@ -39,6 +39,8 @@ class SameDataOnEveryRank(Rule):
         run = evidence.trained
         rows = [_trained_on(run, step) for step in range(1, run.steps() + 1)]
         seen = {row for step in range(1, run.steps() + 1) for own in run.rows(step) for row in own}
+        if not seen and not run.all(Micro):
+            return self.not_applicable("no step has a backward: samples of the forwards behind it are not recorded")
         if not seen:
             return self.unknown("the model was given no tensor with distinguishable rows")
         pairs = list(combinations(run.sample_ranks, 2))
