@@ -190,7 +190,7 @@ class Executor:
             self.longest = max(self.longest, run.seconds)
         expected = planned.expected if run.timed_out or planned.role != "survey" else ""
         why = f", expected: {expected}" if expected else ""
-        made = count(steps_of(run) if planned.role == "survey" else run.steps(), "step")
+        made = count(steps_of(run) if planned.mode == "survey" else run.steps(), "step")
         ending = "" if run.completed else f"  did not complete{why}"
         self._report(f"{planned.role:<15} {ranks:<8} {made:>8} {run.seconds:6.1f} s{ending}")
         return Made(planned, run, wrote=tuple(map(str, wrote)))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from .analysis.ending import comes_to_the_same_end
 from .analysis.kinks import before_the_kink
 from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, replicas_not_reduced
 from .config.policy import BY_HAND, Policy, Skip, Widening
@@ -75,6 +76,11 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
     if found.status == "fail" and any(run.probe_failed and run.role in rule.needs for run in evidence.runs):
         return Finding(rule.name, "error", "fsdp2 itself failed in a run that this rule needs: see `verifier`")
     doubt = ""
+    if found.status == "fail" and rule.about_the_resume and (steps := comes_to_the_same_end(evidence)):
+        same = f"{steps} steps after the resume the script ends with the weights of the uninterrupted run, bit by bit"
+        found = (
+            rule.unknown(f"its state could not be aligned: {same}") if rule.beside_the_weights else rule.passed(same)
+        )
     if found.status == "fail":
         compares = rule.family == "hang" or not rule.names_a_cause
         doubt = (_slow(rule, evidence) if compares else "") or _lacks(rule, evidence)

@@ -17,7 +17,7 @@ from .analysis.ending import comparable_end, last_step
 from .analysis.first_run import clip_is_open, keeps_its_batch_on, several_models
 from .analysis.horizon import LEAST, steps_to_compare, trains_before_sharding
 from .analysis.precision import low_precision, needs_full_precision
-from .analysis.reasons import never_written, no_damage, no_resume
+from .analysis.reasons import RESUMED, missing, never_written, no_damage, no_resume
 from .analysis.root_cause import root_cause
 from .config.target import Target
 from .errors import UserError
@@ -39,7 +39,6 @@ SURVEY_SECONDS = 30.0  # a longer script is ended; what it would have reached is
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 UNEVEN = 3
 MOST_RESHARDED = 10  # steps that are compared after a resume on other ranks: rounding is the larger the more there are
-RESUMED = ("resume", "reshard", "crash", "damaged")
 QUICK = frozenset({"train", "full_precision", "reference", "resume"})
 NOT_QUICK = "--quick does not make this run"
 AFTER_TRAIN = ("full_precision", "reference", "single", "original", "inspect", "provoked", *RESUMED)
@@ -327,10 +326,21 @@ def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[Planned
     return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
 
 
+def continued(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The resume once more, to the end of the script, where its first steps differ: perhaps they were only counted otherwise."""
+    target, survey, rules = settings.target, evidence.survey, map(RULES.__getitem__, settings.chosen)
+    if evidence.continued is not None or evidence.resume is None or survey is None or not survey.completed:
+        return []
+    known = completed(settings, evidence)
+    if all(judge_one(r, known).status != "fail" for r in rules if r.about_the_resume and not r.beside_the_weights):
+        return []
+    fields = {"mode": "survey", "files": "saved", "starting_point": False, "optional": True}
+    return [settings.run("continued", target.nproc, *target.resume_args, **fields)]
+
+
 def last(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """The measure of noise, which needs the reference, and what is left of the faults."""
-    noise = perturbed(settings, evidence)
-    found = [*noise, *endings(settings, evidence)]
+    """The measure of noise, which needs the reference, second looks, and what is left of the faults."""
+    found = [*perturbed(settings, evidence), *endings(settings, evidence), *continued(settings, evidence)]
     return found if found and evidence.course.created else [*found, *faults(settings, evidence)]
 
 
@@ -341,32 +351,17 @@ def stages(tier: str) -> tuple[Stage, ...]:
 
 def completed(settings: Settings, evidence: Evidence) -> Evidence:
     """The evidence with the reasons for runs that were not made, without faults that decide nothing."""
-    evidence = replace(evidence, missing=_missing(settings, evidence))
-    return replace(evidence, crashes=(), damaged=()) if no_damage(evidence) else evidence
-
-
-def _missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
-    """{role: why there is no run in it}."""
-    train, target = evidence.train, settings.target
+    target, train = settings.target, evidence.train
     if train is None or not _trained(evidence):
         what = "did not complete (see run-completes)" if train is not None and not train.completed else "made no step"
-        return dict.fromkeys(AFTER_TRAIN, f"the train run {what}")
-    found, refused = dict(evidence.missing), evidence.course.refused
-    if target.quick:
-        found |= dict.fromkeys({role for name in settings.chosen for role in RULES[name].needs} - QUICK, NOT_QUICK)
-    if "alone" in evidence.course.ways and refused is not None and evidence.reference and evidence.reference.completed:
-        found |= {"ddp": text} if (text := root_cause(refused).text) else {}
-    if reason := no_resume(target.resume_args, settings.steps, evidence):
-        return found | dict.fromkeys(RESUMED, reason)
-    if "reshard" in settings.needs and not target.reshard_to:
-        found["reshard"] = "no other world size was requested: pass --reshard-to"
-    if reason := no_damage(evidence):
-        return found | dict.fromkeys(("crash", "damaged"), reason)
-    if not evidence.crashes:
-        found.setdefault("crash", "no save could be interrupted (the script saves through neither DCP nor torch.save)")
-    if not evidence.damaged:
-        found.setdefault("damaged", "no file of the last save was found")
-    return found
+        found = dict.fromkeys(AFTER_TRAIN, f"the train run {what}")
+    else:
+        needs = {role for name in settings.chosen for role in RULES[name].needs}
+        unmade = dict.fromkeys(needs - QUICK, NOT_QUICK) if target.quick else {}
+        reshards = bool(target.reshard_to) or "reshard" not in settings.needs
+        found = missing(evidence, target.resume_args, settings.steps, reshards, unmade)
+    evidence = replace(evidence, missing=found)
+    return replace(evidence, crashes=(), damaged=()) if no_damage(evidence) else evidence
 
 
 def _trained(evidence: Evidence) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ..evidence import Evidence
 from ..trace import Run
-from ..trace.events import Place, Printed, Written
+from ..trace.events import Place, Printed, Reached, Written
+from .horizon import steps_of
 from .shown import lines_of_loop, without_own_values
 from .state import apart
 
@@ -35,6 +36,17 @@ def comparable_end(evidence: Evidence) -> bool:
     ended = survey is not None and survey.completed and single is not None and single.completed
     shows = survey is not None and bool(survey.all(Printed) or survey.all(Written))
     return ended and shows and evidence.full_precision is evidence.train
+
+
+def comes_to_the_same_end(evidence: Evidence) -> int:
+    """The steps of a resumed run up to the end of the script, where its weights are those of the uninterrupted one bit by bit; else 0."""
+    survey, continued = evidence.survey, evidence.continued
+    if survey is None or continued is None or not (survey.completed and continued.completed):
+        return 0
+    ends = [[event.weights for event in run.all(Reached) if event.ended] for run in (survey, continued)]
+    made = steps_of(continued)
+    same = ends[0] == ends[1] and len(ends[0]) == survey.world_size and all(ends[0])
+    return made if same and made < steps_of(survey) else 0
 
 
 def last_step(evidence: Evidence) -> int:

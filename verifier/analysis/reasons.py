@@ -1,10 +1,33 @@
-"""Why a script cannot be resumed, or its checkpoints cannot be damaged, as reports state it."""
+"""Why runs were not made: a script cannot be resumed, its checkpoints cannot be damaged; as reports state it."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..evidence import Evidence
 from .checkpoints import outside, same_weights_after, unseen_save
+from .root_cause import root_cause
+
+RESUMED = ("resume", "reshard", "crash", "damaged")
+
+
+def missing(
+    evidence: Evidence, resume_args: Sequence[str], steps: int, reshards: bool, unmade: Mapping[str, str]
+) -> dict[str, str]:
+    """{role: why there is no run in it}, after a train run. `reshards`: whether other world sizes were asked for, where rules need them."""
+    found, course = evidence.missing | {**unmade}, evidence.course
+    if "alone" in course.ways and course.refused is not None and evidence.reference and evidence.reference.completed:
+        found |= {"ddp": text} if (text := root_cause(course.refused).text) else {}
+    if reason := no_resume(resume_args, steps, evidence):
+        return found | dict.fromkeys(RESUMED, reason)
+    if not reshards:
+        found["reshard"] = "no other world size was requested: pass --reshard-to"
+    if reason := no_damage(evidence):
+        return found | dict.fromkeys(("crash", "damaged"), reason)
+    if not evidence.crashes:
+        found.setdefault("crash", "no save could be interrupted (the script saves through neither DCP nor torch.save)")
+    if not evidence.damaged:
+        found.setdefault("damaged", "no file of the last save was found")
+    return found
 
 
 def no_resume(resume_args: Sequence[str], steps: int, evidence: Evidence) -> str:

@@ -57,6 +57,7 @@ class Rule(ABC):
     judges_exports: ClassVar[bool] = False  # whether a file that nothing resumes from is enough for it
     only_warns: ClassVar[bool] = False  # whether it costs memory or time, and leaves the trained model right
     names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what
+    beside_the_weights: ClassVar[bool] = False  # whether it judges what may be lost without an effect on the weights
     shown_by: ClassVar[str] = (
         ""  # the rule that fails wherever this cause has an effect: where that passes, this only warns
     )
@@ -69,6 +70,11 @@ class Rule(ABC):
     def about_checkpoints(self) -> bool:
         """Whether it judges checkpoints, or a run that resumes from one."""
         return self.family == "checkpoint" or bool(self.needs & RESUMED)
+
+    @property
+    def about_the_resume(self) -> bool:
+        """Whether it judges a run that resumes on as many ranks from an intact checkpoint."""
+        return "resume" in self.needs and not self.needs & {"reshard", "crash", "damaged"}
 
     def too_short(self, evidence: Evidence) -> str:
         """Why the train run has not recorded what this rule wants; "" if it has, and `evidence.trained` is that run."""

@@ -1,8 +1,11 @@
 """The survey run: how far the script comes, by its lines, steps, saves and backwards. Beside its saves nothing else is recorded."""
 
+import hashlib
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -26,15 +29,26 @@ def install(session: Session) -> None:
     backwards, trained, sharded = 0, False, False
     plain: set[int] = set()  # the optimizers without shards that have stepped before any with shards
     begun, apart = False, False  # whether one with shards has stepped, and only `plain` ones before it, which are done
-    models = weakref.WeakSet[nn.Module]()
+    models: list[weakref.ref[nn.Module]] = []
+    weights = ""
 
     def report(ended: bool = False) -> None:
         nonlocal backwards
         steps, new = max(session.step_number() - 1, session.own - (not ended)), lines.new()
         if new or steps <= STEPS or ended:
-            trainable = sum(param.requires_grad for module in models for param in module.parameters())
+            alive = [module for one in models if (module := one()) is not None]
+            trainable = sum(param.requires_grad for module in {*alive} for param in module.parameters())
+            last = weights if ended else ""
             session.write(
-                Reached(steps=steps, lines=new, backwards=backwards, trainable=trainable, ended=ended, apart=apart)
+                Reached(
+                    steps=steps,
+                    lines=new,
+                    backwards=backwards,
+                    trainable=trainable,
+                    ended=ended,
+                    weights=last,
+                    apart=apart,
+                )
             )
         backwards = 0
 
@@ -72,7 +86,11 @@ def install(session: Session) -> None:
             sharded, session.own = True, 0
             session.optimizers = Turns()
         given = call.given(0, "module")
-        models.update(given if isinstance(given, list | tuple) else [given])
+        models.extend(weakref.ref(module) for module in (given if isinstance(given, list | tuple) else [given]))
+
+    def ends(call: Call) -> None:
+        nonlocal weights
+        weights = _digest(module for one in models if (module := one()) is not None)
 
     def calls(call: Call) -> Leave | None:
         nonlocal backwards, trained
@@ -85,9 +103,22 @@ def install(session: Session) -> None:
 
     session.subscribe("ended", lambda: report(ended=True))
     session.around("torch.distributed.fsdp:fully_shard", before=sharding)
+    session.around("torch.distributed:destroy_process_group", before=ends)
     session.around(BACKWARD, before=calls)
     register_optimizer_step_pre_hook(session.guarded(before))
     register_optimizer_step_post_hook(session.guarded(after))
+
+
+def _digest(modules: Iterable[nn.Module]) -> str:
+    """A digest of this rank's parts of all parameters and buffers; "" where there are none, or none of this process."""
+    digest, seen = hashlib.sha256(), set[int]()
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            part = local(tensor.detach())
+            if id(tensor) not in seen and part.device.type != "meta":
+                seen.add(id(tensor))
+                digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest() if seen else ""
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:

@@ -43,6 +43,7 @@ class StateRestored(Rule):
     """
 
     needs = frozenset({"train", "resume"})
+    beside_the_weights = True
 
     def judge(self, evidence: Evidence) -> Finding:
         train, resume, after = evidence.trained, evidence.resume, evidence.resumed_after()

@@ -50,7 +50,8 @@ class Reached(Event):
 
     `steps`: optimizer steps made; `lines`: {file: lines of the project}; `backwards`: since then. `stack`: the frames of the first
     optimizer step, innermost first: lines are reported again from then on. `trainable`: parameters that require gradients.
-    `ended`: the script has come to its end. `apart`: optimizers without shards have stepped only before the first one with shards.
+    `ended`: the script has come to its end, with these `weights` (a digest of this rank's part). `apart`: optimizers without shards
+    have stepped only before the first one with shards.
     """
 
     steps: int
@@ -60,6 +61,7 @@ class Reached(Event):
     stack: list[Place] = field(default_factory=list)
     sharded: bool = False  # whether `fully_shard` was called before
     ended: bool = False
+    weights: str = ""
     apart: bool = False
 
 
