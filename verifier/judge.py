@@ -19,7 +19,7 @@ from .rules.base import Rule
 from .rules.naming import is_named, is_skipped
 from .source.suppress import RULE as UNUSED
 from .source.suppress import covering, problems, uses
-from .trace.events import ProbeError
+from .trace.events import End, ProbeError
 from .trace.origin import place_in_ours
 from .verdict import Verdict
 
@@ -83,7 +83,7 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
         )
     if found.status == "fail":
         compares = rule.family == "hang" or not rule.names_a_cause
-        doubt = (_slow(rule, evidence) if compares else "") or _lacks(rule, evidence)
+        doubt = (_slow(rule, evidence) if compares else "") or _cut(rule, evidence) or _lacks(rule, evidence)
     elif found.status in ("pass", "not_applicable") and rule.family in LISTENED:
         doubt = _probe_error(evidence)
     return rule.unknown(doubt) if doubt else found
@@ -96,6 +96,15 @@ def _slow(rule: Rule, evidence: Evidence) -> str:
         return ""
     what = f"the {run.role} run was still making progress when its {run.timeout:.0f} s were over, after {run.steps()} steps"
     return f"{what}: pass a larger --timeout, a smaller model or fewer --steps"
+
+
+def _cut(rule: Rule, evidence: Evidence) -> str:
+    """Why ranks may wait for one another only since the train run ends its script early; "" if the script's own end shows that they do."""
+    train, survey = evidence.train, evidence.survey
+    if rule.family != "hang" or train is None or train.completed or survey is None or not survey.completed:
+        return ""
+    stopped = any(end.how == "stopped" for end in train.all(End))
+    return "the whole script comes to its end, and the train run ended its ranks at different places" if stopped else ""
 
 
 def _lacks(rule: Rule, evidence: Evidence) -> str:
