@@ -1,4 +1,4 @@
-"""What the whole script shows against a failure of its first steps: a resume that comes to the same end, a run that was cut."""
+"""What must not be taken for a fault: a resume that comes to the same end, a run that was cut, an optimizer whose time is over, chance."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,9 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from records import cases, judge, micro, run, step, stepped
+from records import cases, judge, micro, model, run, step, stepped
+from verified_fsdp2.verifier.analysis.comparison import update_apart
 from verified_fsdp2.verifier.analysis.ending import comes_to_the_same_end
 from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.probe.dispatcher import Call
+from verified_fsdp2.verifier.probe.events.merged import Exports
 from verified_fsdp2.verifier.probe.events.survey import _digest
 from verified_fsdp2.verifier.trace import Run
 
@@ -75,3 +78,61 @@ def test_a_digest_of_weights_and_buffers() -> None:
     with torch.no_grad():
         other.running_mean.add_(1.0)  # type: ignore[union-attr]
     assert _digest([one]) != _digest([other])
+
+
+@cases(
+    "others, steps",
+    ([[1], [1], [1]], 3),
+    ([[1, 1], [1, 1], [1, 1]], 3),  # a critic steps twice
+    ([[1], [1], [1, 1, 1]], 2),  # the first optimizer steps no more: what follows belongs to none of its steps
+    ([[], [], [1, 1]], 2),
+    ([[], [], [1]], 3),
+)
+def test_steps_behind_the_last_one_of_the_first_optimizer(others: list[list[int]], steps: int) -> None:
+    records = []
+    for k, own in enumerate(others, 1):
+        records += [micro(k), step(k), stepped(k)]
+        records += [one for _ in own for one in (step(k, optimizer=1), stepped(k, optimizer=1))]
+    assert run(records, records).steps() == steps
+
+
+@cases("bias, alike", (1e-9, True), (1e-2, False))
+def test_updates_that_rounding_makes(bias: float, alike: bool) -> None:
+    """Adam makes whole updates of a gradient that cancels: zero in one run, and what rounding leaves in the other."""
+
+    def made(bias: float) -> Run:
+        grads = {"w": [1.0, 1.0, 0.0, 0.0, 0.0], "b": [bias * bias, bias, 0.0, 0.0, 0.0]}
+        before, after = (
+            {"w": [1.0, x, 0.0, 0.0, 0.0], "b": [1.0, y, 0.0, 0.0, 0.0]} for x, y in ((1.0, 0.0), (2.0, bias > 0))
+        )
+        return run([model(), step(1, grads, weights=before), stepped(1, weights=after)])
+
+    assert (update_apart(made(bias), made(0.0), 1)[0] < 1e-6) is alike
+
+
+def test_adapters_that_are_in_the_weights_already() -> None:
+    """An export that merges in place and gathers then: the module would add its adapters once more."""
+    base, added = torch.ones(2, 2), torch.eye(2)
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.a, self.b = (nn.Parameter(one.clone()) for one in (base, added, added))
+            self.weight.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ (self.weight + self.a @ self.b).T
+
+    whole = nn.ModuleDict({"qkv": Adapted()})
+    slots = [SimpleNamespace(param=param) for param in whole.parameters()]
+    exports = Exports(SimpleNamespace(all_slots=lambda: slots))  # type: ignore[arg-type]
+    exports.steps(torch.optim.SGD(whole.parameters()), (), {})
+    for merges in (False, True):
+        exports.known = {}
+        if merges:
+            with torch.no_grad():
+                whole["qkv"].weight.add_(added)  # type: ignore[operator]
+        call = Call((whole,), {})
+        call.result = {name: value.detach() for name, value in whole.state_dict().items()}
+        exports.gathered(call)
+        assert bool(exports.known) is not merges

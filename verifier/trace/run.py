@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 from ..errors import PROBE_FAILED
 from . import events
+from .beside import beside, changed_beside, others_go_on
 from .events import Event, Step, Stepped
 from .sketches import Sketch, add, of_number
 
 E = TypeVar("E", bound=Event)
 S = TypeVar("S", Step, Stepped)
 CONTEXT = {"cp", "context", "context_parallel"}  # names of a dim of a mesh over which sequences are split
+CANCELS = 1e-5  # of the norm of the largest gradient: one that is smaller may be rounding alone
 STILL = 0.1  # of its time limit: a run that recorded something in the last part of it was not stuck
 
 
@@ -42,13 +44,13 @@ class Trace:
     @cached_property
     def steps(self) -> list[Step]:
         """The records of its steps, each merged with those of the other optimizers in the same step."""
-        return [_beside(record, others) for record, others in self._with_others(Step)]
+        return [beside(record, others) for record, others in self._with_others(Step)]
 
     @cached_property
     def stepped(self) -> list[Stepped]:
         """The records of what its steps changed, each merged with what the other optimizers changed of their own parameters."""
         held = {r.optimizer: r.held for r in self.of(Step)}
-        return [_changed_beside(record, others, held) for record, others in self._with_others(Stepped)]
+        return [changed_beside(record, others, held) for record, others in self._with_others(Stepped)]
 
     def _with_others(self, kind: type[S]) -> list[tuple[S, list[S]]]:
         """(record of the first optimizer, those of the others between it and its next one) of a kind.
@@ -58,7 +60,7 @@ class Trace:
         records = self.of(kind)
         main: list[S] = [r for r in records if r.optimizer == self.first_optimizer]
         marks = [*(float(r.seq) for r in main[1:]), math.inf]
-        spans = zip(main, marks, strict=False)
+        spans = list(zip(main, marks, strict=False))[: -1 if others_go_on(self.of(Step)) else None]
         return [(one, [r for r in records if r is not one and one.seq < r.seq < end]) for one, end in spans]
 
     def cleared(self, step: int) -> int:
@@ -70,35 +72,6 @@ class Trace:
     def end(self) -> events.End | None:
         """How the script ended on this rank; None if the rank exited without recording it."""
         return self.first(events.End)
-
-
-def _beside(record: Step, others: list[Step]) -> Step:
-    """A step's record with the state of the other optimizers in the step, and the gradients of their own parameters."""
-    first: dict[int, Step] = {}
-    for other in others:
-        first.setdefault(other.optimizer, other)
-    for other in first.values():
-        gradients = (other.grads_at_step, other.grads)
-        own, before = ({n: value for n, value in found.items() if n in other.held} for found in gradients)
-        record = replace(
-            record,
-            held=[*record.held, *(name for name in other.held if name not in record.held)],
-            strangers=[*record.strangers, *(shape for shape in other.strangers if shape not in record.strangers)],
-            lr=[*record.lr, *other.lr],
-            state={**other.state, **record.state},
-            grads={**record.grads, **before},
-            grads_at_step={**record.grads_at_step, **own},
-        )
-    return record
-
-
-def _changed_beside(record: Stepped, others: list[Stepped], held: dict[int, list[str]]) -> Stepped:
-    """The record of a step's changes, with those that the other optimizers made to their own parameters."""
-    for other in others:
-        own = set(held.get(other.optimizer, ()))
-        weights, moved = ({k: v for k, v in found.items() if k in own} for found in (other.weights, other.moved))
-        record = replace(record, weights={**record.weights, **weights}, moved={**record.moved, **moved})
-    return record
 
 
 @dataclass(frozen=True)
@@ -323,6 +296,16 @@ class Run:
         """Norm of the whole gradient after the last backward of a step (before any clipping)."""
         parts = [g[0] for g in self.whole(Step, field, step).values() if g is not None]
         return math.sqrt(math.fsum(parts)) if parts else None
+
+    @cached_property
+    def faint(self) -> dict[str, float]:
+        """{parameter: its largest gradient, squared} where that is at most what rounding leaves of a sum that cancels."""
+        largest: dict[str, float] = {}
+        for step in range(1, self.steps() + 1):
+            for name, g in self.whole(Step, "grads", step).items():
+                largest[name] = max(largest.get(name, 0.0), g[0] if g is not None else 0.0)
+        least = CANCELS**2 * max(largest.values(), default=0.0)
+        return {name: value for name, value in largest.items() if value <= least}
 
     @property
     def grad_norms(self) -> list[float | None]:

@@ -1,6 +1,7 @@
 """Weights of adapters that the script merges into an export: held against the module that computes with both, in the survey run.
 
-A module is called apart with the whole tensors that the script has gathered: no collective, no gradient, nothing drawn.
+A module is called apart with the whole tensors that the script has gathered: no collective, no gradient, nothing drawn. One whose
+frozen weights are others than in training has its adapters in them already, and is left out.
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.func import functional_call
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...trace.events import Merged
+from ..compat.tensors import local
 from ..dispatcher import Call
 from ..session import Session
 from .checkpoints import DCP
@@ -35,6 +39,15 @@ class Exports:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.known: dict[str, Adapted] = {}
+        self.frozen: dict[
+            int, float
+        ] = {}  # of each frozen parameter, by its id, the length of this rank's part in training
+
+    def steps(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """An optimizer steps: the frozen parameters are those of the training."""
+        if not self.frozen:
+            slots = self.session.all_slots()
+            self.frozen = {id(slot.param): _length(slot.param) for slot in slots if not slot.param.requires_grad}
 
     def gathered(self, call: Call) -> None:
         """A state dict was made: of whole tensors, on this rank."""
@@ -43,7 +56,10 @@ class Exports:
         whole = {k: v.float() for k, v in found.items() if type(v) is torch.Tensor and v.is_floating_point()}
         for path, module in model.named_modules() if whole else ():
             own = {k.removeprefix(f"{path}."): v for k, v in whole.items() if k.startswith(f"{path}.")}
-            if len(own) > 2 and not any(isinstance(part, FSDPModule) for part in module.modules()):
+            changed = any(
+                self.frozen.get(id(p), length) != length for p in module.parameters() for length in [_length(p)]
+            )
+            if len(own) > 2 and not changed and not any(isinstance(part, FSDPModule) for part in module.modules()):
                 adapted = _adapted(module, own)
                 if adapted is not None:
                     self.known[path] = adapted
@@ -60,6 +76,10 @@ class Exports:
                 factor = float((held * adapted.added).sum() / adapted.added.square().sum())
                 if float((held - factor * adapted.added).norm()) <= _STRAIGHT * float(held.norm()):
                     self.session.write(Merged(name=f"{path}.weight", factor=factor, at_line=self.session.here()))
+
+
+def _length(param: torch.Tensor) -> float:
+    return float(local(param.detach()).double().square().sum())
 
 
 @torch.no_grad()
@@ -91,6 +111,7 @@ def install(session: Session) -> None:
     if session.request["mode"] != "survey":
         return
     exports = Exports(session)
+    register_optimizer_step_post_hook(session.guarded(exports.steps))
     for name in ("get_model_state_dict", "get_state_dict"):
         session.around(f"{DCP}.state_dict:{name}", after=exports.gathered)
     session.around("torch:save", before=exports.writes)

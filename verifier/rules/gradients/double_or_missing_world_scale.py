@@ -8,8 +8,6 @@ from ...trace.events import Divide, Micro, Step
 from ..base import Evidence, Finding
 from ._base import ScaleRule
 
-CANCELS = 1e-5  # of the largest gradient's norm: what is smaller may be rounding, of which any factor is by chance
-
 
 class DoubleOrMissingWorldScale(ScaleRule):
     """The gradient is divided once by the world size and once by the number of micro-batches.
@@ -70,9 +68,9 @@ def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:
     """(field, parameter, factor) where the first gradient is a multiple of the oracle's, after backward or at the step."""
     for field in ("grads", "grads_at_step"):
         mine, theirs = run.whole(Step, field, 1), oracle.whole(Step, field, 1)
-        least = CANCELS**2 * max((a[0] for a in mine.values() if a), default=0.0)
         for name, a in mine.items():
-            if a and (b := theirs.get(name)) and a[0] > least and b[0] > least:
+            by_chance = name in run.faint or name in oracle.faint
+            if a and (b := theirs.get(name)) and a[0] > 0.0 and b[0] > 0.0 and not by_chance:
                 ratio = math.sqrt(a[0] / b[0])
                 if difference(a, [ratio * x for x in b]) <= NEAR * math.sqrt(a[0]):
                     yield field, name, ratio

@@ -1,7 +1,9 @@
+import ast
 from itertools import pairwise
+from typing import TypeGuard
 
 from ...analysis.state import apart, states
-from ...analysis.syntax import called
+from ...analysis.syntax import called, last_name
 from ...evidence import Sources
 from ...trace.events import Step
 from ..base import Evidence, Finding, Rule, Run, count, some
@@ -49,7 +51,7 @@ class AverageWithoutBuffers(Rule):
                     and apart(begun, last[mine]) == 0.0
                 ):
                     kept.append(mine)
-        if kept and not _recalibrated(evidence.sources):
+        if kept and not _recalibrated(evidence.sources, {name.rpartition(".")[2] for name in kept}):
             line = next((r.at_line for r in run.places(Step)), None)
             what = f"{some(kept)} {'keeps its' if len(kept) == 1 else 'keep their'} initial values"
             return self.failed(
@@ -93,6 +95,12 @@ def _buffers(run: Run, path: str) -> list[str]:
     return [b.name.removeprefix(model.root) for b in model.buffers]
 
 
-def _recalibrated(sources: Sources) -> bool:
-    """Whether the project computes statistics of a model anew, as after an average of weights."""
-    return any(called(sources.tree(file)) & _RECALIBRATES for file in sources.project)
+def _recalibrated(sources: Sources, buffers: set[str]) -> bool:
+    """Whether the project computes statistics of a model anew, as after an average of weights: it resets these buffers by name."""
+    trees = [sources.tree(file) for file in sources.project]
+    resets = (n.func.value for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Call) and _is_reset(n.func))
+    return any(called(tree) & _RECALIBRATES for tree in trees) or any(last_name(one) in buffers for one in resets)
+
+
+def _is_reset(function: ast.expr) -> TypeGuard[ast.Attribute]:
+    return isinstance(function, ast.Attribute) and function.attr in ("zero_", "fill_")
