@@ -7,7 +7,6 @@ from typing import Any
 
 from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, fault, needs
-from .crosschecks_context import WORDS
 from .crosschecks_parallel import verification_mesh
 
 ALONE: dict[str, Any] = {  # the one value that each of these keys may have
@@ -65,7 +64,7 @@ def _alone(key: str, only: Any) -> None:
     def expert_parallelism_alone(values: Values, ep: int, found: Any) -> Iterator[Fault]:
         if ep > 1 and found != only:
             shown = "true" if found is True else repr(found)
-            yield fault(key, f"must be {WORDS.get(only, only)} with parallel.ep {ep}, found {shown}")
+            yield fault(key, f"must be {str(only).lower()} with parallel.ep {ep}, found {shown}")
 
 
 for _key, _only in ALONE.items():
