@@ -59,6 +59,14 @@ def expert_parallelism_reshards_whole(values: Values, ep: int, reshard: Any) -> 
         yield fault(key, f"must be true or false with parallel.ep {ep}, found {reshard}")
 
 
+@needs("parallel.ep", "memory.activation_checkpointing")
+def expert_parallelism_recomputes_blocks(values: Values, ep: int, kind: str) -> Iterator[Fault]:
+    """Measured on 2.13.0: selective checkpointing raises "invocation index 2 encountered during backward but not found"."""
+    if ep > 1 and kind == "op-selective":
+        message = f"must be none, full or every-nth with parallel.ep {ep}, found {kind!r}"
+        yield fault("memory.activation_checkpointing", message)
+
+
 def _alone(key: str, only: Any) -> None:
     @needs("parallel.ep", key)
     def expert_parallelism_alone(values: Values, ep: int, found: Any) -> Iterator[Fault]:

@@ -37,11 +37,11 @@ def test_one_trajectory_on_1_2_and_4_ranks_and_after_resumes_without_it(tmp_path
 @pytest.mark.launch
 @cases(
     "settings",
-    (["parallel.dp_replicate=2", "memory.activation_checkpointing=full"],),
-    (["train.micro_batch=2", "checkpoint.mode=thread", "memory.activation_checkpointing=op-selective"],),
-    (["train.max_norm=null", "memory.chunked_loss=true", "parallel.reshard_after_forward=false"],),
-    (["optimizer={kind: schedule_free, lr: 0.01}", "schedule.kind=constant"],),
-    (["optimizer.groups=[{match: stacked, lr: 0.001}]", "parallel.prefetch={forward: 1, backward: 1}"],),
+    ["parallel.dp_replicate=2", "memory.activation_checkpointing=full"],
+    ["train.micro_batch=2", "checkpoint.mode=thread", "memory.activation_checkpointing=full"],
+    ["train.max_norm=null", "memory.chunked_loss=true", "parallel.reshard_after_forward=false"],
+    ["optimizer={kind: schedule_free, lr: 0.01}", "schedule.kind=constant"],
+    ["optimizer.groups=[{match: stacked, lr: 0.001}]", "parallel.prefetch={forward: 1, backward: 1}"],
 )
 def test_with_other_settings(tmp_path: Path, settings: list[str]) -> None:
     project = write_project(tmp_path, SPEC, *EP, *settings)
@@ -66,6 +66,11 @@ def test_with_other_settings(tmp_path: Path, settings: list[str]) -> None:
         [EXPERTS, "parallel.ep=2", "train.global_batch=12", "verify={nproc: 3, reshard_to: [1]}"],
         "parallel.ep",
         "must divide the 3 ranks that share a copy of the model on 3 ranks, and model.experts.number, found 2",
+    ),
+    (
+        [*EP, "memory.activation_checkpointing=op-selective"],
+        "memory.activation_checkpointing",
+        "must be none, full or every-nth with parallel.ep 2, found 'op-selective'",
     ),
     ([*EP, "memory.compile=true"], "memory.compile", "must be false with parallel.ep 2, found true"),
     ([*EP, "parallel.cpu_offload=true"], "parallel.cpu_offload", "must be false with parallel.ep 2, found true"),
