@@ -36,6 +36,7 @@ def files(spec: Spec) -> dict[str, str]:
         "train.py": True,
         "model.py": True,
         "experts.py": bool(spec["model"].get("experts")),
+        "expert_parallel.py": spec["parallel"]["ep"] > 1,
         "lora.py": spec["finetune"]["kind"] == "lora",
         "context_parallel.py": spec["parallel"]["cp"] > 1,
         "loss.py": spec["memory"]["chunked_loss"],

@@ -188,6 +188,7 @@ def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision:
         "fixed_shard": parallel["dp_shard"] != "auto",
         "tp": parallel["tp"] > 1,
         "cp": parallel["cp"] > 1,
+        "ep": parallel["ep"] > 1,
         "inner": inner,
         "inner_words": INNER.get(inner, ""),
         "reshard_to_ranks": to_ranks,

@@ -144,7 +144,7 @@ def _decoder_parameters(values: Values) -> list[str]:
     parts = [f"{part}.weight" for part in (*parts, "attention_norm", "feed_forward_norm")]
     layers, experts = values["model.layers"], values["model.experts"]
     dense = [f"feed_forward.{name}.weight" for name in ("gate", "up", "down")]
-    mixture = [f"experts.{name}" for name in ("router", "gate", "up", "down")]
+    mixture = [f"experts.{name}" for name in ("router", "stacked.gate", "stacked.up", "stacked.down")]
     mixture += [f"shared_experts.{name}.weight" for name in ("gate", "up", "down") if experts and experts["shared"]]
     first = experts["first_dense"] if experts else layers
     names = [f"blocks.{n}.{part}" for n in range(layers) for part in (*parts, *(dense if n < first else mixture))]

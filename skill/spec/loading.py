@@ -12,6 +12,7 @@ from . import crosschecks, presets, renamed, schema
 from . import crosschecks_context as crosschecks_context  # it registers its checks
 from . import crosschecks_data as crosschecks_data  # it registers its checks
 from . import crosschecks_decoder as crosschecks_decoder  # it registers its checks
+from . import crosschecks_experts as crosschecks_experts  # it registers its checks
 from . import crosschecks_launch as crosschecks_launch  # it registers its checks
 from . import crosschecks_model as crosschecks_model  # it registers its checks
 from . import crosschecks_parallel as crosschecks_parallel  # it registers its checks

@@ -14,6 +14,7 @@ from trees import SMALL, write_project
 
 OWN = (
     "distributed",
+    "expert_parallel",
     "experts",
     "lora",
     "model",

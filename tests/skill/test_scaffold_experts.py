@@ -29,7 +29,7 @@ def layer(module: Any, top_k: int = 2, width: int = 8, dtype: torch.dtype = torc
 
 def naive(made: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
     """One token after the other."""
-    gate, up, down = (weight.chunk(5) for weight in (made.gate, made.up, made.down))
+    gate, up, down = (weight.chunk(5) for weight in made.stacked.parameters())
     rows = []
     for token in x.flatten(0, 1):
         scores = torch.sigmoid(made.router @ token)
@@ -57,7 +57,7 @@ def test_each_token_goes_through_its_experts(generate: Generate, top_k: int, sca
 
 def test_the_grouped_product_is_that_of_each_expert(generate: Generate) -> None:
     module = generate(SPEC, "experts", EXPERTS, "precision.param_dtype=bfloat16")
-    weights = [getattr(layer(module, dtype=torch.bfloat16), name).detach() for name in ("gate", "up", "down")]
+    weights = [weight.detach() for weight in layer(module, dtype=torch.bfloat16).stacked.parameters()]
     stacked = [weight.unflatten(0, (5, -1)).requires_grad_() for weight in weights]
     x, counts = torch.randn(20, 8).bfloat16(), torch.tensor([4, 0, 9, 7, 0])
     results = [compute(x, counts, *stacked) for compute in (module.all_at_once, module.one_by_one)]
@@ -94,8 +94,8 @@ def test_size_initial_values_and_counts_of_the_model(tmp_path: Path) -> None:
         assert again.shape == (2, 5) and again.sum(1).tolist() == [128, 128]
         for block in model.blocks[1:]:
             assert not block.experts.bias.any()
-            assert block.experts.gate.full_tensor().std().item() == pytest.approx(32**-0.5, rel=0.05)
-            assert block.experts.down.full_tensor().std().item() == pytest.approx((32 * 6) ** -0.5, rel=0.05)
+            assert block.experts.stacked.gate.full_tensor().std().item() == pytest.approx(32**-0.5, rel=0.05)
+            assert block.experts.stacked.down.full_tensor().std().item() == pytest.approx((32 * 6) ** -0.5, rel=0.05)
         assert [name for name in model.state_dict() if "bias" in name] == [
             "blocks.1.experts.bias",
             "blocks.2.experts.bias",

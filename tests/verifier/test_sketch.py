@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verified_fsdp2.verifier.probe import sketch as module
-from verified_fsdp2.verifier.probe.events.state import Walk
+from verified_fsdp2.verifier.probe.events.state import Walk, _token
 from verified_fsdp2.verifier.probe.sketch import row_hashes, sketch
 from verified_fsdp2.verifier.trace import difference
 
@@ -120,3 +120,9 @@ def test_nested_tensors_of_a_training_loop_are_read_as_their_values() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     ((path, _, values),) = walk._walk(nested, "batch", "local", 0)
     assert path == "batch" and sketch(values)[0] == 5.0
+
+
+def test_no_two_biases_of_experts_are_taken_for_one_value() -> None:
+    """Biases that rise and fall by one rate add up to 0, weighted by 1, 2, 3 and 4 too: [-1, 1, 1, -1] is not [0, 0, 0, 0]."""
+    biases = torch.cartesian_prod(*[torch.arange(-3.0, 4.0)] * 4) * 0.001
+    assert len({_token(bias) for bias in biases}) == 7**4

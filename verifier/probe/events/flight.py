@@ -4,6 +4,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from ..saving import place_of
 from ..session import Session
 
 _COLLECTIVES = ("barrier", "all_reduce", "broadcast", "all_gather_object", "gather_object", "broadcast_object_list")
+SAVES = 120.0  # seconds that a run which has made its steps waits for them
 
 
 class Flight:
@@ -24,13 +26,21 @@ class Flight:
         self.session = session
         self.watch: bool = session.request["watch_saves"]
         self.pending: list[tuple[Any, Any, Place | None]] = []  # future, process group, line of the save
+        self.uploads: list[Future[Any]] = []  # of all saves
         self.targets: set[str] = set()  # paths of saves
 
     def started(self, result: Any, group: Any) -> None:
         """An asynchronous save has started, with collectives on `group`."""
+        upload = getattr(result, "upload_completion", result)
+        if isinstance(upload, Future):
+            self.uploads.append(upload)
         own = group if group is not None else dist.group.WORLD
         if self.watch and own is not None and dist.is_initialized():
-            self.pending.append((getattr(result, "upload_completion", result), own, self.session.here()))
+            self.pending.append((upload, own, self.session.here()))
+
+    def stopped(self) -> None:
+        """The run ends here, the script would go on: runs that resume read what it is writing. The process of a save may start slowly."""
+        wait(self.uploads, SAVES)
 
     def collective(self, groups: Callable[[], list[Any]], what: str) -> None:
         """The main thread is about to use these groups: is a save in flight on one of them?"""
@@ -54,6 +64,7 @@ class Flight:
 def install(session: Session) -> None:
     """Subscribe to collectives of the main thread and to renames, if saves are watched."""
     flight = session.one(Flight)
+    session.subscribe("stop", flight.stopped)
 
     def called(call: Call) -> None:
         if flight.pending and session.depth == 0:

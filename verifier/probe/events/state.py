@@ -375,7 +375,8 @@ def _digest(tensor: torch.Tensor) -> tuple[float, float]:
     some = elements(local(tensor))
     some = (torch.view_as_real(some) if some.is_complex() else some).reshape(-1)
     some = some[:: max(1, some.numel() // _SAMPLED)].to(torch.float64)
-    weights = torch.arange(1, some.numel() + 1, dtype=torch.float64, device=some.device)
+    # Sines of integers: no sum of whole multiples of them is 0, as it is of 1, 2, 3 and 4 for [-1, 1, 1, -1] (biases of experts).
+    weights = torch.arange(1, some.numel() + 1, dtype=torch.float64, device=some.device).sin()
     return float(some.sum()), float(some @ weights)
 
 

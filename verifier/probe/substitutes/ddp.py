@@ -87,14 +87,24 @@ class DDPSubstitute(FSDPModule):
 
 def _scale(root: nn.Module) -> None:
     """Scale the gradients of modules with a factor of their own; called before a forward, since `to_empty` swaps tensors without hooks."""
-    for own in root.modules() if _state.pop("divided", False) else ():
-        if isinstance(own, DDPSubstitute) and "_divide_factor" in own.__dict__:
-            marked = [module for module in own.modules() if module is not own and isinstance(module, DDPSubstitute)]
-            nested = {id(param) for module in marked for param in module.parameters()}
-            for param in own.parameters():
-                if id(param) not in nested | _state["scaled"] and param.requires_grad:
+    for own, params in _groups(root) if _state.pop("divided", False) else ():
+        if "_divide_factor" in own.__dict__:
+            for param in params:
+                if id(param) not in _state["scaled"] and param.requires_grad:
                     _state["scaled"].add(id(param))
                     param.register_hook(functools.partial(_scaled, module=own))  # type: ignore[no-untyped-call]
+
+
+def _groups(root: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+    """Each marked module, and `root`, with the parameters that `fully_shard` of it manages: not those of marked modules inside it."""
+    marked = [module for module in root.modules() if isinstance(module, DDPSubstitute) and module is not root]
+    found: list[tuple[nn.Module, list[nn.Parameter]]] = []
+    taken: set[int] = set()
+    for own in (*reversed(marked), root):
+        params = [param for param in own.parameters() if id(param) not in taken]
+        taken.update(map(id, params))
+        found.append((own, params))
+    return found
 
 
 def _scaled(grad: torch.Tensor, module: nn.Module) -> torch.Tensor:
@@ -177,9 +187,17 @@ def _average_the_rest() -> None:
 
 
 def _average(module: nn.Module) -> None:
-    """Average over the data-parallel ranks every gradient that one of them has; ranks without it contribute zeros."""
-    params = [p for p in module.parameters() if p.requires_grad]
-    groups = tensors.groups_of(_mesh(module))
+    """Average each gradient over the mesh of its own module: that of experts may have fewer ranks than that of the rest."""
+    meshes: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for own, params in _groups(module):
+        meshes.setdefault(_mesh(own), []).extend(p for p in params if p.requires_grad)
+    for mesh, params in meshes.items():
+        _average_over(mesh, params)
+
+
+def _average_over(mesh: DeviceMesh | None, params: list[nn.Parameter]) -> None:
+    """Every gradient that one of these ranks has; ranks without it contribute zeros."""
+    groups = tensors.groups_of(mesh)
     present = torch.tensor([float(p.grad is not None) for p in params], device="cpu")
     present = present.to(tensors.local(params[0]).device) if params else present
     for group in groups:
@@ -194,7 +212,7 @@ def _average(module: nn.Module) -> None:
         part = tensors.local(param.grad)
         for group in groups:
             dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
-        part.div_(tensors.ranks_of(_mesh(module)))
+        part.div_(tensors.ranks_of(mesh))
 
 
 def _mesh(module: nn.Module) -> DeviceMesh | None:

@@ -1,0 +1,79 @@
+"""What expert parallelism divides, and what it is not combined with: only what was run is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...verifier.config.reading.validation import Fault
+from .crosschecks import Values, fault, needs
+from .crosschecks_parallel import verification_mesh
+
+ALONE: dict[str, Any] = {  # the one value that each of these keys may have
+    "memory.compile": False,
+    "parallel.cpu_offload": False,
+    "parallel.gathered_blocks": 0,
+    "finetune.kind": "full",
+    "checkpoint.generate": False,
+}
+
+
+@needs("parallel.ep", "model.kind", "model.experts")
+def expert_parallelism_divides_experts(values: Values, ep: int, kind: str, experts: Any) -> Iterator[Fault]:
+    if ep > 1 and (kind != "decoder" or experts is None):
+        yield fault("parallel.ep", f"must be 1 without model.experts, found {ep}")
+    elif ep > 1 and experts["number"] % ep:
+        yield fault("parallel.ep", f"must divide model.experts.number {experts['number']}, found {ep}")
+
+
+@needs("parallel.ep", "parallel.dp_shard")
+def expert_parallelism_divides_shards(values: Values, ep: int, shard: Any) -> Iterator[Fault]:
+    if ep > 1 and shard != "auto" and shard % ep:
+        yield fault("parallel.ep", f"must divide parallel.dp_shard {shard}, found {ep}")
+
+
+@needs("parallel.ep", "parallel.dp_shard", "model.experts", "verify.nproc", "verify.reshard_to")
+def expert_parallelism_is_verified(
+    values: Values, ep: int, shard: Any, experts: Any, _nproc: Any, worlds: list[int]
+) -> Iterator[Fault]:
+    """On fewer ranks of a copy than `ep`, all of them share the experts."""
+    if ep == 1 or experts is None or (mesh := verification_mesh(values)) is None:
+        return
+    if mesh.dp_shard < 2:
+        message = f"is not verified on the mesh {mesh}, which shards over 1 rank; set verify.nproc {2 * mesh.ranks}"
+        yield fault("parallel.ep", message)
+        return
+    for world in (mesh.ranks, *(worlds if shard == "auto" else ())):
+        shards = world // mesh.dp_replicate
+        together = min(ep, shards)
+        if world > 1 and world % mesh.dp_replicate == 0 and (shards % together or experts["number"] % together):
+            what = f"the {shards} ranks that share a copy of the model on {world} ranks, and model.experts.number"
+            yield fault("parallel.ep", f"must divide {what}, found {ep}; set verify.nproc and verify.reshard_to")
+            return
+
+
+@needs("parallel.ep", "parallel.reshard_after_forward")
+def expert_parallelism_reshards_whole(values: Values, ep: int, reshard: Any) -> Iterator[Fault]:
+    if ep > 1 and not isinstance(reshard, bool):
+        key = "parallel.reshard_after_forward"
+        yield fault(key, f"must be true or false with parallel.ep {ep}, found {reshard}")
+
+
+@needs("parallel.ep", "memory.activation_checkpointing")
+def expert_parallelism_recomputes_blocks(values: Values, ep: int, kind: str) -> Iterator[Fault]:
+    """Measured on 2.13.0: selective checkpointing raises "invocation index 2 encountered during backward but not found"."""
+    if ep > 1 and kind == "op-selective":
+        message = f"must be none, full or every-nth with parallel.ep {ep}, found {kind!r}"
+        yield fault("memory.activation_checkpointing", message)
+
+
+def _alone(key: str, only: Any) -> None:
+    @needs("parallel.ep", key)
+    def expert_parallelism_alone(values: Values, ep: int, found: Any) -> Iterator[Fault]:
+        if ep > 1 and found != only:
+            shown = "true" if found is True else repr(found)
+            yield fault(key, f"must be {str(only).lower()} with parallel.ep {ep}, found {shown}")
+
+
+for _key, _only in ALONE.items():
+    _alone(_key, _only)
