@@ -1,5 +1,6 @@
 """What must not be taken for a fault: a resume that comes to the same end, a run that was cut, an optimizer whose time is over, chance."""
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,11 +9,11 @@ from torch import nn
 
 from records import cases, judge, micro, model, run, step, stepped
 from verified_fsdp2.verifier.analysis.comparison import update_apart
-from verified_fsdp2.verifier.analysis.ending import comes_to_the_same_end
+from verified_fsdp2.verifier.analysis.ending import changes_later, comes_to_the_same_end
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.events.merged import Exports
-from verified_fsdp2.verifier.probe.events.survey import _digest
+from verified_fsdp2.verifier.probe.events.survey import _digest, _named
 from verified_fsdp2.verifier.trace import Run
 
 SAVE = {"kind": "checkpoint", "op": "save", "after_step": 2, "to": "/c"}
@@ -73,11 +74,21 @@ def test_ranks_that_were_stopped_at_different_places(survey: Run | None, first: 
 
 def test_a_digest_of_weights_and_buffers() -> None:
     one, other = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
-    assert _digest([one, one]) == _digest([other])
-    assert _digest([]) == _digest([SimpleNamespace(parameters=list, buffers=list)]) == ""  # type: ignore[list-item]
+    digests = [_digest(tensor for _, tensor in _named([weakref.ref(module)])) for module in (one, other)]
+    assert digests[0] == digests[1] != _digest([]) == ""
+    whole = nn.Sequential(one)
+    assert {name for name, _ in _named([weakref.ref(one), weakref.ref(whole)])} >= {"0.weight", "0.running_mean"}
     with torch.no_grad():
         other.running_mean.add_(1.0)  # type: ignore[union-attr]
-    assert _digest([one]) != _digest([other])
+    assert _digest(other.buffers()) != _digest(one.buffers())
+
+
+@cases("name, still, later", ("model1.mean", [], True), ("model1.mean", ["mean"], False), ("blocks.0.w", ["w"], True))
+def test_what_changes_behind_the_compared_steps(name: str, still: list[str], later: bool) -> None:
+    ended = {"kind": "reached", "steps": 9, "ended": True, "weights": "a", "still": still}
+    survey = run(*[[ended, {"kind": "end", "how": "return"}]] * 2, role="survey")
+    assert changes_later(Evidence(survey=survey), name) is later
+    assert not changes_later(Evidence(), name)
 
 
 @cases(

@@ -49,6 +49,16 @@ def comes_to_the_same_end(evidence: Evidence) -> int:
     return made if same and made < steps_of(survey) else 0
 
 
+def changes_later(evidence: Evidence, name: str) -> bool:
+    """Whether a parameter or buffer has other values at the end of the script than at its first step, on some rank."""
+    survey = evidence.survey
+    if survey is None or not survey.completed:
+        return False
+    ends = [event for event in survey.all(Reached) if event.ended and event.weights]
+    relative = re.sub(r"^model\d*\.", "", name)
+    return bool(ends) and any(relative not in event.still for event in ends)
+
+
 def last_step(evidence: Evidence) -> int:
     """The number of optimizer steps that the survey run has made, of all its optimizers."""
     survey = evidence.survey

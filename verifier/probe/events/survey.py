@@ -18,6 +18,7 @@ from ..session import Session
 from ..turns import Turns
 from .backward import BACKWARD
 
+_STILL = 4096  # names
 STEPS = 40  # of which each is reported; later ones only if they reach new lines
 
 
@@ -30,7 +31,8 @@ def install(session: Session) -> None:
     plain: set[int] = set()  # the optimizers without shards that have stepped before any with shards
     begun, apart = False, False  # whether one with shards has stepped, and only `plain` ones before it, which are done
     models: list[weakref.ref[nn.Module]] = []
-    weights = ""
+    weights, still = "", list[str]()
+    first: set[tuple[str, str]] = set()  # (name, digest) of the tensors at the first step
 
     def report(ended: bool = False) -> None:
         nonlocal backwards
@@ -38,7 +40,7 @@ def install(session: Session) -> None:
         if new or steps <= STEPS or ended:
             alive = [module for one in models if (module := one()) is not None]
             trainable = sum(param.requires_grad for module in {*alive} for param in module.parameters())
-            last = weights if ended else ""
+            last, same = (weights, still) if ended else ("", [])
             session.write(
                 Reached(
                     steps=steps,
@@ -47,12 +49,15 @@ def install(session: Session) -> None:
                     trainable=trainable,
                     ended=ended,
                     weights=last,
+                    still=same,
                     apart=apart,
                 )
             )
         backwards = 0
 
     def begin() -> None:
+        nonlocal first
+        first = {(name, _digest([tensor])) for name, tensor in _named(models)}
         stack = session.frames.stack()
         session.write(Reached(steps=0, lines=lines.new(), backwards=backwards, stack=stack, sharded=sharded))
         lines.again()
@@ -89,8 +94,10 @@ def install(session: Session) -> None:
         models.extend(weakref.ref(module) for module in (given if isinstance(given, list | tuple) else [given]))
 
     def ends(call: Call) -> None:
-        nonlocal weights
-        weights = _digest(module for one in models if (module := one()) is not None)
+        nonlocal weights, still
+        found = _named(models)
+        weights = _digest(tensor for _, tensor in found)
+        still = sorted({name for name, tensor in found if (name, _digest([tensor])) in first})[:_STILL]
 
     def calls(call: Call) -> Leave | None:
         nonlocal backwards, trained
@@ -109,16 +116,24 @@ def install(session: Session) -> None:
     register_optimizer_step_post_hook(session.guarded(after))
 
 
-def _digest(modules: Iterable[nn.Module]) -> str:
-    """A digest of this rank's parts of all parameters and buffers; "" where there are none, or none of this process."""
-    digest, seen = hashlib.sha256(), set[int]()
-    for module in modules:
-        for tensor in (*module.parameters(), *module.buffers()):
-            part = local(tensor.detach())
-            if id(tensor) not in seen and part.device.type != "meta":
-                seen.add(id(tensor))
-                digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest() if seen else ""
+def _named(models: Iterable[weakref.ref[nn.Module]]) -> list[tuple[str, torch.Tensor]]:
+    """(name in the outermost of the sharded modules that hold it, tensor) of all parameters and buffers."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for module in (module for one in models if (module := one()) is not None):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if len(name) >= len(found.get(id(tensor), ("",))[0]):
+                found[id(tensor)] = (name, tensor)
+    return list(found.values())
+
+
+def _digest(tensors: Iterable[torch.Tensor]) -> str:
+    """A digest of this rank's parts of tensors; "" where there are none, or none of this process."""
+    digest, parts = hashlib.sha256(), 0
+    for part in (local(tensor.detach()) for tensor in tensors):
+        if part.device.type != "meta":
+            parts += 1
+            digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest() if parts else ""
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:

@@ -1,9 +1,8 @@
-import ast
 from itertools import pairwise
-from typing import TypeGuard
 
+from ...analysis.ending import changes_later
 from ...analysis.state import apart, states
-from ...analysis.syntax import called, last_name
+from ...analysis.syntax import called
 from ...evidence import Sources
 from ...trace.events import Step
 from ..base import Evidence, Finding, Rule, Run, count, some
@@ -51,7 +50,8 @@ class AverageWithoutBuffers(Rule):
                     and apart(begun, last[mine]) == 0.0
                 ):
                     kept.append(mine)
-        if kept and not _recalibrated(evidence.sources, {name.rpartition(".")[2] for name in kept}):
+        kept = [name for name in kept if not changes_later(evidence, name)]
+        if kept and not _recalibrated(evidence.sources):
             line = next((r.at_line for r in run.places(Step)), None)
             what = f"{some(kept)} {'keeps its' if len(kept) == 1 else 'keep their'} initial values"
             return self.failed(
@@ -95,12 +95,6 @@ def _buffers(run: Run, path: str) -> list[str]:
     return [b.name.removeprefix(model.root) for b in model.buffers]
 
 
-def _recalibrated(sources: Sources, buffers: set[str]) -> bool:
-    """Whether the project computes statistics of a model anew, as after an average of weights: it resets these buffers by name."""
-    trees = [sources.tree(file) for file in sources.project]
-    resets = (n.func.value for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Call) and _is_reset(n.func))
-    return any(called(tree) & _RECALIBRATES for tree in trees) or any(last_name(one) in buffers for one in resets)
-
-
-def _is_reset(function: ast.expr) -> TypeGuard[ast.Attribute]:
-    return isinstance(function, ast.Attribute) and function.attr in ("zero_", "fill_")
+def _recalibrated(sources: Sources) -> bool:
+    """Whether the project computes statistics of a model anew, as after an average of weights."""
+    return any(called(sources.tree(file)) & _RECALIBRATES for file in sources.project)

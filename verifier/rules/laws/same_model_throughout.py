@@ -1,6 +1,7 @@
 import re
 from itertools import pairwise
 
+from ...analysis.ending import changes_later
 from ...trace import Trace
 from ...trace.events import State, Step, Stepped
 from ...trace.sketches import difference
@@ -31,7 +32,7 @@ class SameModelThroughout(Rule):
         run = evidence.trained
         parameters, steps = count(len(run.parameters), "parameter"), count(run.steps(), "step")
         same = self.passed(f"{parameters}: modes and optimizers are the same in {steps}")
-        return self._modes(run) or self._optimizers(run) or self._frozen(run) or same
+        return self._modes(run) or self._optimizers(evidence, run) or self._frozen(run) or same
 
     def _modes(self, run: Run) -> Finding | None:
         for trace in run.traces:
@@ -45,7 +46,7 @@ class SameModelThroughout(Rule):
                     return self.failed(what, record.at_line, fix="Call `model.train()` after the evaluation.")
         return None
 
-    def _optimizers(self, run: Run) -> Finding | None:
+    def _optimizers(self, evidence: Evidence, run: Run) -> Finding | None:
         steps = _outermost(run.traces[0])
         held: dict[str, set[int]] = {}
         with_gradient: set[str] = set()
@@ -56,6 +57,7 @@ class SameModelThroughout(Rule):
         moved = {n for r in run.places(Stepped) for n, m in r.moved.items() if m[2] > 0}
         moved |= {n for a, b in pairwise(steps) for n, w in b.weights.items() if w != a.weights.get(n, w)}
         alone = sorted(n for n in with_gradient if n not in held and n not in moved)
+        alone = [n for n in alone if not changes_later(evidence, n)]
         line = steps[0].at_line if steps else None
         if alone and held and not _take_turns(steps):
             have = f"{count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'} gradients"

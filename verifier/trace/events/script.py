@@ -50,7 +50,8 @@ class Reached(Event):
 
     `steps`: optimizer steps made; `lines`: {file: lines of the project}; `backwards`: since then. `stack`: the frames of the first
     optimizer step, innermost first: lines are reported again from then on. `trainable`: parameters that require gradients.
-    `ended`: the script has come to its end, with these `weights` (a digest of this rank's part). `apart`: optimizers without shards
+    `ended`: the script has come to its end, with these `weights` (a digest of this rank's part); `still`: parameters and buffers, by
+    their names in the modules that are sharded, that have their values of the first step. `apart`: optimizers without shards
     have stepped only before the first one with shards.
     """
 
@@ -62,6 +63,7 @@ class Reached(Event):
     sharded: bool = False  # whether `fully_shard` was called before
     ended: bool = False
     weights: str = ""
+    still: list[str] = field(default_factory=list)
     apart: bool = False
 
 
