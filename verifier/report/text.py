@@ -19,7 +19,14 @@ from .wrapping import width, wrapped
 
 LIMIT = 9_000  # characters; what agents read of one command's output
 INDENT = "     "
-NOT_COMPARED = ("provoked", "repeat", "continued", "crash", "recovered", "damaged")  # roles whose losses differ by design
+NOT_COMPARED = (
+    "provoked",
+    "repeat",
+    "continued",
+    "crash",
+    "recovered",
+    "damaged",
+)  # roles whose losses differ by design
 RESUMED = ("resume", "resume_full_precision", "reshard")
 REASONS, RULES_OF_ONE = 8, 10  # how many reasons, and rules with one reason, are listed without -v
 _CELL = 12
