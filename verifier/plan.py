@@ -13,7 +13,7 @@ from typing import Any, Self
 from .analysis.batch import whole_batch
 from .analysis.checkpoints import named_paths, number_in, outside, saved_paths, saves_after, unwritten
 from .analysis.crash_moments import moments
-from .analysis.ending import comparable_end, last_step
+from .analysis.ending import both_end, comparable_end, last_step
 from .analysis.first_run import clip_is_open, keeps_its_batch_on, several_models
 from .analysis.horizon import LEAST, steps_to_compare, trains_before_sharding
 from .analysis.precision import low_precision, needs_full_precision
@@ -272,7 +272,9 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """All steps in one process, where the survey shows what the script prints or writes behind them; where it differs, its noise."""
     target, course = settings.target, evidence.course
-    if "ending" not in settings.needs or evidence.ending_perturbed is not None or not comparable_end(evidence):
+    doubted = judge_one(RULES["matches-single-process"], completed(settings, evidence)).status == "fail"
+    comparable = comparable_end(evidence) or (doubted and both_end(evidence))
+    if "ending" not in settings.needs or evidence.ending_perturbed is not None or not comparable:
         return []
     words = (*target.save_args, *target.single_args, *shlex.split("" if course.batch == "-" else course.batch))
     limit = min(2 * SURVEY_SECONDS * busy(), target.timeout)

@@ -78,6 +78,8 @@ def test_a_digest_of_weights_and_buffers() -> None:
     assert digests[0] == digests[1] != _digest([]) == ""
     whole = nn.Sequential(one)
     assert {name for name, _ in _named([weakref.ref(one), weakref.ref(whole)])} >= {"0.weight", "0.running_mean"}
+    one.weight.untyped_storage().resize_(0)  # as FSDP does with what it gathers: nothing may share the memory
+    one = nn.BatchNorm1d(2)
     with torch.no_grad():
         other.running_mean.add_(1.0)  # type: ignore[union-attr]
     assert _digest(other.buffers()) != _digest(one.buffers())
@@ -119,6 +121,32 @@ def test_updates_that_rounding_makes(bias: float, alike: bool) -> None:
         return run([model(), step(1, grads, weights=before), stepped(1, weights=after)])
 
     assert (update_apart(made(bias), made(0.0), 1)[0] < 1e-6) is alike
+
+
+@cases("far, status", (1e-6, "pass"), (1e-2, "fail"), (None, "fail"))
+def test_weights_at_the_end_of_one_process(far: float | None, status: str) -> None:
+    """The first steps differ, and whole trainings do not: rounding, in a parameter that Adam moves by it."""
+
+    def steps(update: float) -> list[dict[str, Any]]:
+        before, after = ({"w": [1.0, x, 0.0, 0.0, 0.0]} for x in (1.0, 1.0 + update))
+        loss = {"criteria": [], "rows": (1, 2)}
+        return [model(), micro(1, 2.0, **loss), step(1, {"w": [1.0] * 5}, weights=before), stepped(1, weights=after)]
+
+    def whole_script(apart: float, role: str) -> Run:
+        final = {"kind": "final", "weights": {"w": [1.0, 1.0 + apart, 0.0, 0.0, 0.0]}}
+        return run([model(), final, {"kind": "end", "how": "return"}], role=role)
+
+    train, single = run(steps(0.1)), run(steps(0.11), role="single")
+    ending = whole_script(far, "ending") if far is not None else None
+    more = {
+        "reference": run(steps(0.1), role="reference"),
+        "perturbed": run(steps(0.1), role="perturbed"),
+        "ending": ending,
+    }
+    found = judge(
+        "matches-single-process", train, full_precision=train, single=single, survey=whole_script(0.0, "survey"), **more
+    )
+    assert found.status == status, found.evidence
 
 
 def test_adapters_that_are_in_the_weights_already() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..evidence import Evidence
-from ..trace import Run
-from ..trace.events import Place, Printed, Reached, Written
+from ..trace import Run, Sketch, difference
+from ..trace.events import Final, Place, Printed, Reached, Written
+from ..trace.sketches import add
 from .horizon import steps_of
 from .shown import lines_of_loop, without_own_values
 from .state import apart
@@ -30,12 +31,17 @@ class Ended:
     shown: str
 
 
-def comparable_end(evidence: Evidence) -> bool:
-    """Whether the survey run came to the end of the script and shows something there, and one process has made the same first steps."""
+def both_end(evidence: Evidence) -> bool:
+    """Whether the survey run came to the end of the script, and one process has made the same first steps."""
     survey, single = evidence.survey, evidence.single
     ended = survey is not None and survey.completed and single is not None and single.completed
-    shows = survey is not None and bool(survey.all(Printed) or survey.all(Written))
-    return ended and shows and evidence.full_precision is evidence.train
+    return ended and evidence.full_precision is evidence.train
+
+
+def comparable_end(evidence: Evidence) -> bool:
+    """The same, where the script shows something at its end."""
+    survey = evidence.survey
+    return both_end(evidence) and survey is not None and bool(survey.all(Printed) or survey.all(Written))
 
 
 def comes_to_the_same_end(evidence: Evidence) -> int:
@@ -47,6 +53,29 @@ def comes_to_the_same_end(evidence: Evidence) -> int:
     made = steps_of(continued)
     same = ends[0] == ends[1] and len(ends[0]) == survey.world_size and all(ends[0])
     return made if same and made < steps_of(survey) else 0
+
+
+def weights_apart(evidence: Evidence) -> float:
+    """How far the last weights are from those that one process ends with, relative to their length; infinite where that is not known."""
+    survey, ending = evidence.survey, evidence.ending
+    if survey is None or ending is None or not (survey.completed and ending.completed):
+        return math.inf
+    mine, theirs = _final(survey), _final(ending)
+    size = math.fsum(value[0] for value in theirs.values())
+    if not mine or mine.keys() != theirs.keys() or not 0.0 < size < math.inf:
+        return math.inf
+    return math.sqrt(math.fsum(difference(mine[name], value) ** 2 for name, value in theirs.items()) / size)
+
+
+def _final(run: Run) -> dict[str, Sketch]:
+    """{parameter: its whole last value} of a run; {} unless every rank has recorded its part."""
+    found: dict[str, Sketch] = {}
+    ends = [trace.of(Final)[-1:] for trace in run.traces]
+    for trace, last in zip(run.traces, ends, strict=True):
+        for name, value in last[0].weights.items() if last else ():
+            if run.copy(name, trace.rank) == 0:
+                found[name] = add(found.get(name), value)
+    return found if all(ends) else {}
 
 
 def changes_later(evidence: Evidence, name: str) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ...trace.events import Held, Place, Printed, Written
+from ...trace.events import Final, Held, Place, Printed, Written
 from .. import outputs
 from ..compat.groups import slots
 from ..dispatcher import Call, Leave
@@ -70,6 +70,12 @@ class Ending:
 
     def _left(self) -> None:
         self.depth -= 1
+
+    def destroys(self, call: Call) -> None:
+        """The process group is destroyed: what training has made of the weights."""
+        with torch.no_grad():
+            weights = {slot.name: sketch(slot.param) for slot in self.session.all_slots()}
+        self.session.write(Final(weights=weights))
 
     def prints(self, call: Call) -> None:
         """`print` is called; a tensor is left out, since to show one may take all ranks."""
@@ -130,6 +136,7 @@ def install(session: Session) -> None:
     """Every rank shares its initial weights; rank 0 reports its end."""
     ending = Ending(session)
     session.around("torch.nn:Module.__call__", before=ending.called)
+    session.around("torch.distributed:destroy_process_group", before=ending.destroys)
     register_optimizer_step_post_hook(session.guarded(ending.stepped))
     if session.rank:
         return

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...trace.events import Reached
+from ..compat.groups import slots
 from ..compat.tensors import local
 from ..dispatcher import Call, Leave
 from ..session import Session
@@ -120,7 +121,7 @@ def _named(models: Iterable[weakref.ref[nn.Module]]) -> list[tuple[str, torch.Te
     """(name in the outermost of the sharded modules that hold it, tensor) of all parameters and buffers."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for module in (module for one in models if (module := one()) is not None):
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        for name, tensor in (*((slot.name, slot.param) for slot in slots(module)), *module.named_buffers()):
             if len(name) >= len(found.get(id(tensor), ("",))[0]):
                 found[id(tensor)] = (name, tensor)
     return list(found.values())
@@ -132,7 +133,10 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
     for part in (local(tensor.detach()) for tensor in tensors):
         if part.device.type != "meta":
             parts += 1
-            digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            copy = part.cpu().clone(
+                memory_format=torch.contiguous_format
+            )  # numpy() forbids FSDP to resize what it shares
+            digest.update(copy.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest() if parts else ""
 
 

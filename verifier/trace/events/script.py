@@ -81,6 +81,12 @@ class Printed(Located):
     steps: int  # that all optimizers had made
 
 
+class Final(Event):
+    """This rank's parts of the weights when the script destroys its process group, in the survey and ending runs (events/ending.py)."""
+
+    weights: dict[str, list[float]]
+
+
 class Written(Event):
     """The tensors in a file written behind the last step (events/ending.py); `path`: below `{checkpoint}` or the current folder."""
 
