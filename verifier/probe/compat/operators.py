@@ -18,10 +18,17 @@ def schema(operator: Any) -> Any:
 
 @functools.cache
 def is_composite(operator: Any) -> bool:
-    """Whether an operator only calls others: a dispatch mode is given it whole where autograd is off, as in inference mode."""
+    """Whether an operator only calls others: a dispatch mode is given it whole where autograd is off, as in inference mode.
+
+    The backwards of SiLU and Mish call others only on devices without a kernel of theirs.
+    """
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "prim":
         return False
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE))  # type: ignore[no-untyped-call]
+    composite, own = (
+        torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)  # type: ignore[no-untyped-call]
+        for key in (_COMPOSITE, torch._C.DispatchKey.CPU)
+    )
+    return composite and not own
 
 
 def composed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
