@@ -350,8 +350,10 @@ def test_fits(memory: int | None, trouble: Trouble | None, fits: bool | None, ti
     ("words", "message"),
     [
         (("train.py",), "--nproc"),
-        (("train.py", "--nproc", "0"), "nproc"),
+        (("train.py", "--nproc", "0"), "--nproc"),
+        (("train.py", "--nproc", "8", "--timeout", "soon"), "--timeout"),
         (("train.py", "--nproc", "8", "--device-memory", "much"), "--device-memory"),
+        (("train.py", "--nproc", "8", "--device-memory", "80GB"), "74.5GiB"),
         (("train.py", "--nproc", "8", "--set", "a=1"), "--set"),
         (("train.py", "--nproc", "8", "--gpus-per-node", "x"), "--gpus-per-node"),
         (("train.py", "--nproc", "8", "--gpu", "h10"), "'h100'"),

@@ -25,7 +25,7 @@ def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
         lines += wrapped(trouble.unfollowed, "  ", "  ") if trouble.unfollowed else []
     if record is None:
         return "\n".join(lines)
-    lines += ["", *_peaks(record.peaks)]
+    lines += ["", *_peaks(record.peaks)] if record.peaks else []
     if (top := found.highest) is not None:
         lines += [f"highest at {place(top.at_line)}" + (f", in {top.module}" if top.module else "")]
     lines += ["", *_collectives(record)] if record.collectives else []
