@@ -162,6 +162,17 @@ def test_memory_is_what_real_tensors_need(launcher: Launcher, tmp_path: Path, ch
                 assert ours.kinds[kind] == pytest.approx(size, rel=0.02), kind
 
 
+def test_a_norm_keeps_its_input_and_one_scale_for_each_row(launcher: Launcher, tmp_path: Path) -> None:
+    normed = SCRIPT.replace("self.up(x)", f"self.up(F.rms_norm(x, ({WIDTH},)))")
+    later = [
+        peak(record(rehearsed(launcher, tmp_path, text, ranks)), "later steps")
+        for text, ranks in ((SCRIPT, 64), (normed, 32))
+    ]
+    plain, with_norms = (one.kinds["activations"] for one in later)
+    # As CUDA's one kernel (its parts keep 2 in float32); at the peak the last block's are free.
+    assert with_norms - plain == (LAYERS - 1) * ROWS * (2 * WIDTH + 4)
+
+
 OFFLOADED = (
     ('init_process_group("nccl")', 'init_process_group("cpu:gloo,cuda:nccl")'),
     ("import MixedPrecisionPolicy,", "import CPUOffloadPolicy, MixedPrecisionPolicy,"),
