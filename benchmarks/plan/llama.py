@@ -8,7 +8,7 @@ selective checkpointing that saves every second matrix product, float32 logits i
 import argparse
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -49,7 +50,7 @@ ATTENTION = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 )
-SAVED = {torch.ops.aten.mm.default, torch.ops._c10d_functional.reduce_scatter_tensor.default, *ATTENTION}
+REDUCED = torch.ops._c10d_functional.reduce_scatter_tensor.default  # of tensor parallelism
 
 
 class RMSNorm(nn.Module):
@@ -183,8 +184,8 @@ def apply_tp(model: Decoder, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, plan)
 
 
-def every_second_product() -> Any:
-    """Contexts that save attention and every second matrix product, and recompute the rest."""
+def every_second_product(saves: Collection[Any]) -> Any:
+    """Contexts that save some operators and every second matrix product, and recompute the rest."""
     products: dict[bool, int] = defaultdict(int)
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -192,17 +193,18 @@ def every_second_product() -> Any:
             products[context.is_recompute] += 1
             saved = products[context.is_recompute] % 2 == 1
         else:
-            saved = operator in SAVED
+            saved = operator in saves
         return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
 
-def apply_ac(model: Decoder, mode: str) -> None:
-    """`full`, `selective` (by operator), or a number N: each Nth block as a whole."""
+def apply_ac(model: Decoder, mode: str, reductions: bool) -> None:
+    """`full`, `selective` (by operator, with `reductions` those of tensor parallelism too), or a number N: each Nth block as a whole."""
+    saving = partial(every_second_product, (*ATTENTION, REDUCED) if reductions else ATTENTION)
     for number, block in enumerate(model.layers):
         if mode == "selective":
-            wrapped = checkpoint_wrapper(block, context_fn=every_second_product, preserve_rng_state=False)
+            wrapped = checkpoint_wrapper(block, context_fn=saving, preserve_rng_state=False)
         elif mode == "full" or (number + 1) % int(mode) == 0:
             wrapped = checkpoint_wrapper(block, preserve_rng_state=False)
         else:
@@ -224,6 +226,17 @@ def apply_fsdp(model: Decoder, mesh: DeviceMesh, reshard: str, split: bool, redu
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
+class OnStream(DefaultReduceScatter):
+    """Reduction buffers from a stream's own memory, as before torch 2.5 (pytorch/pytorch#129721, #132445)."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        with torch.cuda.stream(self.stream):
+            return super().allocate(size, dtype=dtype, device=device)
+
+
 def mean_loss(logits: Tensor, labels: Tensor, chunks: int) -> Tensor:
     logits, labels = logits.flatten(0, 1), labels.flatten(0, 1)
     if chunks == 1:
@@ -242,6 +255,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sequence", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--ac", default="selective", help="none, selective, full, or N: each Nth block")
+    parser.add_argument(
+        "--recompute-reductions", action="store_true", help="of tensor parallelism, with --ac selective"
+    )
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--dp-replicate", type=int, default=1)
     parser.add_argument("--reshard", default="default", choices=("default", "always", "never"))
@@ -250,6 +266,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--keep-logits", action="store_true", help="in float32, until the next step")
     parser.add_argument("--norm", default="native", choices=("native", "composed"))
     parser.add_argument("--adamw", default="fused", choices=("fused", "foreach", "loop"))
+    parser.add_argument(
+        "--reduce-on-stream", action="store_true", help="allocate for it as before torch 2.5; needs CUDA"
+    )
     parser.add_argument("--reduce-dtype", default="float32", choices=("float32", "bfloat16"))
     return parser.parse_args(given)
 
@@ -272,9 +291,14 @@ def main() -> None:
     if args.tp > 1:
         apply_tp(model, mesh["tp"])
     if args.ac != "none":
-        apply_ac(model, args.ac)
+        apply_ac(model, args.ac, not args.recompute_reductions)
     dims = tuple(name for name in used if name != "tp")
     apply_fsdp(model, mesh[dims], args.reshard, args.split, getattr(torch, args.reduce_dtype))
+    if args.reduce_on_stream:
+        reduction = OnStream(torch.cuda.Stream())
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_reduce_scatter(reduction)
     model.to_empty(device=device.type)
     model.init_weights()
 

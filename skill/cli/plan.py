@@ -105,6 +105,10 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         reports.check_path(f"--html {options.html}", options.html)
     steps = _whole("--steps", options.steps) if options.steps is not None else STEPS
+    if options.nproc is not None:
+        _whole("--nproc", options.nproc)
+    if re.fullmatch(r"\d+(\.\d+)?", options.timeout) is None or not float(options.timeout):
+        raise UserError(f"--timeout: expected seconds above 0, such as 600, found {options.timeout!r}")
     grid = of_arguments([text for text in options.explore or [] if text])
     work = Path(tempfile.mkdtemp(prefix="fsdp2-plan-"))
     found_settings = None
@@ -235,7 +239,8 @@ def _memory(text: str) -> int:
     """Bytes of `80GiB`; a bare number is in GiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in UNITS or not float(match[1]):
-        raise UserError(f"--device-memory: expected a size such as 80GiB, found {text!r}")
+        hint = "; GiB, MiB and TiB are known, 80GB is 74.5GiB" if match is not None and match[2] not in UNITS else ""
+        raise UserError(f"--device-memory: expected a size above 0, such as 80GiB, found {text!r}{hint}")
     return int(float(match[1]) * (1 << UNITS[match[2]]))
 
 

@@ -165,10 +165,11 @@ def of_arguments(texts: Sequence[str]) -> list[Knob]:
 
 
 def as_arguments(choice: Choice) -> list[str]:
-    """What a script is given for a choice."""
+    """What a script is given for a choice: `--name value`, or `name=value` where it has no dashes, as for Hydra and OmegaConf."""
     words: list[str] = []
     for name, value in choice.items():
-        words += [] if value is False else [name] if value is True else [name, str(value)]
+        if value is not False:
+            words += [name] if value is True else [name, str(value)] if name.startswith("-") else [f"{name}={value}"]
     return words
 
 

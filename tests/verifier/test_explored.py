@@ -268,6 +268,7 @@ def test_a_grid_of_arguments() -> None:
     ]
     assert as_arguments({"--batch": "2", "--compile": True}) == ["--batch", "2", "--compile"]
     assert as_arguments({"--batch": "1", "--compile": False}) == ["--batch", "1"]
+    assert as_arguments({"data.batch": "1", "fast": True}) == ["data.batch=1", "fast"]
 
 
 @pytest.mark.parametrize("text", ["--batch 1", "--batch 1,1", "--batch 1 2", "@ 1,2"])

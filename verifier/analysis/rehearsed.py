@@ -123,7 +123,8 @@ def _trouble(run: Run, record: Rehearsal | None) -> Trouble | None:
         text = f"the largest mesh has {record.mesh_ranks} of {record.world_size} ranks: the others take no part"
         return Trouble(MESH, text, record.mesh_line)
     if record is None or not record.steps:
-        return Trouble(OTHER, "no model was called with gradients", None, "it ended before its first step")
+        why = "no forward had gradients, or followed an update of the weights, before the script ended"
+        return Trouble(OTHER, "no model was trained", None, why)
     return None
 
 

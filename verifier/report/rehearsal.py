@@ -25,7 +25,7 @@ def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
         lines += wrapped(trouble.unfollowed, "  ", "  ") if trouble.unfollowed else []
     if record is None:
         return "\n".join(lines)
-    lines += ["", *_peaks(record.peaks)]
+    lines += ["", *_peaks(record.peaks)] if record.peaks else []
     if (top := found.highest) is not None:
         lines += [f"highest at {place(top.at_line)}" + (f", in {top.module}" if top.module else "")]
     lines += ["", *_collectives(record)] if record.collectives else []
@@ -103,7 +103,8 @@ def _flops(record: Rehearsal) -> list[str]:
     line = f"FLOPs of a step of this rank: {flops(total)}, forward {flops(forward)}, backward {flops(backward)}"
     line += f" ({flops(again)} of it recomputed)" if again else ""
     parts = [f"{name} {amount / total:.0%}" for name, amount in by_part(whole)[:KINDS]]
-    return [*wrapped(line), *wrapped("most of them: " + ", ".join(parts), "  ", "  ")]
+    note = [] if backward else wrapped("no backward: a step here is a forward on weights that the script has changed")
+    return [*wrapped(line), *wrapped("most of them: " + ", ".join(parts), "  ", "  "), *note]
 
 
 def _bound(least: Bound) -> list[str]:

@@ -18,10 +18,19 @@ def schema(operator: Any) -> Any:
 
 @functools.cache
 def is_composite(operator: Any) -> bool:
-    """Whether an operator only calls others: a dispatch mode is given it whole where autograd is off, as in inference mode."""
+    """Whether an operator only calls others: a dispatch mode is given it whole where autograd is off, as in inference mode.
+
+    The backwards of SiLU and Mish, and RMS norm, call others only on devices without a kernel of theirs.
+    """
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "prim":
         return False
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE))  # type: ignore[no-untyped-call]
+    if schema(operator).name == f"aten::{FUSED_NORM}":
+        return False
+    composite, own = (
+        torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)  # type: ignore[no-untyped-call]
+        for key in (_COMPOSITE, torch._C.DispatchKey.CPU)
+    )
+    return composite and not own
 
 
 def composed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -67,5 +76,35 @@ def efficient_attention(
 
 def fused_norm(value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor | None:
     """RMS norm in one kernel; None on a torch without it."""
-    norm = getattr(torch.ops.aten, FUSED_NORM, None)
-    return None if norm is None else norm(value, shape, weight, eps)[0]
+    return _FusedNorm.apply(value, shape, weight, eps)[0] if hasattr(torch.ops.aten, FUSED_NORM) else None  # type: ignore[no-untyped-call]
+
+
+class _FusedNorm(torch.autograd.Function):
+    """CUDA's RMS norm and its backward. Autograd of CPU tensors calls their parts, and keeps what these keep."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.aten, FUSED_NORM)(value, shape, weight, eps)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        value, ctx.shape, weight, ctx.eps = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(value, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
+        value, weight, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a backward of the backward: of the parts, on CUDA too
+            given = [
+                one for one, needs in ((value, ctx.needs_input_grad[0]), (weight, ctx.needs_input_grad[2])) if needs
+            ]
+            normed = getattr(torch.ops.aten, FUSED_NORM)(value, ctx.shape, weight, ctx.eps)[0]
+            found = iter(torch.autograd.grad(normed, given, gradient, create_graph=True))
+            return tuple(next(found) if needs else None for needs in ctx.needs_input_grad)
+        needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        of_value, of_weight = torch.ops.aten._fused_rms_norm_backward(gradient, value, ctx.shape, scale, weight, needs)
+        return of_value, None, of_weight, None

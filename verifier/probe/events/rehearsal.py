@@ -17,21 +17,32 @@ from .backward import BACKWARD
 
 STATE_DICT = "torch.distributed.checkpoint.state_dict"
 WHOLE = (torch.int64, torch.int32)
+FEW = 2  # forwards without gradients on other weights: an evaluation before and after a load
 
 
 def install(session: Session) -> None:
     """Follow the phases of the run. It stops at the first forward after its last step, and writes the record after each step."""
     now = Recorder.now
     stepped = False
+    trials = 0  # forwards without gradients, each on other weights than the one before
     known: set[int] = set()
 
     def write(ended: bool = False) -> None:
         session.write(record(now, session.request["world_size"]))
 
-    def begins() -> None:
+    def updated() -> bool:
+        """Whether the script has updated its weights itself since the last forward: by gradients, or by trials without them."""
+        nonlocal trials
+        own, now.updated = now.updated and not now.optimized, False
+        if torch.is_grad_enabled():
+            return own and bool(now.backwards)
+        trials += own
+        return own and trials > FEW
+
+    def begins(own: bool) -> None:
         """A forward begins outside of another: perhaps that of a new step."""
         nonlocal stepped
-        if stepped or not now.step:
+        if stepped or own or not now.step:
             if now.step >= session.steps:
                 session.stop()
             stepped = False
@@ -49,8 +60,9 @@ def install(session: Session) -> None:
             if id(module) not in known and any(True for _ in module.parameters()):
                 known.add(id(module))
                 now.adopt(module)
-            if id(module) in known and torch.is_grad_enabled():
-                begins()
+            own = id(module) in known and (torch.is_grad_enabled() or not now.backwards) and updated()
+            if id(module) in known and (torch.is_grad_enabled() or own):
+                begins(own)
                 given = tensors((call.args[1:], call.kwargs))
                 now.tokens[now.step] += max((one.numel() for one in given if one.dtype in WHOLE), default=0)
         now.depth += 1
@@ -100,7 +112,7 @@ def install(session: Session) -> None:
 
     def has_stepped(optimizer: torch.optim.Optimizer, *given: Any) -> None:
         nonlocal stepped
-        now.in_optimizer, now.backward_ended, stepped = False, False, stepped or now.step > 0
+        now.in_optimizer, now.backward_ended, now.optimized, stepped = False, False, True, stepped or now.step > 0
         now.label([value for state in optimizer.state.values() for value in state.values()], kinds.OPTIMIZER)
 
     def sharding(call: Call) -> Leave:

@@ -102,6 +102,8 @@ class Recorder:
     total: int = 0
     highest: int = 0  # in this phase
     most: int = 0  # since the script last reset it
+    optimized: bool = False  # an optimizer of torch has stepped
+    updated: bool = False  # the script has changed weights itself, outside of forwards
     nodes: dict[int, str] = field(default_factory=dict)  # module by the sequence number of its autograd node
     tokens: Counter[int] = field(default_factory=Counter)  # integers that the roots are given, by step
 
@@ -165,6 +167,13 @@ class Recorder:
         if self.step == 0 or self.backward_ended:
             return TEMPORARY
         return LOGITS if self.forward_ended else INPUTS
+
+    def changed(self, values: Any) -> None:
+        """Tensors were changed in place."""
+        if self.depth or self.in_optimizer or self.optimized or self.updated:
+            return
+        numbers = (getattr(one.untyped_storage(), NUMBER, None) for one in tensors(values))
+        self.updated = any(number is not None and self.kinds[number] in (SHARDED, WHOLE) for number in numbers)
 
     def where(self) -> str:
         """The part of a step that is running."""

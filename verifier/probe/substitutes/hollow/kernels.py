@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.attention.bias import CausalBias
 
 from ...compat.operators import efficient_attention, flash_attention, fused_norm
+from ...compat.tensors import local
 from ...dispatcher import Call
 from ...session import Session
 from ..cuda_on_cpu.marks import device_of
@@ -58,11 +60,12 @@ def _dropped(call: Call, proceed: Callable[[], Any]) -> Any:
 
 def _normed(call: Call, proceed: Callable[[], Any]) -> Any:
     value, weight = call.given(0, "input"), call.given(2, "weight")
-    if not _on_cuda(value):
+    both = [value] if weight is None else [value, weight]
+    if not all(map(_on_cuda, both)) and not all(isinstance(one, DTensor) and _on_cuda(local(one)) for one in both):
         return proceed()
     if torch.is_autocast_enabled("cpu"):
         value, weight = value.float(), None if weight is None else weight.float()
-    if weight is not None and (not _on_cuda(weight) or weight.dtype != value.dtype):
+    if weight is not None and weight.dtype != value.dtype:
         return proceed()
     found = fused_norm(value, list(call.given(1, "normalized_shape")), weight, call.given(3, "eps"))
     return proceed() if found is None else found

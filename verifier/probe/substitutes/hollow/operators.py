@@ -180,6 +180,7 @@ def _changed(func: Any, args: Any, kwargs: Any) -> Any:
     for position, argument in enumerate(schema(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(args[position] if position < len(args) else kwargs.get(argument.name))
+    Recorder.now.changed(found)
     returns = len(schema(func).returns)
     return None if returns == 0 else found[0] if returns == 1 else tuple(found[:returns])
 
