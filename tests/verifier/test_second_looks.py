@@ -12,6 +12,7 @@ from verified_fsdp2.verifier.analysis.comparison import update_apart
 from verified_fsdp2.verifier.analysis.ending import changes_later, comes_to_the_same_end
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.probe.dispatcher import Call
+from verified_fsdp2.verifier.probe.events.ending import Ending
 from verified_fsdp2.verifier.probe.events.merged import Exports
 from verified_fsdp2.verifier.probe.events.survey import _digest, _named
 from verified_fsdp2.verifier.trace import Run
@@ -175,3 +176,21 @@ def test_adapters_that_are_in_the_weights_already() -> None:
         call.result = {name: value.detach() for name, value in whole.state_dict().items()}
         exports.gathered(call)
         assert bool(exports.known) is not merges
+
+
+@cases("behind", "nothing", "a copy", "the best")
+def test_weights_that_the_script_puts_in_place_behind_its_training(behind: str) -> None:
+    """The best weights of an earlier step say nothing of the last one."""
+    layer = nn.Linear(2, 2)
+    written: list[Any] = []
+    slots = [SimpleNamespace(name=name, param=param) for name, param in layer.named_parameters()]
+    session: Any = SimpleNamespace(all_slots=lambda: slots, write=written.append, request={"reseed_after": 0})
+    ending, optimizer = Ending(session), torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    ending.stepped(optimizer)
+    kept = {name: value.clone() for name, value in layer.state_dict().items()}
+    if behind == "the best":
+        layer.load_state_dict(kept)
+    ending.destroys(Call((), {}))
+    assert bool(written) is (behind != "the best")

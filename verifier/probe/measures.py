@@ -1,6 +1,7 @@
 """Small measurements of modules, tensors and optimizers, as values that go into a record."""
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -37,6 +38,11 @@ def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
     change = (local(param) - before).to(torch.float64).flatten()
     along = 0.0 if param.grad is None else float(change @ local(param.grad).to(torch.float64).flatten())
     return [float(change @ change), along, float(change.count_nonzero())]
+
+
+def writes(tensors: Iterable[torch.Tensor]) -> int:
+    """How often the parameters among tensors have been written in place, as autograd counts it on this rank's parts."""
+    return sum(local(tensor.detach())._version for tensor in tensors if isinstance(tensor, nn.Parameter))
 
 
 _DIGESTED = 1 << 16

@@ -22,6 +22,7 @@ from ...trace.events import Final, Held, Place, Printed, Written
 from .. import outputs
 from ..compat.groups import slots
 from ..dispatcher import Call, Leave
+from ..measures import writes
 from ..session import Session
 from ..sketch import sketch
 from ..watched import READABLE, read_file
@@ -43,12 +44,15 @@ class Ending:
         self.last = time.time()
         self.depth = 0
         self.steps = 0  # of all optimizers
+        self.written = 0  # how often the weights had been by the last of them
         self.printed: list[tuple[str, list[Place]]] = []
         self.between: set[tuple[tuple[str, int], ...]] = set()  # lines that print between steps
 
     def stepped(self, of: object, *arguments: Any) -> None:
         """A backward or an optimizer step: what was printed until now was not the end."""
         self.steps += isinstance(of, Optimizer)
+        if isinstance(of, Optimizer):
+            self.written = self._writes()
         if isinstance(of, Optimizer) and self.steps == self.session.request["reseed_after"]:
             random.seed(_OTHER)
             torch.manual_seed(_OTHER)
@@ -72,10 +76,15 @@ class Ending:
         self.depth -= 1
 
     def destroys(self, call: Call) -> None:
-        """The process group is destroyed: what training has made of the weights."""
+        """The process group is destroyed: what training has made of the weights, unless the script has put others in their place."""
+        if self.steps and self._writes() != self.written:
+            return
         with torch.no_grad():
             weights = {slot.name: sketch(slot.param) for slot in self.session.all_slots()}
         self.session.write(Final(weights=weights))
+
+    def _writes(self) -> int:
+        return writes(slot.param for slot in self.session.all_slots())
 
     def prints(self, call: Call) -> None:
         """`print` is called; a tensor is left out, since to show one may take all ranks."""

@@ -15,6 +15,7 @@ from ...trace.events import Reached
 from ..compat.groups import slots
 from ..compat.tensors import local
 from ..dispatcher import Call, Leave
+from ..measures import writes
 from ..session import Session
 from ..turns import Turns
 from .backward import BACKWARD
@@ -32,7 +33,7 @@ def install(session: Session) -> None:
     plain: set[int] = set()  # the optimizers without shards that have stepped before any with shards
     begun, apart = False, False  # whether one with shards has stepped, and only `plain` ones before it, which are done
     models: list[weakref.ref[nn.Module]] = []
-    weights, still = "", list[str]()
+    weights, still, written = "", list[str](), 0  # `written`: how often the tensors had been by the last optimizer step
     first: set[tuple[str, str]] = set()  # (name, digest) of the tensors at the first step
 
     def report(ended: bool = False) -> None:
@@ -79,6 +80,8 @@ def install(session: Session) -> None:
             begin()
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal written
+        written = writes(tensor for _, tensor in _named(models))
         if not backwards and (trained or not _has_gradients(optimizer)):
             return  # a helper creates the state of a new optimizer so, or another one uses the same gradients
         turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=True)
@@ -97,7 +100,10 @@ def install(session: Session) -> None:
     def ends(call: Call) -> None:
         nonlocal weights, still
         found = _named(models)
-        weights = _digest(tensor for _, tensor in found)
+        trained = (
+            not session.optimizers or writes(tensor for _, tensor in found) == written
+        )  # else the script has put others in their place, such as the best
+        weights = _digest(tensor for _, tensor in found) if trained else ""
         still = sorted({name for name, tensor in found if (name, _digest([tensor])) in first})[:_STILL]
 
     def calls(call: Call) -> Leave | None:
