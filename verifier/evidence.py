@@ -89,7 +89,7 @@ class Evidence:
     original: Run | None = None  # the script that this one was converted from
     resume: Run | None = None
     resume_full_precision: Run | None = None
-    continued: Run | None = None  # resumed, and run to the end of the script
+    resumed_ending: Run | None = None  # resumed, and run to the end of the script
     reshards: tuple[Run, ...] = ()
     inspect: Run | None = None
     crashes: tuple[tuple[Run, Run], ...] = ()  # a run with a rank killed in a save, and the resume from what it left

@@ -328,21 +328,21 @@ def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[Planned
     return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
 
 
-def continued(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+def resumed_ending(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The resume once more, to the end of the script, where its first steps differ: perhaps they were only counted otherwise."""
     target, survey, rules = settings.target, evidence.survey, map(RULES.__getitem__, settings.chosen)
-    if evidence.continued is not None or evidence.resume is None or survey is None or not survey.completed:
+    if evidence.resumed_ending is not None or evidence.resume is None or survey is None or not survey.completed:
         return []
     known = completed(settings, evidence)
     if all(judge_one(r, known).status != "fail" for r in rules if r.about_the_resume and not r.beside_the_weights):
         return []
     fields = {"mode": "survey", "files": "saved", "starting_point": False, "optional": True}
-    return [settings.run("continued", target.nproc, *target.resume_args, **fields)]
+    return [settings.run("resumed_ending", target.nproc, *target.resume_args, **fields)]
 
 
 def last(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The measure of noise, which needs the reference, second looks, and what is left of the faults."""
-    found = [*perturbed(settings, evidence), *endings(settings, evidence), *continued(settings, evidence)]
+    found = [*perturbed(settings, evidence), *endings(settings, evidence), *resumed_ending(settings, evidence)]
     return found if found and evidence.course.created else [*found, *faults(settings, evidence)]
 
 

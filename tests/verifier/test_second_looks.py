@@ -42,7 +42,7 @@ SURVEY = whole(9, "a", "b")
 
 
 @cases(
-    "continued, steps",
+    "resumed_ending, steps",
     (whole(7, "a", "b"), 7),
     (whole(9, "a", "b"), 0),  # it began again
     (whole(7, "a", "c"), 0),
@@ -50,16 +50,16 @@ SURVEY = whole(9, "a", "b")
     (whole(7, "a", "b", how="exception"), 0),
     (None, 0),
 )
-def test_a_resume_that_comes_to_the_same_end(continued: Run | None, steps: int) -> None:
-    assert comes_to_the_same_end(Evidence(survey=SURVEY, continued=continued)) == steps
+def test_a_resume_that_comes_to_the_same_end(resumed_ending: Run | None, steps: int) -> None:
+    assert comes_to_the_same_end(Evidence(survey=SURVEY, resumed_ending=resumed_ending)) == steps
 
 
-@cases("continued, status", (whole(7, "a", "b"), "pass"), (whole(7, "a", "c"), "fail"))
-def test_a_resume_that_was_only_counted_otherwise(continued: Run, status: str) -> None:
+@cases("resumed_ending, status", (whole(7, "a", "b"), "pass"), (whole(7, "a", "c"), "fail"))
+def test_a_resume_that_was_only_counted_otherwise(resumed_ending: Run, status: str) -> None:
     train = [one for k in range(1, 6) for one in (micro(k, float(k), rows=(k,)), step(k), stepped(k))]
     resumed = run(*[[LOAD, micro(1, 9.0, rows=(3,)), step(1), stepped(1)]] * 2, role="resume")
     train[6:6] = [SAVE]
-    found = judge("resume-is-exact", train, train, resume=resumed, survey=SURVEY, continued=continued)
+    found = judge("resume-is-exact", train, train, resume=resumed, survey=SURVEY, resumed_ending=resumed_ending)
     assert found.status == status, found.evidence
 
 

@@ -46,11 +46,11 @@ def comparable_end(evidence: Evidence) -> bool:
 
 def comes_to_the_same_end(evidence: Evidence) -> int:
     """The steps of a resumed run up to the end of the script, where its weights are those of the uninterrupted one bit by bit; else 0."""
-    survey, continued = evidence.survey, evidence.continued
-    if survey is None or continued is None or not (survey.completed and continued.completed):
+    survey, resumed_ending = evidence.survey, evidence.resumed_ending
+    if survey is None or resumed_ending is None or not (survey.completed and resumed_ending.completed):
         return 0
-    ends = [[event.weights for event in run.all(Reached) if event.ended] for run in (survey, continued)]
-    made = steps_of(continued)
+    ends = [[event.weights for event in run.all(Reached) if event.ended] for run in (survey, resumed_ending)]
+    made = steps_of(resumed_ending)
     same = ends[0] == ends[1] and len(ends[0]) == survey.world_size and all(ends[0])
     return made if same and made < steps_of(survey) else 0
 

@@ -26,7 +26,7 @@ ROLES = {
     "original": "the script that it was converted from",
     "resume": "resumed at the same world size",
     "resume_full_precision": "resumed, in full precision",
-    "continued": "resumed, to the end of the script",
+    "resumed_ending": "resumed, to the end of the script",
     "reshard": "resumed at another world size",
     "inspect": "opens the saved checkpoints",
     "crash": "killed during a save",

@@ -22,7 +22,7 @@ INDENT = "     "
 NOT_COMPARED = (
     "provoked",
     "repeat",
-    "continued",
+    "resumed_ending",
     "crash",
     "recovered",
     "damaged",
