@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..trace.events import Block
-from .compat.tensors import local
+from .compat.tensors import local, version
 from .sketch import sketch
 
 
@@ -42,7 +42,7 @@ def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
 
 def writes(tensors: Iterable[torch.Tensor]) -> int:
     """How often the parameters among tensors have been written in place, as autograd counts it on this rank's parts."""
-    return sum(local(tensor.detach())._version for tensor in tensors if isinstance(tensor, nn.Parameter))
+    return sum(version(local(tensor.detach())) for tensor in tensors if isinstance(tensor, nn.Parameter))
 
 
 _DIGESTED = 1 << 16
