@@ -30,7 +30,7 @@ VERIFIER: Layers = (
     ("source", "launch", "probe"),
     ("__init__", "trace", "evidence", "finding", "verdict", "config", "errors"),
 )
-LOOSE = {"__init__", "__main__", "pipeline", "plan", "execute", "judge", "evidence", "finding", "verdict", "errors"}
+LOOSE = {"__init__", "__main__", "pipeline", "execute", "judge", "evidence", "finding", "verdict", "errors"}
 LONGEST, MEDIAN = 400, 110  # lines of a module
 JUDGING = ("verifier.analysis", "verifier.rules", "verifier.judge")
 READING = {

@@ -91,6 +91,7 @@ class Evidence:
     resume_full_precision: Run | None = None
     resumed_ending: Run | None = None  # resumed, and run to the end of the script
     reshards: tuple[Run, ...] = ()
+    resharded_endings: tuple[Run, ...] = ()  # these, run to the end of the script
     inspect: Run | None = None
     crashes: tuple[tuple[Run, Run], ...] = ()  # a run with a rank killed in a save, and the resume from what it left
     damaged: tuple[Run, ...] = ()  # resumes from a checkpoint with a fault of its own; the note of each says which

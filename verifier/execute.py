@@ -260,6 +260,8 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
     if run.role == "reshard":
         counts = run.completed or not planned.optional
         return replace(evidence, reshards=(*evidence.reshards, run) if counts else evidence.reshards)
+    if run.role == "resharded_ending":
+        return replace(evidence, resharded_endings=(*evidence.resharded_endings, run))
     if run.role == "crash":
         killed = run.all(Killed)
         kept = replace(run, left=files.listing(left=True)) if killed else None

@@ -260,7 +260,7 @@ def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
     target = resolve(written(tmp_path, ""), flags)
     work = tmp_path / "work"
     backend = backend_for(launcher, target.nproc, target.oversubscribe, work)
-    original = plan._original(planned(target, ["matches-original"]), exact=False)
+    original = plan.original(planned(target, ["matches-original"]), exact=False)
     Executor(launcher, work, Workspace(work), backend=backend).make([original])
     assert [(Path(r.script).name, r.backend) for r in launcher.requests] == [("trial.py", "nccl"), ("old.py", "nccl")]
 

@@ -1,6 +1,8 @@
 """What must not be taken for a fault: a resume that comes to the same end, a run that was cut, an optimizer whose time is over, chance."""
 
+import math
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,12 @@ from torch import nn
 
 from records import cases, judge, micro, model, run, step, stepped
 from verified_fsdp2.verifier.analysis.comparison import update_apart
-from verified_fsdp2.verifier.analysis.ending import changes_later, comes_to_the_same_end
+from verified_fsdp2.verifier.analysis.ending import (
+    SAME_END,
+    changes_later,
+    comes_to_the_same_end,
+    resharded_to_the_same_end,
+)
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.events.ending import Ending
@@ -18,16 +25,16 @@ from verified_fsdp2.verifier.probe.events.survey import _digest, _named
 from verified_fsdp2.verifier.trace import Run
 
 SAVE = {"kind": "checkpoint", "op": "save", "after_step": 2, "to": "/c"}
+BEGIN = {"kind": "reached", "stack": [{"file": "train.py", "line": 1, "function": "main", "code": ""}]}
 LOAD = {"kind": "checkpoint", "op": "load", "after_step": 0, "to": "/c"}
 
 
 def whole(steps: int, *weights: str, how: str = "return") -> Run:
     """A run of the whole script that made so many steps; a digest for each rank."""
-    begin = {"kind": "reached", "steps": 0, "stack": [{"file": "train.py", "line": 1, "function": "main", "code": ""}]}
     return run(
         *(
             [
-                begin,
+                {**BEGIN, "steps": 0},
                 {"kind": "reached", "steps": steps},
                 {"kind": "reached", "steps": steps, "ended": True, "weights": one},
                 {"kind": "end", "how": how},
@@ -36,6 +43,13 @@ def whole(steps: int, *weights: str, how: str = "return") -> Run:
         ),
         role="survey",
     )
+
+
+def ends(w: float, frozen: float = 0.0) -> list[dict[str, Any]]:
+    """The records of one rank at the end of the script: a trained weight `w`, beside one that kept the value it had."""
+    values = {"w": [w * w, w, 0.0, 0.0, 0.0], "base": [frozen**2, frozen, 0.0, 0.0, 0.0]}
+    reached = {"kind": "reached", "steps": 9, "ended": True, "weights": "x", "still": ["base"]}
+    return [{"kind": "final", "weights": values}, reached]
 
 
 SURVEY = whole(9, "a", "b")
@@ -52,6 +66,24 @@ SURVEY = whole(9, "a", "b")
 )
 def test_a_resume_that_comes_to_the_same_end(resumed_ending: Run | None, steps: int) -> None:
     assert comes_to_the_same_end(Evidence(survey=SURVEY, resumed_ending=resumed_ending)) == steps
+
+
+@cases(
+    "w, frozen, steps, same",
+    (2.0 + 1e-6, 1.0, 5, True),
+    (2.001, 1.0, 5, False),
+    (2.001, 1e6, 5, False),  # what is never trained is no measure of what is
+    (2.0, 1.0, 9, False),  # it began again
+)
+def test_resumes_on_other_ranks_that_come_to_the_same_end(w: float, frozen: float, steps: int, same: bool) -> None:
+    def whole_script(w: float, role: str, steps: int) -> Run:
+        records = [model(), {**BEGIN, "steps": steps}, ends(w, frozen)[0], {"kind": "end", "how": "return"}]
+        return run([*records, *(ends(w, frozen)[1:] if role == "survey" else ())], role=role)
+
+    survey, end = whole_script(2.0, "survey", 9), whole_script(w, "resharded_ending", steps)
+    known = Evidence(survey=survey, reshards=(run([model()], role="reshard"),))
+    assert (resharded_to_the_same_end(replace(known, resharded_endings=(end,))) <= SAME_END) is same
+    assert resharded_to_the_same_end(known) == math.inf
 
 
 @cases("resumed_ending, status", (whole(7, "a", "b"), "pass"), (whole(7, "a", "c"), "fail"))
@@ -134,8 +166,7 @@ def test_weights_at_the_end_of_one_process(far: float | None, status: str) -> No
         return [model(), micro(1, 2.0, **loss), step(1, {"w": [1.0] * 5}, weights=before), stepped(1, weights=after)]
 
     def whole_script(apart: float, role: str) -> Run:
-        final = {"kind": "final", "weights": {"w": [1.0, 1.0 + apart, 0.0, 0.0, 0.0]}}
-        return run([model(), final, {"kind": "end", "how": "return"}], role=role)
+        return run([model(), *ends(1.0 + apart), {"kind": "end", "how": "return"}], role=role)
 
     train, single = run(steps(0.1)), run(steps(0.11), role="single")
     ending = whole_script(far, "ending") if far is not None else None

@@ -13,6 +13,8 @@ from .horizon import steps_of
 from .shown import lines_of_loop, without_own_values
 from .state import apart
 
+SAME_END = 1e-4  # relative: what rounding has grown to over a whole training
+
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?(?:nan|inf)(?!\w)")
 _OF_THE_MACHINE = re.compile(
     r"\b(s|secs?|seconds?|ms|minutes?|min|time|took|elapsed|speed|throughput|tok/s|\w+/s(ec)?|it/s|[KMG]i?B|mem(ory)?)\b",
@@ -55,16 +57,29 @@ def comes_to_the_same_end(evidence: Evidence) -> int:
     return made if same and made < steps_of(survey) else 0
 
 
-def weights_apart(evidence: Evidence) -> float:
-    """How far the last weights are from those that one process ends with, relative to their length; infinite where that is not known."""
-    survey, ending = evidence.survey, evidence.ending
-    if survey is None or ending is None or not (survey.completed and ending.completed):
+def weights_apart(evidence: Evidence, other: Run | None) -> float:
+    """How far the last weights are from those that another whole run ends with, relative to the length of those that were trained.
+
+    `other`: in one process, or resumed on other ranks. Infinite where the distance is not known.
+    """
+    survey = evidence.survey
+    if survey is None or other is None or not (survey.completed and other.completed):
         return math.inf
-    mine, theirs = _final(survey), _final(ending)
-    size = math.fsum(value[0] for value in theirs.values())
+    mine, theirs = _final(survey), _final(other)
+    size = math.fsum(value[0] for name, value in theirs.items() if changes_later(evidence, name))
     if not mine or mine.keys() != theirs.keys() or not 0.0 < size < math.inf:
         return math.inf
     return math.sqrt(math.fsum(difference(mine[name], value) ** 2 for name, value in theirs.items()) / size)
+
+
+def resharded_to_the_same_end(evidence: Evidence) -> float:
+    """The largest such distance over the resumes on other ranks that were judged, each run to the end; infinite where one is not known."""
+    ends = {run.world_size: run for run in evidence.resharded_endings}
+    survey, sizes = evidence.survey, {run.world_size for run in evidence.reshards}
+    if survey is None or not sizes or not sizes <= ends.keys():
+        return math.inf
+    begun_again = any(not 0 < steps_of(ends[size]) < steps_of(survey) for size in sizes)
+    return math.inf if begun_again else max(weights_apart(evidence, ends[size]) for size in sizes)
 
 
 def _final(run: Run) -> dict[str, Sketch]:

@@ -28,6 +28,7 @@ ROLES = {
     "resume_full_precision": "resumed, in full precision",
     "resumed_ending": "resumed, to the end of the script",
     "reshard": "resumed at another world size",
+    "resharded_ending": "resumed at another world size, to the end of the script",
     "inspect": "opens the saved checkpoints",
     "crash": "killed during a save",
     "recovered": "resumed after the kill",

@@ -23,6 +23,7 @@ NOT_COMPARED = (
     "provoked",
     "repeat",
     "resumed_ending",
+    "resharded_ending",
     "crash",
     "recovered",
     "damaged",

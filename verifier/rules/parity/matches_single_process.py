@@ -1,9 +1,7 @@
 from ...analysis.designs import parts_and_meets
-from ...analysis.ending import weights_apart
+from ...analysis.ending import SAME_END, weights_apart
 from ..base import Evidence, Finding
 from ._oracle import OracleRule, judge_against
-
-SAME_END = 1e-4  # relative to the length of all weights: what rounding has grown to over a whole training
 
 
 class MatchesSingleProcess(OracleRule):
@@ -28,7 +26,7 @@ class MatchesSingleProcess(OracleRule):
     def judge(self, evidence: Evidence) -> Finding:
         same_batch = "the global batch depends on the number of ranks (--single-args can set that of one process)"
         found = judge_against(self, evidence, "single", "one process", same_batch)
-        if found.status == "fail" and (far := weights_apart(evidence)) <= SAME_END:
+        if found.status == "fail" and (far := weights_apart(evidence, evidence.ending)) <= SAME_END:
             same = f"at the end of the script the weights are those of one process ({far:.1e} apart, allowed: {SAME_END:.0e})"
             return self.passed(f"{same}: the first steps differ by rounding", measured=far, limit=SAME_END)
         if found.status == "fail" and parts_and_meets(evidence.trained):

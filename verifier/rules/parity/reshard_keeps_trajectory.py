@@ -3,6 +3,7 @@ from collections import Counter
 
 from ...analysis.comparison import CLEARLY, compare, incomparable, limits, loss_apart, norm_apart, undecided
 from ...analysis.designs import saved_in_a_step
+from ...analysis.ending import SAME_END, resharded_to_the_same_end
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
 from ...trace import Run, difference
@@ -32,6 +33,13 @@ class ReshardKeepsTrajectory(Rule):
     needs = frozenset({"train", "reference", "perturbed", "single", "resume_full_precision", "reshard"})
 
     def judge(self, evidence: Evidence) -> Finding:
+        found = self._judge_steps(evidence)
+        if found.status == "fail" and (far := resharded_to_the_same_end(evidence)) <= SAME_END:
+            same = f"the resumed runs end with the weights of the uninterrupted one ({far:.1e} apart, allowed: {SAME_END:.0e})"
+            return self.passed(f"{same}: their steps were only counted otherwise", measured=far, limit=SAME_END)
+        return found
+
+    def _judge_steps(self, evidence: Evidence) -> Finding:
         base, after = evidence.resume_full_precision, evidence.resumed_after()
         if not evidence.reshards or base is None:
             return self.unknown(evidence.missing.get("reshard", "no other world size was run"))

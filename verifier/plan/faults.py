@@ -1,0 +1,50 @@
+"""Runs with a fault in a save or a checkpoint, and the resumes after them."""
+
+from ..analysis.checkpoints import outside, saved_paths
+from ..analysis.crash_moments import moments
+from ..analysis.first_run import several_models
+from ..analysis.reasons import no_damage
+from ..evidence import Evidence
+from ..launch.checkpoints import KINDS
+from ..launch.planned import PlannedRun
+from ..trace import Run
+from .settings import CRASH_GRACE, Settings
+
+
+def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[PlannedRun]:
+    """Runs with a fault in a save or a checkpoint, and the resumes after them.
+
+    `early`: beside the resume from an intact checkpoint, without which they decide nothing, and which says what to damage. A script
+    that writes elsewhere than to `{checkpoint}` finds what the crash left there only if nothing runs in between.
+    """
+    train, elsewhere = evidence.train, evidence.course.created
+    if train is None or (elsewhere or outside(train, evidence.course.checkpoint) if early else no_damage(evidence)):
+        return []
+    crashed = _crash(settings, evidence, train) if "crash" in settings.needs else []
+    damaged = _damaged(settings, evidence, train) if "damaged" in settings.needs and not early else []
+    return (crashed or damaged) if elsewhere else [*crashed, *damaged]
+
+
+def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:
+    """A rank is killed in a save, one moment after the other until one is met (with `--thorough` all); then the script resumes."""
+    target, course = settings.target, evidence.course
+    if course.crashed is not None:
+        fields = {"steps": 1, "files": "left", "note": course.crashed.note, "starting_point": False}
+        fields["probe"] = {"models": several_models(train)}
+        return [settings.run("recovered", target.nproc, *target.resume_args, **fields)]
+    found = []
+    for moment in [] if evidence.crashes and not target.thorough else moments(train, target.thorough):
+        fields = {"steps": moment.steps, "note": moment.note, "probe": {"watch_saves": True, "crash": moment.request}}
+        fields |= {"leaves": True, "starting_point": False, "grace": min(CRASH_GRACE, target.timeout)}
+        fields["expected"] = "fault injection: a rank is killed"
+        found.append(settings.run("crash", target.nproc, *target.save_args, **fields))
+    return found[course.crashes_tried :][:1]
+
+
+def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:
+    """The script resumes from a checkpoint with a damaged file."""
+    target, paths = settings.target, tuple(saved_paths(train, evidence.saved_after()))
+    fields = {"steps": 1, "files": "saved", "damaged": paths, "starting_point": False}
+    fields |= {"expected": "fault injection: its checkpoint is damaged", "probe": {"models": several_models(train)}}
+    kinds = (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]
+    return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
