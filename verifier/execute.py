@@ -14,6 +14,7 @@ from .analysis.batch import takes_the_same
 from .analysis.checkpoints import loaded_before, saved_paths
 from .analysis.horizon import steps_of
 from .analysis.precision import needs_full_precision
+from .analysis.root_cause import ended_by_native_code
 from .analysis.usage import usage_error
 from .analysis.wording import count
 from .config.launchers import HERE
@@ -90,8 +91,11 @@ class Executor:
         return not (versions["devices"] or averages(versions.get("torch", "")))
 
     def make(self, planned: Sequence[PlannedRun]) -> list[Made]:
-        """All of these runs, in any order, to their ends. Raises UserError if the script refuses arguments that the user gave."""
-        waiting, made = list(planned), dict[int, Made]()
+        """All of these runs, in any order, to their ends. Raises UserError if the script refuses arguments that the user gave.
+
+        A run that native code has ended is made once more: what does not happen again is no fault of the script.
+        """
+        waiting, made, again = list(planned), dict[int, Made](), list[PlannedRun]()
         while waiting or self._going:
             for run in [run for run in waiting if self._fits(run)]:
                 if self._fits(run):
@@ -102,6 +106,9 @@ class Executor:
                 number = self.launcher.first_to_end([one.number for one in self._going])
                 done = self._finish(next(one for one in self._going if one.number == number))
                 made[id(done.planned)] = done
+                if done.planned not in again and done.run is not None and ended_by_native_code(done.run):
+                    again.append(done.planned)
+                    waiting.append(done.planned)
         found = [made[id(run)] for run in planned]
         for one in found:
             if one.run is not None and one.planned.given and (words := usage_error(one.run)):

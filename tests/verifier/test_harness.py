@@ -2,10 +2,11 @@
 
 import json
 import os
+import signal
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -369,3 +370,25 @@ def test_two_torches_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(UserError, match=r"two torches: .* the installed package is 2\.1\.0; remove one"), Launcher():
         pass
+
+
+@cases(
+    "codes, launches",
+    ([-signal.SIGABRT, 0], 2),  # the first launch, the second
+    ([-signal.SIGABRT, -signal.SIGSEGV], 2),
+    ([-signal.SIGKILL, 0], 1),  # somebody asked for it
+    ([1, 0], 1),
+)
+def test_a_run_that_native_code_ended_is_made_once_more(tmp_path: Path, codes: list[int], launches: int) -> None:
+    class Dies(WithGPUs):
+        def finish(self, number: int) -> dict[str, Any]:
+            rank = {"rank": 0, "code": codes[number], "killed": False, "at": 1.0}
+            return {"ranks": [rank], "timed_out": False, "seconds": 1.0}
+
+    launcher, work = Dies(1), tmp_path / "work"
+    one = planned(resolve(written(tmp_path, ""), {"nproc": 1}), ["matches-ddp"]).run("single", 1)
+    made = Executor(cast("Launcher", launcher), work, Workspace(work)).make([one])
+    assert (len(launcher.requests), [item.run.ended[0].code for item in made if item.run]) == (
+        launches,
+        [codes[launches - 1]],
+    )

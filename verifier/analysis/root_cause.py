@@ -18,6 +18,7 @@ _WAITS = re.compile(r"(distributed|autograd|_functorch)/|_C|utils/_contextlib") 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 QUOTED = 160  # characters of an error that are quoted
+_NATIVE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _NATIVE = "A signal is not a Python error: check that line and native code."
 _ELSEWHERE = (
     "Write the script's files to a folder of its own. The records of this run cannot be trusted and are not judged."
@@ -66,6 +67,12 @@ def root_cause(run: Run) -> RootCause:
         return gone
     *_, rank, code = min(suspects)
     return _explain(run, rank, code, _fault(run.traces[rank]))
+
+
+def ended_by_native_code(run: Run) -> bool:
+    """Whether a rank got a signal such as SIGSEGV or SIGABRT, and no other raised an error of its own."""
+    hit = any(-item.code in _NATIVE_SIGNALS and not item.killed for item in run.ended)
+    return hit and not run.foreign and all(_fault(trace) is None or is_victim(trace) for trace in run.traces)
 
 
 def _ended_alone(run: Run) -> RootCause | None:
