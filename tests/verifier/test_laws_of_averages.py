@@ -92,6 +92,21 @@ test_constant_buffers = judged_as(
 
 
 @cases(
+    "began, held, status",
+    ((1.0, 2.0), "model__table__sums", "pass"),  # each rank has its part of the table, and sums beside it
+    ((1.0, 2.0), "model__other__sums", "fail"),
+    ((1.0, 1.0), "model__table__sums", "fail"),
+)
+def test_a_table_cut_by_the_script_carries_sums_of_its_part(began: tuple[float, ...], held: str, status: str) -> None:
+    def rank(begins: float, sums: float) -> list[Any]:
+        table = parameter("table.w", managed=False, sharded=False, sketch=sketch(begins))
+        before, after = (state(k, **{held: tensor(k * sums, "module")}) for k in (1, 2))
+        return [model(parameter(), table), before, *steps(2), after]
+
+    assert judge("state-same-on-ranks", of(*(rank(x, float(k)) for k, x in enumerate(began, 1)))).status == status
+
+
+@cases(
     "tables, alone_then, status",
     ((1.0, 2.0), (5, 6), "fail"),
     ((1.0, 2.0), (3, 4), "pass"),

@@ -6,7 +6,7 @@ from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, Run, some
 
 SAME = 1e-5  # relative
-_BUFFER = re.compile(r"model\d*\.")  # of a model that is trained
+_BUFFER = re.compile(r"^model\d*\.")  # of a model that is trained
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 UNREDUCED = ", a parameter outside every fully_shard module, whose gradient nothing reduces"
 
@@ -58,7 +58,7 @@ class StateSameOnRanks(Rule):
         buffers = buffers if len(run.data_ranks) == run.world_size else set()  # those of a part of a layer may differ
         own = _of_one_rank(run)  # a table or experts of which each rank has a part, and what they carry along
         for path in sorted(changing.intersection(paths) | (buffers & kept)):
-            if held[path].holder == "module" and path.rpartition(".")[0] in own:
+            if held[path].holder == "module" and _inside(path, own):
                 continue
             there = [one for rank in ranks if (one := rank[last].get(path))]
             steps = (step for step in sorted(ranks[0]) if all(path in rank.get(step, {}) for rank in ranks))
@@ -101,7 +101,12 @@ def _of_one_rank(run: Run) -> set[str]:
         name: entries for name, entries in run.parameters.items() if not any(e.managed or e.sharded for e in entries)
     }
     apart = (name for name, entries in plain.items() if any(e.sketch != entries[0].sketch for e in entries))
-    return {name.rpartition(".")[0] for name in apart}
+    return {_BUFFER.sub("", name).rpartition(".")[0] for name in apart}
+
+
+def _inside(path: str, modules: set[str]) -> bool:
+    """Whether a value is held by one of these modules."""
+    return _BUFFER.match(path) is not None and _BUFFER.sub("", path).rpartition(".")[0] in modules
 
 
 def _is_state(held: Held) -> bool:
