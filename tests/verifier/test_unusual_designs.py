@@ -10,8 +10,10 @@ import torch
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
 from scripts import Verify, written
 from verified_fsdp2.verifier.analysis.designs import divided_by_script, parts_and_meets, resumable
+from verified_fsdp2.verifier.analysis.first_run import several_models
 from verified_fsdp2.verifier.analysis.horizon import prepares_before_sharding
 from verified_fsdp2.verifier.analysis.inspected import differing
+from verified_fsdp2.verifier.analysis.snapshots import kept_under_a_comparison
 from verified_fsdp2.verifier.analysis.state import begun_anew, evaluated
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.probe import starting_point
@@ -227,3 +229,49 @@ def test_weights_that_ranks_of_other_meshes_hold(mesh: list[int], rank: int, fou
     """A matrix that the script divides itself over a tensor dim has the same name on ranks that do not share it."""
     saved = [{"rank": r, "parts": {"w": (torch.tensor([float(r)]), [0], mesh)}} for r in (0, 1)]
     assert [float(part) for part, _ in starting_point._parts(saved, "w", rank)] == found
+
+
+@cases("managed, whole, status", (False, [8, 4], "pass"), (False, [4, 4], "fail"), (True, [8, 4], "fail"))
+def test_parts_that_the_script_divides_are_other_ones_on_other_ranks(
+    managed: bool, whole: list[int], status: str
+) -> None:
+    def head(shape: list[int]) -> dict[str, Any]:
+        return model(parameter("head", managed=managed, sharded=managed, shape=shape), parameter("w"))
+
+    save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "/c"}
+    held = {"head": [2.0, 2.0, 0.0, 0.0, 0.0], "w": [1.0, 1.0, 0.0, 0.0, 0.0]}
+    other = held | {"head": [9.0, 3.0, 0.0, 0.0, 0.0]}
+    steps = [micro(1), step(1), stepped(1), save, micro(2), step(2, weights=held, held=list(held)), stepped(2)]
+    train = run([head([4, 4]), *steps])
+    again = run([head(whole), micro(1), step(1, weights=other, held=list(held)), stepped(1)], role="reshard")
+    runs = {"resume_full_precision": train, "reference": train, "perturbed": train}
+    assert judge("reshard-keeps-trajectory", train, reshards=(again,), **runs).status == status
+
+
+@cases(
+    "then, kept",
+    ("model1.w", {"model1."}),  # each stage has a model of its own, of the same shapes
+    ("w", {"", "model1."}),
+)
+def test_a_resume_does_not_make_models_of_earlier_stages(then: str, kept: set[str]) -> None:
+    models = [model(parameter("w")), model(parameter("model1.w"), root="model1.")]
+    first = [micro(1), step(1, held=["w"]), stepped(1)]
+    second = [micro(2), step(2, held=[then]), stepped(2)]
+    assert several_models(run([*models, *first, *second]), 1).keys() == kept
+
+
+@cases("loop, kept", ("for m in blocks:\n        m.shard()", set()), ("m = m or 1", {("main", "m"), ("", "m")}))
+def test_the_variable_of_another_loop_is_no_snapshot(loop: str, kept: set[tuple[str, str]]) -> None:
+    branch = "        if step % 2 == 0 and step < 8:\n            m = state()\n            save(m)\n"
+    text = f"def main():\n    {loop}\n    while step < 9:\n{branch}"
+    assert kept_under_a_comparison(sources(text)) == kept
+
+
+@cases("cleared, status", (True, "not_applicable"), (False, "fail"))
+def test_micro_batches_whose_gradients_are_cleared_are_of_another_step(cleared: bool, status: str) -> None:
+    """A gradient that is applied one round late: two backward passes, each divided by its own number of targets."""
+    edited = {"kind": "edited_gradients", "step": 1, "micro": 1, "factors": {"w": 0.0}}
+    passes = [micro(1, criteria=entropy(n, 1.0)) for n in (4, 8)]
+    records = [model(), passes[0], *([edited] if cleared else []), passes[1], step(1), stepped(1)]
+    single = run(records, role="single")
+    assert judge("token-mean-of-means", records, records, single=single).status == status

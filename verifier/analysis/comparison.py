@@ -104,9 +104,8 @@ def unlike(run: Run, oracle: Run, role: str, label: str) -> str:
     steps = min(run.steps(), oracle.steps())
     if steps == 0:
         return "no optimizer step was seen"
-    if any(model.starting_point != "loaded" for model in oracle.models):
-        return f"the {role} run could not start from the same weights: {oracle.models[0].starting_point}"
-    return ""
+    other = next((model.starting_point for model in oracle.models if model.starting_point != "loaded"), "")
+    return f"the {role} run could not start from the same weights: {other}" if other else ""
 
 
 def parted(run: Run, oracle: Run) -> int | None:

@@ -1,8 +1,10 @@
 """Which further runs the train run makes useful."""
 
+from collections.abc import Collection
+
 from ..evidence import Evidence
 from ..trace import Run
-from ..trace.events import Clips, signature
+from ..trace.events import Clips, Step, signature
 from .scaling import clip_was_reached
 
 
@@ -29,7 +31,22 @@ def keeps_its_batch_on(ranks: int, train: Run) -> bool:
     return batch > 0 and batch % (ranks * largest if several else ranks) == 0
 
 
-def several_models(train: Run) -> dict[str, str]:
-    """{prefix of the names of a model: its parameters and their shapes} of the train run, if it has several models."""
+def several_models(train: Run, after: int | None) -> dict[str, str]:
+    """{prefix of the names of a model: its parameters and their shapes} of the train run, if it has several models.
+
+    Without those that no optimizer holds behind step `after`, and one has held before: a resume does not make them again.
+    """
     found = {m.root: signature((p.name.removeprefix(m.root), p.shape) for p in m.parameters) for m in train.models}
-    return found if len(found) > 1 else {}
+    before, behind = _held(train, 1, after or 0), _held(train, (after or 0) + 1, train.steps())
+    retired = [root for root in found if _inside(root, found, before) and not _inside(root, found, behind)]
+    return {root: own for root, own in found.items() if root not in retired} if len(found) > 1 else {}
+
+
+def _held(train: Run, first: int, last: int) -> set[str]:
+    """The parameters that optimizers hold in these steps."""
+    return {name for trace in train.traces for r in trace.of(Step) if first <= r.step <= last for name in r.held}
+
+
+def _inside(root: str, roots: Collection[str], names: set[str]) -> bool:
+    """Whether one of these names is of this model."""
+    return any(max((r for r in roots if name.startswith(r)), key=len) == root for name in names)

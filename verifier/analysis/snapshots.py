@@ -71,6 +71,8 @@ def _from_before(body: list[ast.stmt], own: set[str]) -> Iterator[ast.Name]:
         yield from (n for n in nodes if isinstance(n.ctx, ast.Load) and id(n) not in inside and n.id not in own)
         for name in ("body", "orelse", "finalbody"):
             first = set() if isinstance(statement, ast.For | ast.While) else set(own)
+            if isinstance(statement, ast.For) and name == "body":
+                first = {n.id for n in ast.walk(statement.target) if isinstance(n, ast.Name)}
             yield from _from_before(getattr(statement, name, []), first)
         for handler in getattr(statement, "handlers", ()):
             yield from _from_before(handler.body, set(own))

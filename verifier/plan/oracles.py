@@ -76,7 +76,8 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     def resumed(role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False) -> PlannedRun:
         words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
         steps = min(settings.steps - after, MOST_RESHARDED if role != "resume" else settings.steps)
-        fields = {"steps": steps, "files": "saved", "probe": {"full_precision": exact, "models": several_models(train)}}
+        probe = {"full_precision": exact, "models": several_models(train, after)}
+        fields = {"steps": steps, "files": "saved", "probe": probe}
         return settings.run(role, world, *words, given=given, optional=optional, starting_point=False, **fields)
 
     sizes = target.reshard_to if "reshard" in settings.needs else ()

@@ -63,9 +63,9 @@ class TokenMeanOfMeans(ScaleRule):
 
 
 def _weights(run: Run | None) -> dict[int, list[tuple[float, int]]]:
-    """{step: `weight` of each micro-batch on each rank} where all of a step are known."""
+    """{step: `weight` of each micro-batch on each rank whose gradients the step consumes} where all of a step are known."""
     if run is None:
         return {}
-    found = {step: [weight(m) for own in run.micros(step) for m in own] for step in range(1, run.steps() + 1)}
+    found = {step: [weight(m) for own in run.consumed(step) for m in own] for step in range(1, run.steps() + 1)}
     known = {step: [w for w in weights if w is not None] for step, weights in found.items()}
     return {step: weights for step, weights in known.items() if weights and len(weights) == len(found[step])}

@@ -149,8 +149,17 @@ def _state_differs(base: Run, run: Run, step: int) -> str | None:
             before = base.whole_state(field, 1)
             # what no optimizer holds and the script changes is made again by the script
             theirs = {n: a for n, a in theirs.items() if n in mine and (n in held or before.get(n) == a)}
+        parts = _parts(base, run)  # whole, they are not known
+        theirs = {n: a for n, a in theirs.items() if n not in parts and n.rpartition(".")[0] not in parts}
         near = {n for n, a in theirs.items() if n in mine and difference(a, mine[n]) <= 1e-6 * math.sqrt(a[0]) + 1e-12}
         wrong = [name for name in theirs if name not in near]
         if wrong:
             return f"{len(wrong)} of {len(theirs)} tensors of the {owner} ({some(wrong)}) are not what was saved"
     return None
+
+
+def _parts(base: Run, run: Run) -> set[str]:
+    """The parameters of which the script itself gives each rank a part, of another shape on another number of ranks."""
+    shapes = {name: entries[0].shape for name, entries in run.parameters.items()}
+    plain = {name: entries[0].shape for name, entries in base.parameters.items() if not entries[0].managed}
+    return {name for name, shape in plain.items() if shapes.get(name, shape) != shape}
