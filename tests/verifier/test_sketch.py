@@ -1,14 +1,18 @@
 """Sketches add up over shards, see any difference, and row hashes do not depend on how rows are grouped."""
 
 import math
+from collections import UserDict
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verified_fsdp2.verifier.probe import sketch as module
+from verified_fsdp2.verifier.probe.compat.tensors import tensors
 from verified_fsdp2.verifier.probe.events.state import Walk, _token
 from verified_fsdp2.verifier.probe.sketch import row_hashes, sketch
 from verified_fsdp2.verifier.trace import difference
@@ -126,3 +130,17 @@ def test_no_two_biases_of_experts_are_taken_for_one_value() -> None:
     """Biases that rise and fall by one rate add up to 0, weighted by 1, 2, 3 and 4 too: [-1, 1, 1, -1] is not [0, 0, 0, 0]."""
     biases = torch.cartesian_prod(*[torch.arange(-3.0, 4.0)] * 4) * 0.001
     assert len({_token(bias) for bias in biases}) == 7**4
+
+
+@dataclass
+class Batch:
+    rows: Any
+    other: Any = None
+
+
+def test_the_samples_of_a_model_may_be_in_a_dataclass() -> None:
+    one, two = torch.ones(2), torch.zeros(3)
+    batch = Batch(one, UserDict({"x": [two], "name": "n"}))
+    assert [id(t) for t in tensors((batch, 1))] == [id(one), id(two)]
+    batch.other = batch  # as a tree whose nodes know their parents
+    assert all(t is one for t in tensors(batch)) and tensors((Batch, nn.Linear(2, 2))) == []

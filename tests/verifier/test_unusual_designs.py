@@ -18,7 +18,7 @@ from verified_fsdp2.verifier.analysis.state import begun_anew, evaluated
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.probe import starting_point
 from verified_fsdp2.verifier.trace import Run
-from verified_fsdp2.verifier.trace.events import InspectedCheckpoint, SavedEntry
+from verified_fsdp2.verifier.trace.events import InspectedCheckpoint, Micro, SavedEntry
 
 SHARD: dict[str, Any] = {"kind": "shard", "module": "", "cls": "M", "parameters": []}
 
@@ -275,3 +275,14 @@ def test_micro_batches_whose_gradients_are_cleared_are_of_another_step(cleared: 
     records = [model(), passes[0], *([edited] if cleared else []), passes[1], step(1), stepped(1)]
     single = run(records, role="single")
     assert judge("token-mean-of-means", records, records, single=single).status == status
+
+
+@cases("grads, status", (1.0, "pass"), (1.1, "inconclusive"))
+def test_samples_cut_into_other_rows_on_other_ranks(grads: float, status: str) -> None:
+    """Packing makes 8 rows on two ranks and 7 in one process, of the same documents."""
+    alone = trained(1, grads)
+    for trace in alone.traces:
+        for record in trace.of(Micro):
+            object.__setattr__(record, "rows", record.rows[:7])
+    runs = {"full_precision": trained(2), "single": alone, "reference": trained(2), "perturbed": trained(2)}
+    assert judge("matches-single-process", Evidence(train=trained(2), **runs)).status == status

@@ -84,6 +84,14 @@ def compare(run: Run, oracle: Run, until: int | None = None) -> Comparison:
     return Comparison(dict(zip(MEASURES, values, strict=True)), size)
 
 
+def agrees(evidence: Evidence, rule: str, run: Run, oracle: Run, role: str, label: str) -> bool:
+    """Whether two runs from the same weights come to the same numbers in all steps, however their samples are cut into rows."""
+    if not run.completed or unlike(run, oracle, role, label):
+        return False
+    found = compare(run, oracle)
+    return found.finite and found.update_size > 0.0 and limits(evidence, rule).agree(found.measures)
+
+
 def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
     """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
     if reason := unlike(run, oracle, role, label):

@@ -1,8 +1,9 @@
 """Tensors: the local part of a DTensor and its position, meshes, tensors in nested values, changes in place."""
 
 import math
+from collections import UserDict
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -132,9 +133,17 @@ def mesh_of(mesh: DeviceMesh | None) -> Mesh | None:
     )
 
 
-def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested tuples, lists, dicts and registered dataclasses."""
-    return [leaf for leaf in need(LEAVES)(value) if isinstance(leaf, torch.Tensor)]
+def tensors(value: Any, levels: int = 4) -> list[torch.Tensor]:
+    """The tensors in nested tuples, lists, dicts, mappings of another class and, so many levels deep, dataclasses."""
+    found: list[torch.Tensor] = []
+    for leaf in need(LEAVES)(value):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, UserDict):
+            found += tensors(leaf.data, levels)
+        elif levels and is_dataclass(leaf) and not isinstance(leaf, type | nn.Module):  # one that pytree does not know
+            found += tensors([getattr(leaf, field.name, None) for field in fields(leaf)], levels - 1)
+    return found
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

@@ -1,5 +1,6 @@
 import math
 
+from ...analysis.comparison import agrees
 from ...analysis.factors import NEAR, weight
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Run, count
@@ -35,6 +36,8 @@ class TokenMeanOfMeans(ScaleRule):
             return "all micro-batches of a step have the same number of targets" if equal else ""
         seen = run is None or any(micro.criteria for micro in run.all(Micro))
         compared = run is not None and single is not None and single.global_batch(1) == run.global_batch(1)
+        if run is not None and single is not None and not compared:
+            compared = agrees(evidence, self.name, run, single, "single", "one process")
         return "" if seen and not compared else "no cross entropy was seen; matches-single-process covers other losses"
 
     def shared(self, evidence: Evidence) -> bool:

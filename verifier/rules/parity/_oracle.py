@@ -4,6 +4,7 @@ import math
 
 from ...analysis.comparison import (
     Limits,
+    agrees,
     compare,
     first_updates_apart,
     incomparable,
@@ -39,7 +40,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     oracle: Run | None = getattr(evidence, role)
     if run and oracle and run.steps() and oracle.steps() and same_batch:
         mine, theirs = run.global_batch(1).total(), oracle.global_batch(1).total()
-        if mine != theirs:
+        if mine != theirs and not agrees(evidence, rule.name, run, oracle, role, label):
             samples = f"{label} takes {count(theirs, 'sample')} a step, {run.world_size} ranks take {mine}"
             return rule.unknown(f"{samples}: {same_batch}")
     if run is None or not run.completed:
@@ -49,7 +50,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     if reason := unlike(run, oracle, role, label):
         return rule.unknown(reason)
     found, limit, step = compare(run, oracle), limits(evidence, rule.name), parted(run, oracle)
-    same_numbers = found.finite and found.update_size > 0.0 and limit.agree(found.measures)
+    same_numbers = agrees(evidence, rule.name, run, oracle, role, label)
     if not same_numbers and (
         reason := incomparable(run, oracle, role, label) or ""
     ):  # padded otherwise, they are the same samples

@@ -68,14 +68,15 @@ class ReshardKeepsTrajectory(Rule):
             if saved_in_a_step(evidence):
                 continue  # of which the resumed run makes the rest: only the state is compared
             mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
-            if mine.total() != theirs.total():
+            same_loss = between(run, base, 1, offset) <= allowed
+            if mine.total() != theirs.total() and not same_loss:
                 if wrong := _displaced(evidence.trained, base, run, after, offset):
                     asked = evidence.course.sizes_chosen
                     return self.failed(f"{where}: {wrong}{saved}", line, required=asked)
                 depends = "the state is as saved, but the global batch depends on the number of ranks"
                 other_batches.append(f"{where}: {depends}")
                 continue
-            if mine != theirs and not between(run, base, 1, offset) <= allowed:
+            if mine != theirs and not same_loss:
                 if _draws_by_rank(evidence):
                     by_rank = "; the samples depend on the number of ranks without a resume, too"
                     continue
