@@ -1,0 +1,10 @@
+import torch
+
+
+@torch.no_grad()
+def evaluate(model, replay, seed=1234):
+    """Bound on the test sequences; always the same latent noise, so that evaluations can be compared."""
+    obs, act = replay.test
+    torch.manual_seed(seed)
+    noise = torch.randn(obs.shape[0], obs.shape[1], model.latent)
+    return model(obs, act, noise).item()
