@@ -143,6 +143,12 @@ def test_who_divides_the_order_of_a_random_sampler() -> None:
 
 test_later = judged_as(
     row(ONCE, "fail", sliced(0, 8, 16, 24, 32, 40), sliced(8, 16, 24, 32, 40, 48)),
+    row(  # windows that overlap in one process, too
+        ONCE,
+        "pass",
+        *(sliced(0, 8, 16, 24, 32, 40), sliced(8, 16, 24, 32, 40, 48)),
+        single=run(sliced(0, 8, 16, 24, 32, 40, size=16), role="single"),
+    ),
     row(ONCE, "fail", sliced(0, 16, 32, 48, 64, 80), sliced(16, 32, 48, 64, 80, 96)),
     row(ONCE, "pass", sliced(0, 16, 32, 48, 64, 80), sliced(8, 24, 40, 56, 72, 88)),
     *(

@@ -1,5 +1,6 @@
 """Numbers that evaluations return: which calls are followed, and which numbers are held against one process."""
 
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from verified_fsdp2.verifier.analysis.measured import measured
 from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.probe.events.measured import Measures
 from verified_fsdp2.verifier.probe.frames import Frames
-from verified_fsdp2.verifier.trace.events import Measured
+from verified_fsdp2.verifier.trace.events import UNKNOWN, Measured
 
 TEXT = """
 def evaluate(model):
@@ -103,13 +104,21 @@ def test_draws_are_noted(followed: Any) -> None:
         small(followed, None)
         return float(torch.rand(()))
 
-    noisy()
+    def shuffled() -> float:
+        small(followed, None)
+        return random.random()
+
     followed.train()
-    assert [one.drew for one in followed.written] == [True]
+    for seed, function in ((1, noisy), (1, noisy), (2, noisy), (1, lambda: small(followed, 0.5)), (1, shuffled)):
+        torch.manual_seed(seed)
+        function()
+        followed.train()
+    first, again, other, none, unseen = [one.drew for one in followed.written]
+    assert first == again != other and first != "" == none and unseen == UNKNOWN
 
 
 def call(value: float, path: str = "returned", **more: Any) -> dict[str, Any]:
-    base = {"kind": "measured", "step": 2, "function": "evaluate", "drew": False, "caller": None}
+    base = {"kind": "measured", "step": 2, "function": "evaluate", "drew": "", "caller": None}
     return {**base, "values": {path: value}, "at_line": None, **more}
 
 
@@ -124,7 +133,9 @@ def made(*calls: dict[str, Any]) -> list[dict[str, Any]]:
     ([[call(0.5)], [call(0.4)]], 0),  # a rank's own part
     ([[call(3.0)], [call(3.0)]], 0),  # a count
     ([[call(0.5), call(0.4)]] * 2, 0),  # of each batch
-    ([[call(0.5, drew=True)]] * 2, 0),
+    ([[call(0.5, drew=UNKNOWN)]] * 2, 0),
+    ([[call(0.5, drew="a")], [call(0.5, drew="b")]], 0),  # a rank's own draws
+    ([[call(0.5, drew="a")]] * 2, 1),
     ([[call(0.5, "last")]] * 2, 0),  # a loop assigns it
     ([[call(0.5, "mean")]] * 2, 1),
 )
@@ -132,11 +143,18 @@ def test_numbers_of_all_ranks(ranks: list[list[dict[str, Any]]], number: int) ->
     assert len(measured(run(*(made(*calls) for calls in ranks)), SOURCES)) == number
 
 
-@cases("alone, status", (0.5, "pass"), (0.4, "fail"), (0.25, "not_applicable"), (1.0, "not_applicable"))
-def test_what_is_returned_is_that_of_one_process(alone: float, status: str) -> None:
+@cases(
+    "alone, drew, status",
+    (0.5, "", "pass"),
+    (0.4, "", "fail"),
+    (0.25, "", "not_applicable"),
+    (1.0, "", "not_applicable"),
+    (0.4, "a", "not_applicable"),  # from other noise
+)
+def test_what_is_returned_is_that_of_one_process(alone: float, drew: str, status: str) -> None:
     """Half and twice the value are sums of which the caller makes a mean."""
     ranks = run(*[made(call(0.5))] * 2)
-    rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in made(call(alone))]
+    rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in made(call(alone, drew=drew))]
     single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
     found = judge(RULE, ranks, full_precision=ranks, single=single, sources=SOURCES)
     assert found.status == status, found.evidence

@@ -155,6 +155,32 @@ def test_what_an_object_computes_without_gradients_is_an_evaluation() -> None:
     assert evaluated(run([*steps((1,)), *records]), sources(EVALUATION)) == {"main.value", "main.again"}
 
 
+DISTANCE = """
+@torch.no_grad()
+def integrate(net):
+    return net()
+
+
+def main(target):
+    reference = moments(dataset())
+    for step in range(9):
+        loss = train(net)
+        fake = integrate(net)
+        near = distance(moments(fake), reference)
+        mixed = distance(moments(fake), loss)
+        given = distance(moments(fake), target)
+"""
+
+
+def test_a_distance_to_what_was_computed_before_the_loop_is_of_the_evaluation() -> None:
+    values = {
+        f"main.{name}": {"holder": "local", "value": 1.0, "dtype": "float"} for name in ("near", "mixed", "given")
+    }
+    first = {"kind": "state", "step": 1, "values": {}, "gone": [], "evaluations": 0, "in_eval": []}
+    records = [first, {**first, "step": 2, "values": values, "evaluations": 1}]
+    assert evaluated(run([*steps((1,)), *records]), sources(DISTANCE)) == {"main.near"}
+
+
 def test_the_variables_of_a_function_that_makes_one_step_are_no_state() -> None:
     looped = EVALUATION + "\n\ndef fit():\n    for _ in range(3):\n        epoch()\n"
     assert begun_anew(sources(looped)) == {"train_step"}

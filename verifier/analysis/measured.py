@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..evidence import Evidence, Sources
 from ..trace import Run, Trace
-from ..trace.events import Measured, Place
+from ..trace.events import UNKNOWN, Measured, Place
 from .comparison import nudged
 from .syntax import functions_of, loops
 
@@ -18,19 +18,27 @@ class Number:
     """A number that every rank has made alike."""
 
     value: float
+    drew: str
     at_line: Place | None
+
+    def alike(self, other: "Number") -> bool:
+        """Whether two runs have drawn the same for this number."""
+        return self.drew == other.drew
 
 
 def measured(run: Run, sources: Sources) -> dict[Key, Number]:
     """{(step, function, path): number} of the calls that made the same on all ranks: one rank's part is none.
 
-    Left out: numbers of functions that one line calls again and again, such as for each batch, what depends on draws, whole numbers
-    (counts, which are often a rank's own), and variables that a loop assigns.
+    Left out: numbers of functions that one line calls again and again, such as for each batch, what depends on draws of a rank, whole
+    numbers (counts, which are often a rank's own), and variables that a loop assigns.
     """
     ranks = [_of(trace) for trace in run.traces]
     found: dict[Key, Number] = {}
     for key, number in ranks[0].items() if ranks else ():
-        alike = all((one := other.get(key)) is not None and one.value == number.value for other in ranks)
+        alike = all(
+            (one := other.get(key)) is not None and (one.value, one.drew) == (number.value, number.drew)
+            for other in ranks
+        )
         if alike and not number.value.is_integer() and not _of_a_loop(sources, *key[1:]):
             found[key] = number
     return found
@@ -43,7 +51,7 @@ def noise(evidence: Evidence) -> dict[tuple[str, str], float]:
     if a is None or b is None:
         return found
     mine, theirs = measured(a, evidence.sources), measured(b, evidence.sources)
-    for key in mine.keys() & theirs.keys():
+    for key in (key for key in mine.keys() & theirs.keys() if mine[key].alike(theirs[key])):
         found[key[1:]] = max(found.get(key[1:], 0.0), apart(mine[key].value, theirs[key].value))
     return found
 
@@ -54,10 +62,10 @@ def apart(a: float, b: float) -> float:
 
 
 def _of(trace: Trace) -> dict[Key, Number]:
-    records = [record for record in trace.of(Measured) if not record.drew]
+    records = [record for record in trace.of(Measured) if record.drew != UNKNOWN]
     calls = Counter((record.step, record.function, record.caller) for record in records)
     return {
-        (record.step, record.function, path): Number(value, record.at_line)
+        (record.step, record.function, path): Number(value, record.drew, record.at_line)
         for record in records
         if calls[record.step, record.function, record.caller] == 1
         for path, value in record.values.items()

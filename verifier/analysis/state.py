@@ -329,23 +329,26 @@ def _from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple
         inside = [n for stmt in body for n in ast.walk(stmt)]
         blocks = [n for n in inside if isinstance(n, ast.With) and any(_switches(item) for item in n.items)]
         without = {id(n) for block in blocks for n in ast.walk(block)}
+        looped = {id(n) for loop in inside if isinstance(loop, ast.For | ast.While) for n in ast.walk(loop)}
+        stored = [n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        steady = {n.id for n in stored if id(n) not in looped} - {n.id for n in stored if id(n) in looped}
         known: set[str] = set()
         for _ in range(2):  # the second time finds what is assigned from what a later line of the loop assigns
             for node in (n for n in inside if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value):
                 evaluated = scope in evaluations or id(node) in without or called(node) & evaluations
-                if evaluated or _made_of(node.value, known):
+                if evaluated or _made_of(node.value, known, steady if id(node) in looped else set()):
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                     known |= {text for target in targets for text in _read(target)}
         for expression in known:
             yield ("" if expression.startswith("self.") else scope), expression
 
 
-def _made_of(node: ast.expr | None, known: set[str]) -> bool:
-    """Whether an expression reads nothing but such values, beside modules and functions."""
+def _made_of(node: ast.expr | None, known: set[str], steady: set[str]) -> bool:
+    """Whether an expression reads nothing but such values, beside modules, functions and what the loop around it does not assign."""
     nodes = list(ast.walk(node)) if node is not None else []
     functions = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
     names = {n.id for n in nodes if isinstance(n, ast.Name) and id(n) not in functions}
-    return bool(names & known) and names <= known | {"self", "torch", "math", "dist", "float"}
+    return bool(names & known) and names <= known | steady | {"self", "torch", "math", "dist", "float"}
 
 
 def handed_on(sources: Sources, path: str) -> bool:

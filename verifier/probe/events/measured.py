@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from ...launch.request import ONE_PROCESS
-from ...trace.events import Measured
+from ...trace.events import UNKNOWN, Measured
 from ..compat.tensors import elements, layout, local
 from ..dispatcher import Call
 from ..measures import random_state
 from ..session import Session
+from ..sketch import row_hashes
 from ..watched import variables
 from .randomness import FUNCTIONS
 
@@ -39,8 +40,8 @@ class Measures:
         self.open: dict[_Frame, tuple[types.FrameType, int]] = {}  # that are followed, and how many had ended before
         self.trained: set[_Frame] = set()
         self.ended: list[Measured] = []  # within frames that are open
-        self.drew = False
-        self.state = ""
+        self.drew: list[object] = []  # hashes of what was drawn since the first of them was opened
+        self.before = ("", "")  # the states of the generators at that time
 
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
@@ -63,8 +64,17 @@ class Measures:
             self._flush()
 
     def draws(self, call: Call) -> None:
-        """A function of torch draws."""
-        self.drew = True
+        """A function of torch has drawn."""
+        if self.open and isinstance(call.result, torch.Tensor):
+            self.drew += row_hashes([local(call.result).detach().reshape(1, -1)])
+
+    def _drew(self) -> str:
+        """What the event says of the draws since the first frame was opened."""
+        (torchs, others), (torch_before, others_before) = _states(), self.before
+        if others != others_before:
+            return UNKNOWN
+        drew = [*self.drew, torchs] if torchs != torch_before else self.drew
+        return hashlib.sha256(repr(drew).encode()).hexdigest()[:16] if drew else ""
 
     def _frames(self) -> Iterator[types.FrameType]:
         frame: types.FrameType | None = sys._getframe(1)
@@ -81,7 +91,7 @@ class Measures:
             once = not flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)
             if once and frame.f_code.co_name != "<module>" and key not in self.trained and key not in self.open:
                 if not self.open:
-                    self.drew, self.state = False, _state()
+                    self.drew, self.before = [], _states()
                 self.open[key] = frame, len(self.ended)
                 frame.f_trace_lines = False
                 frame.f_trace = self._traced
@@ -107,7 +117,7 @@ class Measures:
                     step=session.step_number(),
                     function=getattr(frame.f_code, "co_qualname", frame.f_code.co_name),  # from Python 3.11 on
                     values=dict(list(values.items())[:_VALUES]),
-                    drew=self.drew or self.state != _state(),
+                    drew=self._drew(),
                     caller=stack[1] if len(stack) > 1 else None,
                     at_line=stack[0],
                 )
@@ -146,11 +156,11 @@ def _key(frame: types.FrameType) -> _Frame:
     return id(frame), frame.f_code
 
 
-def _state() -> str:
-    """A digest of the states of all global generators of this rank."""
+def _states() -> tuple[str, str]:
+    """Digests of the states of this rank's global generators: torch's, and those of Python and NumPy."""
     numpy = sys.modules.get("numpy")
     others = (random.getstate(), numpy.random.get_state() if numpy is not None else None)
-    return random_state() + hashlib.sha256(repr(others).encode()).hexdigest()[:16]
+    return random_state(), hashlib.sha256(repr(others).encode()).hexdigest()[:16]
 
 
 def _numbers(value: Any, path: str, rank: int, depth: int) -> Iterator[tuple[str, float]]:
@@ -182,4 +192,4 @@ def install(session: Session) -> None:
     session.subscribe("call", measures.called)
     session.subscribe("before backward", measures.trains)
     for target in FUNCTIONS:
-        session.around(target, before=measures.draws)
+        session.around(target, after=measures.draws)

@@ -84,7 +84,7 @@ class EvaluationSameInOneProcess(OneProcessRule):
         again = measured(evidence.reference, evidence.sources) if evidence.reference is not None else {}
         known, times = measured_noise(evidence), evidence.times(self.name)
         compared, worst, found = 0, 1.0, None
-        for key in sorted(mine.keys() & theirs.keys()):
+        for key in sorted(key for key in mine.keys() & theirs.keys() if mine[key].alike(theirs[key])):
             here, there = mine[key].value, theirs[key].value
             limit = times * (MULTIPLE * known.get(key[1:], 0.0) + FLOOR)
             sums = (there * run.world_size, there / run.world_size)  # of which the caller makes a mean

@@ -1,5 +1,5 @@
 import re
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ...analysis.ending import changes_later
 from ...trace import Trace
@@ -7,6 +7,7 @@ from ...trace.events import State, Step, Stepped
 from ...trace.sketches import difference
 from ..base import Evidence, Finding, Rule, Run, count, some
 
+LATE = 2  # steps of the first optimizer, more than lie before the first step of one that takes turns with it
 _ROUNDING = 1e-4  # relative, what taking out again may leave of what was added
 
 
@@ -91,11 +92,12 @@ class SameModelThroughout(Rule):
 
 
 def _take_turns(steps: list[Step]) -> bool:
-    """Whether others are held than before in the second half of the steps, or from then on: what no optimizer holds may come later."""
-    last = {frozenset(record.held): record.step for record in steps}
-    first = {frozenset(record.held): record.step for record in reversed(steps)}
+    """Whether parameters are first held when others have made several steps, or no longer held: what no optimizer holds may come later."""
+    rounds = list(accumulate(record.optimizer == steps[0].optimizer for record in steps))
+    last = {frozenset(record.held): number for number, record in enumerate(steps)}
+    first = {frozenset(record.held): number for number, record in reversed(list(enumerate(steps)))}
     phases = any(last[one] < first[other] for one in last for other in first)
-    return phases or (len(first) > 1 and 2 * max(first.values()) > steps[-1].step + 1)
+    return phases or any(rounds[number] > LATE for number in first.values())
 
 
 def _apart(before: list[float], now: list[float]) -> bool:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...analysis.chance import log_equal_batches
+from ...analysis.comparison import parted
 from ...evidence import Sources
 from ...source.values import RANK_NAMES
 from ...trace import Trace
@@ -31,7 +32,7 @@ class SamplesOncePerEpoch(Rule):
         own = order[rank::world]
     Fix: Draw the order of an epoch from a seed that all ranks share, and advance by the global batch in each step.
     Source: law L9: the probe hashes the samples of each step, and the orders that each rank draws. Random draws with
-    replacement, several epochs, padding and what is left over are no breach.
+    replacement, several epochs, padding, what is left over, and batches that one process has in the same steps are no breach.
     """
 
     reads = frozenset({"single"})
@@ -46,7 +47,9 @@ class SamplesOncePerEpoch(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        found = self._parts(run) or self._divided(run) or self._orders(evidence, run) or self._later(run)
+        found = (
+            self._parts(run) or self._divided(run) or self._orders(evidence, run) or self._later(run, evidence.single)
+        )
         if found is not None:
             return found
         steps = [run.global_batch(step) for step in range(1, run.steps() + 1)]
@@ -99,8 +102,13 @@ class SamplesOncePerEpoch(Rule):
                     return self.failed(f"{what} by its rank" if changed else what + again, place)
         return None
 
-    def _later(self, run: Run) -> Finding | None:
-        """A rank trains on the batches of another some steps later, while samples are left that no rank has seen."""
+    def _later(self, run: Run, single: Run | None) -> Finding | None:
+        """A rank trains on the batches of another some steps later, while samples are left that no rank has seen.
+
+        Not where one process has the same samples in each step: windows that overlap are the script's own order.
+        """
+        if single is not None and single.steps() >= run.steps() and parted(run, single) is None:
+            return None
         ranks, rows = run.sample_ranks, [run.rows(step) for step in range(1, run.steps() + 1)]
         seen: dict[frozenset[tuple[int, int]], dict[int, int]] = {}  # batch -> {rank: its last step with it}
         known: set[int] = set()

@@ -196,16 +196,20 @@ class Evaluated(Located):
     lines: list[tuple[str, int]]  # of the stack, innermost first
 
 
+UNKNOWN = "unknown"
+
+
 class Measured(Located):
     """A call of the script's in which a model ran without gradients alone has returned: the numbers it made (events/measured.py).
 
-    `values`: {path: number}, `returned['loss']` or the variable of a function that returns none. `drew`: random numbers were drawn.
+    `values`: {path: number}, `returned['loss']` or the variable of a function that returns none. `drew`: a digest of
+    the random numbers that were drawn, UNKNOWN where they were not seen, "" without any.
     """
 
     step: int  # that is being prepared, from 1
     function: str
     values: dict[str, float]
-    drew: bool
+    drew: str
     caller: Place | None = None
 
 
