@@ -144,3 +144,34 @@ def test_the_samples_of_a_model_may_be_in_a_dataclass() -> None:
     assert [id(t) for t in tensors((batch, 1))] == [id(one), id(two)]
     batch.other = batch  # as a tree whose nodes know their parents
     assert all(t is one for t in tensors(batch)) and tensors((Batch, nn.Linear(2, 2))) == []
+
+
+class Halves(torch.Tensor):
+    """A tensor without memory of its own: two others hold its numbers, as quantised state does."""
+
+    @staticmethod
+    def __new__(cls, *parts: torch.Tensor) -> "Halves":
+        return torch.Tensor._make_wrapper_subclass(cls, (2 * len(parts[0]),), dtype=torch.float32)
+
+    def __init__(self, *parts: torch.Tensor) -> None:
+        self.a, self.b = parts
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["a", "b"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].a, args[0].b)
+        raise NotImplementedError(function)
+
+
+class Readable(Halves):
+    def dequantize(self) -> torch.Tensor:
+        return torch.cat([self.a, self.b])
+
+
+def test_tensors_that_hold_others_are_sketched_by_these() -> None:
+    a, b = torch.rand(3), torch.rand(3)
+    assert sketch(Readable(a, b)) == sketch(torch.cat([a, b])) == sketch(Halves(a, b))
+    assert sketch(Halves(a, torch.zeros(1))) != sketch(Halves(a, torch.ones(1)))

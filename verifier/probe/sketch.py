@@ -32,11 +32,13 @@ class Values:
 def sketch(tensor: torch.Tensor) -> list[float]:
     """The sketch of this rank's part of `tensor` (shape [1 + PROBES], as floats), made block by block: a large one needs little memory."""
     shape, own, offset = tensors.box(tensor)
-    part = tensors.local(tensor)
+    held = tensors.local(tensor)
+    part = tensors.plain(held)
     if Values.without(part):
         return [float(part.numel()), *[0.0] * PROBES]
     with without_modes():
-        if part.layout != torch.strided and part.numel() > _DENSE:
+        in_a_row = part is not held and part.numel() != math.prod(own)
+        if in_a_row or (part.layout != torch.strided and part.numel() > _DENSE):
             values = tensors.elements(part)
             return _sketch(values, tuple(values.shape), tuple(values.shape), (0,) * values.dim())
         return _sketch(part.to_dense() if part.layout != torch.strided else part, shape, own, offset)

@@ -32,6 +32,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A local tensor with memory of its own: of a class that holds other tensors (quantised state) the values, or else these in a row."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return tensor
+    if type(tensor).dequantize is not torch.Tensor.dequantize:
+        return tensor.dequantize()
+    inner = [plain(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
+    return torch.cat([one.detach().reshape(-1).to(torch.float64) for one in inner])
+
+
 def elements(tensor: torch.Tensor) -> torch.Tensor:
     """The stored elements of a detached tensor: of a sparse or a nested one its values, in the order of its indices."""
     if tensor.layout == torch.strided:

@@ -1,6 +1,6 @@
 import math
 
-from ...trace import difference
+from ...trace import Trace, difference
 from ...trace.events import EditedGradients, KeptGradients, Leftover, Micro, Place, Step
 from ..base import Evidence, Finding, Rule, Run, count, some
 
@@ -55,8 +55,8 @@ class GradientsConsumedOnce(Rule):
             fix = "Clip or scale once, after the last micro-batch and before `step()`."
             text = f"{what} were scaled by {factors} ({some(clips[0].factors)})"
             return self.failed(text, clips[0].at_line, fix=fix)
-        for twice in run.traces[0].steps:
-            if not run.micros(twice.step)[0] and _same_gradients(run.traces[0].steps, twice):
+        for twice in run.traces[0].steps if run.traces else ():
+            if _used_twice(run.traces[0], twice):
                 what = f"optimizer step {twice.step} uses the gradients of step {twice.step - 1} again"
                 fix = "Call `optimizer.step()` once for each set of gradients."
                 return self.failed(f"{what}: no backward ran in between", twice.at_line, fix=fix)
@@ -115,8 +115,10 @@ def _scaled_down(edit: EditedGradients) -> bool:
     return len(factors) == len(edit.factors) and min(factors) > 0.0 and max(factors) < min(1.0, 1.001 * min(factors))
 
 
-def _same_gradients(steps: list[Step], record: Step) -> bool:
-    """Whether a step of an optimizer uses a gradient of its step before."""
-    before = next((r for r in steps if r.step == record.step - 1 and r.optimizer == record.optimizer), None)
-    known = before.grads_at_step if before is not None else {}
+def _used_twice(trace: Trace, record: Step) -> bool:
+    """Whether a step of an optimizer uses a gradient of its step before, and no backward ran since."""
+    before = next((r for r in trace.steps if r.step == record.step - 1 and r.optimizer == record.optimizer), None)
+    if before is None or any(before.seq < micro.seq < record.seq for micro in trace.of(Micro)):
+        return False
+    known = before.grads_at_step
     return any(g and g[0] > 0.0 and g == known.get(n) for n, g in record.grads_at_step.items())
