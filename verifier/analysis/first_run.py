@@ -1,6 +1,7 @@
 """Which further runs the train run makes useful."""
 
 from collections.abc import Collection
+from typing import Any
 
 from ..evidence import Evidence
 from ..trace import Run
@@ -31,15 +32,13 @@ def keeps_its_batch_on(ranks: int, train: Run) -> bool:
     return batch > 0 and batch % (ranks * largest if several else ranks) == 0
 
 
-def several_models(train: Run, after: int | None) -> dict[str, str]:
-    """{prefix of the names of a model: its parameters and their shapes} of the train run, if it has several models.
-
-    Without those that no optimizer holds behind step `after`, and one has held before: a resume does not make them again.
-    """
+def several_models(train: Run, after: int | None) -> dict[str, Any]:
+    """What a resume after a step is told of the models of the train run, if it has several; see `models` and `retired` of a Request."""
     found = {m.root: signature((p.name.removeprefix(m.root), p.shape) for p in m.parameters) for m in train.models}
-    before, behind = _held(train, 1, after or 0), _held(train, (after or 0) + 1, train.steps())
+    last = train.steps()
+    before, behind = _held(train, 1, after or 0), _held(train, min((after or 0) + 1, last), last)
     retired = [root for root in found if _inside(root, found, before) and not _inside(root, found, behind)]
-    return {root: own for root, own in found.items() if root not in retired} if len(found) > 1 else {}
+    return {"models": found, "retired": retired} if len(found) > 1 else {}
 
 
 def _held(train: Run, first: int, last: int) -> set[str]:

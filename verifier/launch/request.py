@@ -56,6 +56,9 @@ class Request:
     )  # expressions in the frames of the training loop, `file:` and patterns
     # {prefix of the names of a model: its parameters and their shapes} of the train run: a resumed one may build the last of them only
     models: dict[str, str] = field(default_factory=dict)
+    retired: list[str] = field(
+        default_factory=list
+    )  # of these, those that no optimizer holds any more where it resumes
     lines: dict[str, list[int]] = field(default_factory=dict)  # {file: lines}: record which of them the ranks reach
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     ending: bool = False  # the whole script, of which only the end is recorded

@@ -76,7 +76,7 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     def resumed(role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False) -> PlannedRun:
         words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
         steps = min(settings.steps - after, MOST_RESHARDED if role != "resume" else settings.steps)
-        probe = {"full_precision": exact, "models": several_models(train, after)}
+        probe = {"full_precision": exact, **several_models(train, after)}
         fields = {"steps": steps, "files": "saved", "probe": probe}
         return settings.run(role, world, *words, given=given, optional=optional, starting_point=False, **fields)
 

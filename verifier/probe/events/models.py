@@ -91,8 +91,12 @@ class Models:
 
     def _as_before(self, root: nn.Module, number: int, taken: set[str]) -> int:
         """In a resume: the number of the model with these parameters in the train run, if the one of this number had others."""
-        before: dict[str, str] = self._session.request["models"]
-        own = signature((slot.name, list(slot.param.shape)) for slot in slots(root))
+        request = self._session.request
+        before: dict[str, str] = request["models"]
+        own = _signature(root)
+        tops = [top for reference in self._session.tops if (top := reference()) is not None]
+        if sum(_signature(top) == own for top in tops) < 2:  # models of earlier stages are not made again
+            before = {prefix: known for prefix, known in before.items() if prefix not in request["retired"]}
         alike = [prefix for prefix, known in before.items() if known == own and prefix not in taken]
         if not alike or before.get(f"model{number}." if number else "") == own:
             return number
@@ -113,6 +117,10 @@ class Models:
             unset=unset(self._session, part),
             **vars(layout(slot.param, self._session.rank)),
         )
+
+
+def _signature(root: nn.Module) -> str:
+    return signature((slot.name, list(slot.param.shape)) for slot in slots(root))
 
 
 def trained(root: nn.Module) -> bool:
