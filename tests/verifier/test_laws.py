@@ -123,6 +123,7 @@ test_gradients_consumed_once = judged_as(
             ("pass", *[cleared(1)] * 2),  # SAM, whose first gradients only show the way
             ("pass", DRY, DRY),  # a dry run may throw gradients away
             ("fail", *[idle()] * 2),
+            ("pass", *[[micro(1), step(1, held=["w"]), stepped(1), step(2, held=["v"]), stepped(2)]] * 2),  # peers
             ("pass", *[[*idle()[:3], micro(1), *idle()[3:]]] * 2),  # a backward that another optimizer counts
             ("pass", *[idle({"w": [0.0] * 5})] * 2),
         )

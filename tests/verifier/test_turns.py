@@ -71,6 +71,11 @@ def test_phases_of_one_loop(first: Any, count: int, second: Any, result: tuple[i
     assert steps(turns, pair[0], **first) == (0, count + 1 + (result[0] == 0))
 
 
+def test_a_resume_may_begin_with_the_last_step_of_a_phase() -> None:
+    turns, pair = Turns(in_phases=True), [make(), make()]
+    assert [steps(turns, optimizer, 1, **LOOP) for optimizer in pair] == [(0, 1), (0, 2)]
+
+
 @cases(
     "rate, gradient, models, makes",
     (0.0, 1.0, 1, True),

@@ -10,7 +10,7 @@ import torch
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
 from scripts import Verify, written
 from verified_fsdp2.verifier.analysis.designs import divided_by_script, parts_and_meets, resumable
-from verified_fsdp2.verifier.analysis.first_run import several_models
+from verified_fsdp2.verifier.analysis.first_run import told_to_a_resume
 from verified_fsdp2.verifier.analysis.horizon import prepares_before_sharding
 from verified_fsdp2.verifier.analysis.inspected import differing
 from verified_fsdp2.verifier.analysis.snapshots import kept_under_a_comparison
@@ -275,15 +275,16 @@ def test_parts_that_the_script_divides_are_other_ones_on_other_ranks(
 
 
 @cases(
-    "then, retired",
-    ("model1.w", [""]),  # each stage has a model of its own, of the same shapes
-    ("w", []),
+    "then, retired, in_phases",
+    ("model1.w", [""], True),  # each stage has a model of its own, of the same shapes
+    ("w", [], False),
 )
-def test_a_resume_may_not_make_models_of_earlier_stages(then: str, retired: list[str]) -> None:
+def test_what_a_resume_is_told_of_stages(then: str, retired: list[str], in_phases: bool) -> None:
     models = [model(parameter("w")), model(parameter("model1.w"), root="model1.")]
     first = [micro(1), step(1, held=["w"]), stepped(1)]
     second = [micro(2), step(2, held=[then]), stepped(2)]
-    assert several_models(run([*models, *first, *second]), 1)["retired"] == retired
+    told = told_to_a_resume(run([*models, *first, *second]), 1)
+    assert (told["retired"], told["in_phases"]) == (retired, in_phases)
 
 
 @cases("loop, kept", ("for m in blocks:\n        m.shard()", set()), ("m = m or 1", {("main", "m"), ("", "m")}))

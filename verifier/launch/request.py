@@ -59,6 +59,9 @@ class Request:
     retired: list[str] = field(
         default_factory=list
     )  # of these, those that no optimizer holds any more where it resumes
+    in_phases: bool = (
+        False  # an optimizer follows another that steps at the same lines, also one that has made a single step
+    )
     lines: dict[str, list[int]] = field(default_factory=dict)  # {file: lines}: record which of them the ranks reach
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     ending: bool = False  # the whole script, of which only the end is recorded

@@ -79,7 +79,7 @@ class Session:
         self.random_state: str | None = None
         self.grads: dict[str, list[float] | None] = {}  # after the last backward
         self.before_clip: dict[str, list[float] | None] = {}  # at the first clip since; empty if there was none
-        self.optimizers = Turns()
+        self.optimizers = Turns(request["in_phases"])
         self.filled: set[int] = set()  # tensors that to_empty allocated and the probe filled
         self.waiting: bool = request["from_sharding_on"]
         self._subscribers: dict[str, list[Callable[..., None]]] = {}

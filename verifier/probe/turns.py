@@ -26,8 +26,9 @@ class Turns:
     It takes the place of one that has been deleted, or steps at the same lines, after backwards of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_phases: bool = False) -> None:
         self._known: list[Turn] = []
+        self._least = 1 if in_phases else 2  # steps of one that another follows
         self.of_torch = False  # whether one of torch's was constructed
 
     def __bool__(self) -> bool:
@@ -61,7 +62,9 @@ class Turns:
 
     def _predecessor(self, turn: Turn, place: Hashable) -> Turn | None:
         """Whose count an optimizer goes on with at its first step. One that has made a single step may be its partner (a GAN)."""
-        same = (other for other in self._known if place is not None and other.place == place and other.begun > 1)
+        same = (
+            other for other in self._known if place is not None and other.place == place and other.begun >= self._least
+        )
         if turn.late:
             gc.collect()  # a learning-rate scheduler ties an optimizer to itself
             gone = [other for other in self._known if other.begun and not any(owner() for owner in other.owners)]

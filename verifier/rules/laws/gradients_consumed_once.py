@@ -120,5 +120,6 @@ def _used_twice(trace: Trace, record: Step) -> bool:
     before = next((r for r in trace.steps if r.step == record.step - 1 and r.optimizer == record.optimizer), None)
     if before is None or any(before.seq < micro.seq < record.seq for micro in trace.of(Micro)):
         return False
-    known = before.grads_at_step
-    return any(g and g[0] > 0.0 and g == known.get(n) for n, g in record.grads_at_step.items())
+    known = {n: g for n, g in before.grads_at_step.items() if n in before.held or not before.held}
+    own = {n: g for n, g in record.grads_at_step.items() if n in record.held or not record.held}
+    return any(g and g[0] > 0.0 and g == known.get(n) for n, g in own.items())
