@@ -70,6 +70,14 @@ EQUAL, RANK_0 = "dtensor-rng-identical-shards-cpu", "rank0-sd-without-broadcast"
 LOCAL, ROOT_ONLY = "local-shard-assumptions", "root-only-wrap"
 EVEN, UNREAD_OPTION = "shards-are-even", "shard-option-unread"
 ORDERED = ("parent-before-child", "submodule-forward-before-root")
+
+
+def adapters(first: float, last: float, others: str = "b") -> list[dict[str, Any]]:
+    """Three parameters, of which `w` has the same digest on both ranks, and these squares after two steps."""
+    squares = [stepped(k, weights={"w": [x, 0.0, 0.0, 0.0, 0.0]}) for k, x in ((1, first), (2, last))]
+    return [*digests(w="a", v=others, u=others + "e")[:-1], *squares]
+
+
 UNWRAPPED = [model(parameter(sharded=False), groups=[]), micro(), step(), stepped()]
 test_the_status = judged_as(
     row(TIED, "not_applicable", steps(), steps()),  # no tie
@@ -92,6 +100,9 @@ test_the_status = judged_as(
     row(STALE_GROUP, "pass", steps(), steps()),  # no stale group
     row(EQUAL, "fail", digests(w="a", v="b"), digests(w="a", v="b")),  # equal shards
     row(EQUAL, "pass", digests(w="a", v="b", u="c"), digests(w="a", v="d", u="e")),  # a few among many
+    row(EQUAL, "fail", adapters(2.0, 3.0), adapters(2.0, 3.0, "d")),  # a few among many, which training does not part
+    row(EQUAL, "pass", adapters(2.0, 3.0), adapters(2.0, 4.0, "d")),  # experts that begin as copies
+    row(EQUAL, "pass", adapters(2.0, 2.0), adapters(2.0, 2.0, "d")),  # frozen
     row(EQUAL, "inconclusive", digests(w=None), digests(w=None)),  # no digests
     row(EQUAL, "not_applicable", digests(w="a")),  # one rank
     row(EQUAL, "not_applicable", digests(0, w="a"), digests(1, w="a")),  # replicas
