@@ -57,6 +57,7 @@ _LEFT_OUT = {
         "hsdp",
         "muon",
         "offload",
+        "reshard-blocks",
         "reshard-int",
         "two-nodes",
     )
