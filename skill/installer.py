@@ -50,6 +50,7 @@ _LEFT_OUT = {
     f"examples/{name}.yaml"
     for name in (
         "ac",
+        "adamw8bit",
         "bf16",
         "chunked-loss",
         "compile",

@@ -64,6 +64,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "own_modules": spec.own_modules,
         "version": __version__,
         "adamw": optimizer["kind"] == "adamw",
+        "adamw8bit": optimizer["kind"] == "adamw8bit",
         "muon": optimizer["kind"] == "muon",
         "schedule_free": optimizer["kind"] == "schedule_free",
         "betas": optimizer["kind"] != "sgd",

@@ -193,6 +193,18 @@ def muon_gathers_rows(values: Values, kind: str, tp: int, offload: bool) -> Iter
         yield fault("parallel.cpu_offload", message)
 
 
+@needs("optimizer.kind", *INNER, "parallel.ep", "parallel.cpu_offload", "checkpoint.mode", "finetune.kind")
+def eight_bits_alone(values: Values, kind: str, *found: Any) -> Iterator[Fault]:
+    """Blocks of a column-split matrix would be others; the rest was not run with moments of 8 bits."""
+    if kind != "adamw8bit":
+        return
+    allowed = {**dict.fromkeys((*INNER, "parallel.ep"), 1), "parallel.cpu_offload": False, "checkpoint.mode": "sync"}
+    for (key, only), value in zip({**allowed, "finetune.kind": "full"}.items(), found, strict=True):
+        if value != only:
+            shown, wanted = str(value).lower(), str(only).lower()
+            yield fault(key, f"must be {wanted} for optimizer.kind adamw8bit, found {shown}")
+
+
 @needs("memory.chunked_loss", "model.kind")
 def chunked_loss_knows_the_head(values: Values, chunked: bool, kind: str) -> Iterator[Fault]:
     if chunked and kind != "decoder":

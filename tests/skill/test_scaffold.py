@@ -76,7 +76,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         yield from ((base, settings) for settings in singles + mixed)
     yield from (
         (DECODER, settings)
-        for kind in ("documents", "experts", "windows", "schedule_free", "context_parallel", "reshard")
+        for kind in ("documents", "experts", "windows", "schedule_free", "context_parallel", "reshard", "adamw8bit")
         for settings in GIVEN[kind]
     )
     yield (IMPORTED, GIVEN["reshard"][0])
