@@ -50,6 +50,7 @@ _LEFT_OUT = {
     f"examples/{name}.yaml"
     for name in (
         "ac",
+        "adamw8bit",
         "bf16",
         "chunked-loss",
         "compile",
@@ -57,6 +58,7 @@ _LEFT_OUT = {
         "hsdp",
         "muon",
         "offload",
+        "reshard-blocks",
         "reshard-int",
         "two-nodes",
     )

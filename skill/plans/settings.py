@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from ...verifier.errors import UserError
 from .search import Choice, Knob
@@ -72,8 +75,6 @@ class OfSpec:
         if launch["engines"] and launch["nodes"] * launch["devices_per_node"] != self.ranks:
             nodes = {"nodes": -(-self.ranks // self.per_node), "devices_per_node": min(self.ranks, self.per_node)}
             keys |= {f"launch.{key}": number for key, number in nodes.items() if launch[key] != number}
-        if choice.get(RESHARD) is False and parallel["gathered_blocks"]:
-            keys["parallel.gathered_blocks"] = 0
         return {key: _text(value) for key, value in keys.items()}
 
     def read(self, keys: Mapping[str, str]) -> tuple[Spec, dict[str, str]]:
@@ -102,7 +103,10 @@ class OfSpec:
 
     def _value(self, key: str) -> Any:
         section, name = key.split(".")
-        return self.spec[section][name]
+        value = self.spec[section][name]
+        return (
+            yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip() if isinstance(value, list) else value
+        )
 
     def _micro_batches(self) -> list[int]:
         given = self._given_micro_batch()

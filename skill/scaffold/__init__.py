@@ -41,6 +41,7 @@ def files(spec: Spec) -> dict[str, str]:
         "context_parallel.py": spec["parallel"]["cp"] > 1,
         "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,
+        "adamw8bit.py": spec["optimizer"]["kind"] == "adamw8bit",
         "muon.py": spec["optimizer"]["kind"] == "muon",
         "schedule_free.py": spec["optimizer"]["kind"] == "schedule_free",
         **data_files(spec["data"]),

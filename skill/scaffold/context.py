@@ -11,6 +11,7 @@ from ... import __version__
 from ..spec import Spec, pretrained
 from ..spec.build import debug_shape
 from ..spec.crosschecks_model import CONV1D
+from ..spec.crosschecks_reshard import numbers, runs
 from ..spec.torch_versions import GROUPED_MM, STAGER_SERVES_ONCE, chosen
 from .data import data_context
 from .launch import launch_context
@@ -63,6 +64,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "own_modules": spec.own_modules,
         "version": __version__,
         "adamw": optimizer["kind"] == "adamw",
+        "adamw8bit": optimizer["kind"] == "adamw8bit",
         "muon": optimizer["kind"] == "muon",
         "schedule_free": optimizer["kind"] == "schedule_free",
         "betas": optimizer["kind"] != "sgd",
@@ -179,7 +181,8 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
 def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision: Mapping[str, Any]) -> dict[str, Any]:
     """Which steps `parallelize` takes."""
     inner = next((key for key in INNER if parallel[key] > 1), "")
-    to_ranks = not isinstance(parallel["reshard_after_forward"], bool)
+    reshard = parallel["reshard_after_forward"]
+    sizes, by_block = numbers(reshard), isinstance(reshard, list)
     ahead = {f"prefetch_{way}": number > 0 for way, number in parallel["prefetch"].items()}
     kind = memory["activation_checkpointing"]
     return {
@@ -191,16 +194,16 @@ def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision:
         "ep": parallel["ep"] > 1,
         "inner": inner,
         "inner_words": INNER.get(inner, ""),
-        "reshard_to_ranks": to_ranks,
+        "reshard_to_ranks": bool(sizes),
+        "reshard_sizes": sizes,
+        "reshard_runs": runs(reshard) if by_block else [],
+        "reshard_given": sum(int(number) for number, _ in runs(reshard) if number != "rest") if by_block else 0,
         "offload": parallel["cpu_offload"],
         "bf16": precision["param_dtype"] == "bfloat16",
         "fp8": precision["fp8"],
         "checkpointing": kind != "none",
         "op_selective": kind == "op-selective",
-        "model_settings": to_ranks
-        or parallel["gathered_blocks"] > 0
-        or any(ahead.values())
-        or kind in ("every-nth", "op-selective"),
+        "model_settings": bool(sizes) or any(ahead.values()) or kind in ("every-nth", "op-selective"),
         "collect": memory["gc_interval"] is not None,
         "chunked_loss": memory["chunked_loss"],
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, fault, needs
+from .crosschecks_reshard import numbers
 
 ALONE: dict[str, Any] = {  # the one value that each of these keys may have
     "parallel.tp": 1,
@@ -60,9 +61,9 @@ def context_parallelism_has_no_documents(values: Values, cp: int, packing: Any, 
 
 @needs("parallel.cp", "parallel.reshard_after_forward")
 def context_parallelism_reshards_whole(values: Values, cp: int, reshard: Any) -> Iterator[Fault]:
-    if cp > 1 and not isinstance(reshard, bool):
+    if cp > 1 and (sizes := numbers(reshard)):
         key = "parallel.reshard_after_forward"
-        yield fault(key, f"must be true or false with parallel.cp {cp}, found {reshard}")
+        yield fault(key, f"must be true or false with parallel.cp {cp}, found {sizes[0]}")
 
 
 def _alone(key: str, only: Any) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, fault, needs
 from .crosschecks_parallel import verification_mesh
+from .crosschecks_reshard import shown
 
 ALONE: dict[str, Any] = {  # the one value that each of these keys may have
     "memory.compile": False,
     "parallel.cpu_offload": False,
-    "parallel.gathered_blocks": 0,
     "finetune.kind": "full",
     "checkpoint.generate": False,
 }
@@ -56,7 +56,7 @@ def expert_parallelism_is_verified(
 def expert_parallelism_reshards_whole(values: Values, ep: int, reshard: Any) -> Iterator[Fault]:
     if ep > 1 and not isinstance(reshard, bool):
         key = "parallel.reshard_after_forward"
-        yield fault(key, f"must be true or false with parallel.ep {ep}, found {reshard}")
+        yield fault(key, f"must be true or false with parallel.ep {ep}, found {shown(reshard)}")
 
 
 @needs("parallel.ep", "memory.activation_checkpointing")

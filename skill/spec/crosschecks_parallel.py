@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from ...verifier.config.reading.validation import Fault
 from .build import ffn_size
 from .crosschecks import Values, fault, needs
+from .crosschecks_reshard import numbers
 from .meshes import Mesh, verified
 from .model import data_ranks
 from .torch_versions import ASYNCHRONOUS, chosen
@@ -134,18 +136,18 @@ def tensor_parallelism_divides(values: Values, tp: int, *sizes: Any) -> Iterator
 
 
 @needs("parallel.reshard_after_forward", "parallel.dp_shard", "parallel.tp", "verify.nproc")
-def reshard_divides(values: Values, number: Any, shard: Any, tp: int, nproc: Any) -> Iterator[Fault]:
+def reshard_divides(values: Values, written: Any, shard: Any, tp: int, nproc: Any) -> Iterator[Fault]:
     key = "parallel.reshard_after_forward"
-    if isinstance(number, bool):
+    if not (sizes := numbers(written)):
         return
     if tp > 1:
-        message = f"must be true or false with parallel.tp {tp}, found {number}"
+        message = f"must be true or false with parallel.tp {tp}, found {sizes[0]}"
         yield fault(key, f"{message} (torch makes the smaller mesh over the whole world)")
         return
     if (mesh := verification_mesh(values)) is None:
         return
     others = values["verify.reshard_to"] if "verify.reshard_to" in values and shard == "auto" else ()
-    for world in (mesh.ranks, *others):
+    for world, number in product((mesh.ranks, *others), sizes):
         shards = world // mesh.dp_replicate
         if world > 1 and world % mesh.dp_replicate == 0 and shards > 1 and shards % number:
             of = f"{shards} ranks that share a copy of the model on {world} ranks"
@@ -175,20 +177,6 @@ def prefetch_gathers(values: Values, backward: int, reshard: Any) -> Iterator[Fa
         yield fault("parallel.prefetch.backward", message)
 
 
-@needs("parallel.gathered_blocks", "parallel.reshard_after_forward")
-def gathered_blocks_are_resharded_elsewhere(values: Values, gathered: int, reshard: Any) -> Iterator[Fault]:
-    if gathered and reshard is not True:
-        message = f"must be 0 with parallel.reshard_after_forward: {str(reshard).lower()}, found {gathered}"
-        yield fault("parallel.gathered_blocks", message)
-
-
-@needs("parallel.gathered_blocks", "model.layers")
-def not_all_blocks_stay_gathered(values: Values, gathered: int, layers: int) -> Iterator[Fault]:
-    if gathered >= layers:
-        message = f"must be less than model.layers {layers}, found {gathered}; for all: reshard_after_forward: false"
-        yield fault("parallel.gathered_blocks", message)
-
-
 @needs("memory.activation_checkpointing", "memory.every")
 def every_is_of_every_nth(values: Values, kind: str, every: int) -> Iterator[Fault]:
     if not values.is_default("memory.every") and kind != "every-nth":
@@ -203,6 +191,18 @@ def muon_gathers_rows(values: Values, kind: str, tp: int, offload: bool) -> Iter
     if kind == "muon" and offload:
         message = "must be false for optimizer.kind muon, whose matrices meet on the devices"
         yield fault("parallel.cpu_offload", message)
+
+
+@needs("optimizer.kind", *INNER, "parallel.ep", "parallel.cpu_offload", "checkpoint.mode", "finetune.kind")
+def eight_bits_alone(values: Values, kind: str, *found: Any) -> Iterator[Fault]:
+    """Blocks of a column-split matrix would be others; the rest was not run with moments of 8 bits."""
+    if kind != "adamw8bit":
+        return
+    allowed = {**dict.fromkeys((*INNER, "parallel.ep"), 1), "parallel.cpu_offload": False, "checkpoint.mode": "sync"}
+    for (key, only), value in zip({**allowed, "finetune.kind": "full"}.items(), found, strict=True):
+        if value != only:
+            shown, wanted = str(value).lower(), str(only).lower()
+            yield fault(key, f"must be {wanted} for optimizer.kind adamw8bit, found {shown}")
 
 
 @needs("memory.chunked_loss", "model.kind")

@@ -76,9 +76,10 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         yield from ((base, settings) for settings in singles + mixed)
     yield from (
         (DECODER, settings)
-        for kind in ("documents", "experts", "windows", "schedule_free", "context_parallel")
+        for kind in ("documents", "experts", "windows", "schedule_free", "context_parallel", "reshard", "adamw8bit")
         for settings in GIVEN[kind]
     )
+    yield (IMPORTED, GIVEN["reshard"][0])
     yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
     yield from (
         (specs["transformers"], settings) for settings in GIVEN["documents"] if "model.vocabulary=300" not in settings

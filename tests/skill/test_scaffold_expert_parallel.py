@@ -74,7 +74,11 @@ def test_with_other_settings(tmp_path: Path, settings: list[str]) -> None:
     ),
     ([*EP, "memory.compile=true"], "memory.compile", "must be false with parallel.ep 2, found true"),
     ([*EP, "parallel.cpu_offload=true"], "parallel.cpu_offload", "must be false with parallel.ep 2, found true"),
-    ([*EP, "parallel.gathered_blocks=1"], "parallel.gathered_blocks", "must be 0 with parallel.ep 2, found 1"),
+    (
+        [*EP, "parallel.reshard_after_forward=[true, false]"],
+        "parallel.reshard_after_forward",
+        "must be true or false with parallel.ep 2, found a list",
+    ),
     ([*EP, "checkpoint.generate=true"], "checkpoint.generate", "must be false with parallel.ep 2, found true"),
     ([*EP, "finetune={kind: lora, targets: [query]}"], "finetune.kind", "must be full with parallel.ep 2"),
     (

@@ -61,9 +61,9 @@ def test_names_are_those_of_the_default(seen: Mapping[str, Any]) -> None:
 @pytest.mark.full
 def test_what_is_gathered_and_reduced(seen: Mapping[str, Any]) -> None:
     """The root is not gathered again in backward; with `false` nothing is; with a number each block is, in its group."""
-    names = ("default", "kept", "last kept", "pairs", "ahead", "full", "split")
+    names = ("default", "kept", "last kept", "first pair", "pairs", "ahead", "full", "split")
     gathers = {name: seen[name]["gathers"] for name in names}
-    again = {"kept": 0, "last kept": LAYERS - 1}
+    again = {"kept": 0, "last kept": LAYERS - 1, "first pair": 1}
     assert gathers == {name: [GROUPS, again.get(name, LAYERS)] for name in gathers}
     assert {seen[name]["scatters"] for name in gathers} == {GROUPS}
 
@@ -71,7 +71,7 @@ def test_what_is_gathered_and_reduced(seen: Mapping[str, Any]) -> None:
 @pytest.mark.full
 def test_a_smaller_mesh_for_each_block(seen: Mapping[str, Any]) -> None:
     """torch 2.13 makes process groups of its own for each `fully_shard` with a number."""
-    assert seen["pairs"]["groups"] > seen["default"]["groups"]
+    assert seen["pairs"]["groups"] > seen["first pair"]["groups"] > seen["default"]["groups"]
 
 
 @pytest.mark.full

@@ -54,6 +54,42 @@ def test_a_problem_is_placed_at_the_old_name(tmp_path: Path) -> None:
     assert (problem.key, problem.place.line, problem.place.column) == ("train.max_norm", 5, 14)
 
 
+LIST = [{"blocks": "rest", "reshard": True}, {"blocks": 2, "reshard": False}]
+DEEP = SPEC.replace("layers: 1", "layers: 3")
+
+
+@cases(
+    "text, overrides, expected",
+    ("parallel: {gathered_blocks: 2}\n", [], LIST),
+    ("parallel: {gathered_blocks: 2, reshard_after_forward: true}\n", [], LIST),
+    ("parallel: {gathered_blocks: 0, reshard_after_forward: false}\n", [], False),
+    ("parallel: {gathered_blocks: 2}\n", ["parallel.reshard_after_forward=2"], 2),
+    ("", ["parallel.gathered_blocks=2"], LIST),
+)
+def test_gathered_blocks_are_a_list(
+    tmp_path: Path, capsys: Capsys, text: str, overrides: list[str], expected: object
+) -> None:
+    assert load(write(tmp_path, DEEP + text), overrides)["parallel"]["reshard_after_forward"] == expected
+    (line,) = notes(capsys)
+    assert "parallel.gathered_blocks: " in line and "accepted until 0.3" in line
+
+
+@cases(
+    "before, after",
+    (
+        "reshard_after_forward: true\n  gathered_blocks: 2\n  tp: 1",
+        f"reshard_after_forward: {renamed.resharding(2)}\n  tp: 1",
+    ),
+    ("gathered_blocks: 2  # mine\n  tp: 1", f"reshard_after_forward: {renamed.resharding(2)}  # mine\n  tp: 1"),
+    ("tp: 1\n  gathered_blocks: 0", "tp: 1"),
+)
+def test_gathered_blocks_are_rewritten(tmp_path: Path, capsys: Capsys, before: str, after: str) -> None:
+    text = rewrite.with_new_names(f"{DEEP}parallel:\n  {before}\n")
+    assert text == f"{DEEP}parallel:\n  {after}\n"
+    load(write(tmp_path, text))
+    assert not notes(capsys)
+
+
 @cases(
     "overrides, expected",
     (["train.clip_norm=3"], (3.0, 2, "cuda")),
