@@ -10,7 +10,7 @@ import torch
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
 from scripts import Verify, written
 from verified_fsdp2.verifier.analysis.designs import divided_by_script, parts_and_meets, resumable
-from verified_fsdp2.verifier.analysis.first_run import told_to_a_resume
+from verified_fsdp2.verifier.analysis.first_run import for_a_resume
 from verified_fsdp2.verifier.analysis.horizon import prepares_before_sharding
 from verified_fsdp2.verifier.analysis.inspected import differing
 from verified_fsdp2.verifier.analysis.snapshots import kept_under_a_comparison
@@ -283,8 +283,8 @@ def test_what_a_resume_is_told_of_stages(then: str, retired: list[str], in_phase
     models = [model(parameter("w")), model(parameter("model1.w"), root="model1.")]
     first = [micro(1), step(1, held=["w"]), stepped(1)]
     second = [micro(2), step(2, held=[then]), stepped(2)]
-    told = told_to_a_resume(run([*models, *first, *second]), 1)
-    assert (told["retired"], told["in_phases"]) == (retired, in_phases)
+    given = for_a_resume(run([*models, *first, *second]), 1)
+    assert (given["retired"], given["in_phases"]) == (retired, in_phases)
 
 
 @cases("loop, kept", ("for m in blocks:\n        m.shard()", set()), ("m = m or 1", {("main", "m"), ("", "m")}))

@@ -32,17 +32,17 @@ def keeps_its_batch_on(ranks: int, train: Run) -> bool:
     return batch > 0 and batch % (ranks * largest if several else ranks) == 0
 
 
-def told_to_a_resume(train: Run, after: int | None) -> dict[str, Any]:
-    """What a resume after a step is told of the train run: `models` and `retired`, if it has several, and `in_phases` of a Request."""
+def for_a_resume(train: Run, after: int | None) -> dict[str, Any]:
+    """What a resume after a step is given of the train run: `models` and `retired`, if it has several, and `in_phases` of a Request."""
     held = [frozenset(r.held) for r in train.traces[0].of(Step) if r.optimizer == train.traces[0].first_optimizer]
-    told: dict[str, Any] = {"in_phases": any(held[0].isdisjoint(one) for one in held)}
+    given: dict[str, Any] = {"in_phases": any(held[0].isdisjoint(one) for one in held)}
     found = {m.root: signature((p.name.removeprefix(m.root), p.shape) for p in m.parameters) for m in train.models}
     if len(found) > 1:
         last = train.steps()
         before, behind = _held(train, 1, after or 0), _held(train, min((after or 0) + 1, last), last)
         retired = [root for root in found if _inside(root, found, before) and not _inside(root, found, behind)]
-        told |= {"models": found, "retired": retired}
-    return told
+        given |= {"models": found, "retired": retired}
+    return given
 
 
 def _held(train: Run, first: int, last: int) -> set[str]:

@@ -2,7 +2,7 @@
 
 from ..analysis.checkpoints import outside, saved_paths
 from ..analysis.crash_moments import moments
-from ..analysis.first_run import told_to_a_resume
+from ..analysis.first_run import for_a_resume
 from ..analysis.reasons import no_damage
 from ..evidence import Evidence
 from ..launch.checkpoints import KINDS
@@ -30,7 +30,7 @@ def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRu
     target, course = settings.target, evidence.course
     if course.crashed is not None:
         fields = {"steps": 1, "files": "left", "note": course.crashed.note, "starting_point": False}
-        fields["probe"] = told_to_a_resume(train, course.crashed.steps())
+        fields["probe"] = for_a_resume(train, course.crashed.steps())
         return [settings.run("recovered", target.nproc, *target.resume_args, **fields)]
     found = []
     for moment in [] if evidence.crashes and not target.thorough else moments(train, target.thorough):
@@ -46,6 +46,6 @@ def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[Planned
     target, paths = settings.target, tuple(saved_paths(train, evidence.saved_after()))
     fields = {"steps": 1, "files": "saved", "damaged": paths, "starting_point": False}
     fields |= {"expected": "fault injection: its checkpoint is damaged"}
-    fields |= {"probe": told_to_a_resume(train, evidence.saved_after())}
+    fields |= {"probe": for_a_resume(train, evidence.saved_after())}
     kinds = (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]
     return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..analysis.batch import whole_batch
 from ..analysis.checkpoints import unwritten
-from ..analysis.first_run import clip_is_open, keeps_its_batch_on, told_to_a_resume
+from ..analysis.first_run import clip_is_open, for_a_resume, keeps_its_batch_on
 from ..analysis.precision import low_precision, needs_full_precision
 from ..analysis.reasons import RESUMED, never_written, no_resume
 from ..analysis.root_cause import root_cause
@@ -76,7 +76,7 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     def resumed(role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False) -> PlannedRun:
         words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
         steps = min(settings.steps - after, MOST_RESHARDED if role != "resume" else settings.steps)
-        probe = {"full_precision": exact, **told_to_a_resume(train, after)}
+        probe = {"full_precision": exact, **for_a_resume(train, after)}
         fields = {"steps": steps, "files": "saved", "probe": probe}
         return settings.run(role, world, *words, given=given, optional=optional, starting_point=False, **fields)
 
