@@ -56,12 +56,10 @@ class Request:
     )  # expressions in the frames of the training loop, `file:` and patterns
     # {prefix of the names of a model: its parameters and their shapes} of the train run: a resumed one may build the last of them only
     models: dict[str, str] = field(default_factory=dict)
-    retired: list[str] = field(
-        default_factory=list
-    )  # of these, those that no optimizer holds any more where it resumes
-    in_phases: bool = (
-        False  # an optimizer follows another that steps at the same lines, also one that has made a single step
-    )
+    # of these, those that no optimizer holds any more where it resumes
+    retired: list[str] = field(default_factory=list)
+    # an optimizer follows another that steps at the same lines, also one that has made a single step
+    in_phases: bool = False
     lines: dict[str, list[int]] = field(default_factory=dict)  # {file: lines}: record which of them the ranks reach
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     ending: bool = False  # the whole script, of which only the end is recorded

@@ -50,7 +50,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     if reason := unlike(run, oracle, role, label):
         return rule.unknown(reason)
     found, limit, step = compare(run, oracle), limits(evidence, rule.name), parted(run, oracle)
-    same_numbers = agrees(evidence, rule.name, run, oracle, role, label)
+    same_numbers = found.finite and found.update_size > 0.0 and limit.agree(found.measures)
     if not same_numbers and (
         reason := incomparable(run, oracle, role, label) or ""
     ):  # padded otherwise, they are the same samples
