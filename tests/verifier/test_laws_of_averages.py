@@ -241,9 +241,14 @@ def test_the_probe_sees_an_average_in_the_memory_of_the_weights(
 
 
 def test_what_another_rule_explains_is_its_consequence() -> None:
-    names = ("scheduler-or-progress-not-restored", "load-without-set", "state-same-on-ranks")
+    names = (
+        "per-rank-state-deduplicated",
+        "scheduler-or-progress-not-restored",
+        "load-without-set",
+        "state-same-on-ranks",
+    )
     found = _with_consequences([Finding(name, "fail", "x") for name in names])
-    assert [finding.consequence for finding in found] == [True, False, False]
+    assert [finding.consequence for finding in found] == [True, True, False, False]
 
 
 def test_training_without_gradients_says_so() -> None:

@@ -34,7 +34,11 @@ class StateSameOnRanks(Rule):
 
     reads = frozenset({"single"})
 
-    explains = ("scheduler-or-progress-not-restored", "state-restored")  # a checkpoint holds the value of one rank
+    explains = (  # a checkpoint holds the value of one rank
+        "per-rank-state-deduplicated",
+        "scheduler-or-progress-not-restored",
+        "state-restored",
+    )
 
     def applies(self, evidence: Evidence) -> str:
         return "one rank has the only copy" if evidence.trained.world_size == 1 else ""
