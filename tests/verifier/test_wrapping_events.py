@@ -10,7 +10,7 @@ from verified_fsdp2.verifier.probe.events.wrapping import Wrapping, install
 from verified_fsdp2.verifier.probe.session import Session
 from verified_fsdp2.verifier.trace.events import Late, ProbeError
 
-REQUEST = {"steps": 1, "mode": "ddp", "from_sharding_on": False}
+REQUEST = {"steps": 1, "mode": "ddp", "from_sharding_on": False, "in_phases": False}
 
 
 class Tied(nn.Module):
