@@ -1,6 +1,5 @@
 """AdamW with moments of 8 bits: close to AdamW, the same on any number of ranks, and bit for bit after a resume."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,15 +52,12 @@ def test_without_torchao_the_start_says_what_to_install(tmp_path: Path) -> None:
     assert "pip install torchao" in python("-c", WITHOUT, cwd=write_project(tmp_path, SPEC, EIGHT)).stdout
 
 
-@pytest.mark.full
-@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 def test_matrices_have_moments_of_8_bits(tmp_path: Path) -> None:
     assert python("-c", KINDS, cwd=write_project(tmp_path, SPEC, EIGHT)).stdout.split("\n")[0] == "[]"
 
 
 @pytest.mark.full
 @pytest.mark.launch
-@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 def test_one_trajectory_on_any_ranks(tmp_path: Path) -> None:
     """A resume is bit for bit; one on another number of ranks is within rounding."""
     for name in ("plain", "small"):

@@ -98,7 +98,7 @@ def cleared(again: int) -> list[dict[str, Any]]:
 
 
 def idle(*grads: dict[str, Any]) -> list[dict[str, Any]]:
-    return [micro(1), step(1), stepped(1), step(2, *grads), stepped(2)]
+    return [micro(1), step(1, held=["w"]), stepped(1), step(2, *grads, held=["w"]), stepped(2)]
 
 
 def left(*numbers: int) -> list[dict[str, Any]]:

@@ -40,9 +40,13 @@ def resumable(train: Run, after: int) -> Run:
 
 def divided_by_script(evidence: Evidence) -> set[str]:
     """The parameters of which the script itself gives each rank a part: they have another shape in one process."""
-    run, single = evidence.trained, evidence.single
-    alone = {name: entries[0].shape for name, entries in single.parameters.items()} if single is not None else {}
-    return {n for n, e in run.parameters.items() if not e[0].managed and alone.get(n, e[0].shape) != e[0].shape}
+    return cut_otherwise(evidence.trained, evidence.single) if evidence.single is not None else set()
+
+
+def cut_otherwise(run: Run, other: Run) -> set[str]:
+    """The parameters outside `fully_shard` that have another shape in a run on another number of ranks."""
+    shapes = {name: entries[0].shape for name, entries in other.parameters.items()}
+    return {n for n, e in run.parameters.items() if not e[0].managed and shapes.get(n, e[0].shape) != e[0].shape}
 
 
 def parts_and_meets(run: Run) -> bool:

@@ -21,10 +21,6 @@ class Number:
     drew: str
     at_line: Place | None
 
-    def alike(self, other: "Number") -> bool:
-        """Whether two runs have drawn the same for this number."""
-        return self.drew == other.drew
-
 
 def measured(run: Run, sources: Sources) -> dict[Key, Number]:
     """{(step, function, path): number} of the calls that made the same on all ranks: one rank's part is none.
@@ -44,6 +40,11 @@ def measured(run: Run, sources: Sources) -> dict[Key, Number]:
     return found
 
 
+def of_both(mine: dict[Key, Number], theirs: dict[Key, Number]) -> list[Key]:
+    """The numbers that two runs have made, from the same draws."""
+    return sorted(key for key in mine.keys() & theirs.keys() if mine[key].drew == theirs[key].drew)
+
+
 def noise(evidence: Evidence) -> dict[tuple[str, str], float]:
     """{(function, path): how far weights one unit in the last place apart move it}."""
     a, b = evidence.perturbed, nudged(evidence)
@@ -51,7 +52,7 @@ def noise(evidence: Evidence) -> dict[tuple[str, str], float]:
     if a is None or b is None:
         return found
     mine, theirs = measured(a, evidence.sources), measured(b, evidence.sources)
-    for key in (key for key in mine.keys() & theirs.keys() if mine[key].alike(theirs[key])):
+    for key in of_both(mine, theirs):
         found[key[1:]] = max(found.get(key[1:], 0.0), apart(mine[key].value, theirs[key].value))
     return found
 

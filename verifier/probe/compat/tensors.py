@@ -34,7 +34,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A local tensor with memory of its own: of a class that holds other tensors (quantised state) the values, or else these in a row."""
-    if not hasattr(tensor, "__tensor_flatten__"):
+    if tensor.layout != torch.strided or not hasattr(tensor, "__tensor_flatten__"):
         return tensor
     if type(tensor).dequantize is not torch.Tensor.dequantize:
         return tensor.dequantize()

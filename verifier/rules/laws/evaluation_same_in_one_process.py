@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from ...analysis.comparison import FLOOR, MULTIPLE
 from ...analysis.measured import apart as differ
-from ...analysis.measured import measured
+from ...analysis.measured import measured, of_both
 from ...analysis.measured import noise as measured_noise
 from ...analysis.state import apart, divided, evaluated, handed_on, states, whole
 from ...trace.events import Held, State
@@ -84,7 +84,7 @@ class EvaluationSameInOneProcess(OneProcessRule):
         again = measured(evidence.reference, evidence.sources) if evidence.reference is not None else {}
         known, times = measured_noise(evidence), evidence.times(self.name)
         compared, worst, found = 0, 1.0, None
-        for key in sorted(key for key in mine.keys() & theirs.keys() if mine[key].alike(theirs[key])):
+        for key in of_both(mine, theirs):
             here, there = mine[key].value, theirs[key].value
             limit = times * (MULTIPLE * known.get(key[1:], 0.0) + FLOOR)
             sums = (there * run.world_size, there / run.world_size)  # of which the caller makes a mean

@@ -55,7 +55,7 @@ class GradientsConsumedOnce(Rule):
             fix = "Clip or scale once, after the last micro-batch and before `step()`."
             text = f"{what} were scaled by {factors} ({some(clips[0].factors)})"
             return self.failed(text, clips[0].at_line, fix=fix)
-        for twice in run.traces[0].steps if run.traces else ():
+        for twice in run.traces[0].steps:
             if _used_twice(run.traces[0], twice):
                 what = f"optimizer step {twice.step} uses the gradients of step {twice.step - 1} again"
                 fix = "Call `optimizer.step()` once for each set of gradients."
@@ -120,6 +120,6 @@ def _used_twice(trace: Trace, record: Step) -> bool:
     before = next((r for r in trace.steps if r.step == record.step - 1 and r.optimizer == record.optimizer), None)
     if before is None or any(before.seq < micro.seq < record.seq for micro in trace.of(Micro)):
         return False
-    known = {n: g for n, g in before.grads_at_step.items() if n in before.held or not before.held}
-    own = {n: g for n, g in record.grads_at_step.items() if n in record.held or not record.held}
+    known = {n: g for n, g in before.grads_at_step.items() if n in before.held}
+    own = {n: g for n, g in record.grads_at_step.items() if n in record.held}
     return any(g and g[0] > 0.0 and g == known.get(n) for n, g in own.items())

@@ -2,7 +2,7 @@ import math
 from collections import Counter
 
 from ...analysis.comparison import CLEARLY, compare, incomparable, limits, loss_apart, norm_apart, undecided
-from ...analysis.designs import saved_in_a_step
+from ...analysis.designs import cut_otherwise, saved_in_a_step
 from ...analysis.ending import SAME_END, resharded_to_the_same_end
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
@@ -84,8 +84,8 @@ class ReshardKeepsTrajectory(Rule):
                 return self.failed(f"{where}: {others}{saved}", line, required=evidence.course.sizes_chosen)
             if not _evenly(run) or (_targets_evenly(base) and not _targets_evenly(run)):
                 continue  # a mean of the ranks' means is another number there: only the state is compared
-            cut_otherwise = mine.total() != theirs.total()  # later batches may be, too
-            for k in range(1, 2 if cut_otherwise else min(run.steps(), base.steps() - offset) + 1):
+            last = min(run.steps(), base.steps() - offset) if mine.total() == theirs.total() else 1
+            for k in range(1, last + 1):  # where samples are cut into other rows, later batches may be other ones
                 if run.objective(k) is not None and base.objective(offset + k) is not None:
                     apart, most = between(run, base, k, offset), allowed if k == 1 else CLEARLY * allowed
                     apart = math.inf if math.isnan(apart) else apart
@@ -151,17 +151,10 @@ def _state_differs(base: Run, run: Run, step: int) -> str | None:
             before = base.whole_state(field, 1)
             # what no optimizer holds and the script changes is made again by the script
             theirs = {n: a for n, a in theirs.items() if n in mine and (n in held or before.get(n) == a)}
-        parts = _parts(base, run)  # whole, they are not known
+        parts = cut_otherwise(base, run)  # whole, they are not known
         theirs = {n: a for n, a in theirs.items() if n not in parts and n.rpartition(".")[0] not in parts}
         near = {n for n, a in theirs.items() if n in mine and difference(a, mine[n]) <= 1e-6 * math.sqrt(a[0]) + 1e-12}
         wrong = [name for name in theirs if name not in near]
         if wrong:
             return f"{len(wrong)} of {len(theirs)} tensors of the {owner} ({some(wrong)}) are not what was saved"
     return None
-
-
-def _parts(base: Run, run: Run) -> set[str]:
-    """The parameters of which the script itself gives each rank a part, of another shape on another number of ranks."""
-    shapes = {name: entries[0].shape for name, entries in run.parameters.items()}
-    plain = {name: entries[0].shape for name, entries in base.parameters.items() if not entries[0].managed}
-    return {name for name, shape in plain.items() if shapes.get(name, shape) != shape}
