@@ -25,6 +25,7 @@ class Finding:
     seconds: float = 0.0
     tier: str = "ranks"
     required: bool = True  # whether it decides: a failure that does not is a warning
+    suspicion: bool = False  # whether right scripts may be made so too: such a failure needs another one beside it
 
     @property
     def warns(self) -> bool:

@@ -48,7 +48,7 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str]
         found = apply_suppressions(found, evidence.suppressions)
         found = apply_tolerance(found, evidence.tolerances)
         findings.append(replace(found, seconds=time.monotonic() - started))
-    return _with_consequences(_without_effect(findings, evidence)) + faults_of_ours(evidence)
+    return _with_consequences(_confirmed(_without_effect(findings, evidence))) + faults_of_ours(evidence)
 
 
 def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:
@@ -168,6 +168,19 @@ def _without_effect(findings: list[Finding], evidence: Evidence) -> list[Finding
             f, required=False, evidence=f"{f.evidence}; without effect in these runs: {RULES[f.rule].shown_by} passes"
         )
         if f.status == "fail" and RULES[f.rule].shown_by in passed and not RULES[f.rule].shared(evidence)
+        else f
+        for f in findings
+    ]
+
+
+def _confirmed(findings: list[Finding]) -> list[Finding]:
+    """The findings; a suspicion that no other failure confirms is inconclusive."""
+    if any(f.status == "fail" and f.required and not f.suspicion for f in findings):
+        return findings
+    alone = "nothing else that was compared shows it, and a right script may be made so"
+    return [
+        replace(f, status="inconclusive", evidence=f"{f.evidence}; {alone}: decide it by the code")
+        if f.status == "fail" and f.required and f.suspicion
         else f
         for f in findings
     ]

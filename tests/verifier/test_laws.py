@@ -229,6 +229,12 @@ test_state_same_on_ranks = judged_as(
 )
 
 
+@cases("path, suspicion", ("model__mean", False), ("model__last[0]", True))
+def test_what_ranks_keep_in_lists_may_be_meant(path: str, suspicion: bool) -> None:
+    found = judge("state-same-on-ranks", two(path, tensor(1.0, "module"), tensor(2.0, "module")))
+    assert (found.status, found.suspicion) == ("fail", suspicion)
+
+
 test_same_model_throughout = judged_as(
     *(
         row("same-model-throughout", status, of(records, records))

@@ -9,7 +9,7 @@ from torch import nn
 from records import LINE, Recorder, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import _with_consequences
+from verified_fsdp2.verifier.judge import _confirmed, _with_consequences
 from verified_fsdp2.verifier.probe.compat.groups import Slot
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.events.put_back import Swaps
@@ -124,7 +124,7 @@ def test_a_table_that_draws_the_samples(tables: tuple[float, float], alone_then:
 
     ranks = [trained(table, (number,), (number + 2,)) for number, table in enumerate(tables, 1)]
     found = judge("state-same-on-ranks", of(*ranks, single=run(trained(1.0, (1, 2), alone_then), role="single")))
-    assert found.status == status
+    assert (found.status, found.suspicion) == (status, status == "fail")
 
 
 @cases(
@@ -238,6 +238,19 @@ def test_the_probe_sees_an_average_in_the_memory_of_the_weights(
             for average, weight in zip(averages, weights, strict=True):
                 swaps.averages(op)(Call((average, weight), options))
     assert [(type(event), event.op) for event in session.events] == [(OntoItself, op)] * found
+
+
+@cases(
+    "beside, status",
+    (Finding("state-restored", "pass", "x"), "inconclusive"),
+    (Finding("root-only-wrap", "fail", "x", required=False), "inconclusive"),
+    (Finding("reshard-keeps-trajectory", "fail", "x", suspicion=True), "inconclusive"),
+    (Finding("matches-ddp", "fail", "x"), "fail"),
+)
+def test_a_suspicion_needs_another_failure(beside: Finding, status: str) -> None:
+    found, _ = _confirmed([Finding("state-same-on-ranks", "fail", "other values", suspicion=True), beside])
+    assert found.status == status
+    assert ("decide it by the code" in found.evidence) == (status == "inconclusive")
 
 
 def test_what_another_rule_explains_is_its_consequence() -> None:

@@ -79,7 +79,8 @@ class StateSameOnRanks(Rule):
         found |= self._drawn_from(evidence, ranks)
         if found:
             what = f"at step {last} the {run.world_size} ranks hold different values of {some(found.values(), 3)}"
-            return self.failed(what, run.places(State)[0].at_line)
+            own = all(path in held and held[path].value is None and _of_an_object(path, held[path]) for path in found)
+            return self.failed(what, run.places(State)[0].at_line, suspicion=own)
         return self.passed(f"{len(paths)} values are equal on all {run.world_size} ranks up to step {last}")
 
     def _drawn_from(self, evidence: Evidence, ranks: list[dict[int, Values]]) -> dict[str, str]:
@@ -111,6 +112,11 @@ def _of_one_rank(run: Run) -> set[str]:
 def _inside(path: str, modules: set[str]) -> bool:
     """Whether a value is held by one of these modules."""
     return _BUFFER.match(path) is not None and _BUFFER.sub("", path).rpartition(".")[0] in modules
+
+
+def _of_an_object(path: str, held: Held) -> bool:
+    """Whether a value is no buffer, parameter or setting, but what the script keeps in objects and lists of its own."""
+    return held.holder in ("object", "local") or (held.holder == "module" and "[" in path)
 
 
 def _is_state(held: Held) -> bool:

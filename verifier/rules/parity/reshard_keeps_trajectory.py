@@ -11,6 +11,7 @@ from ...trace.events import Micro
 from ..base import Evidence, Finding, Rule, some
 from ..checkpoint._resumed import load_line, saved_at
 
+GROWN = 100  # times its limit, what rounding was seen to grow to in right scripts whose state and samples are the same
 LEAST = 4  # samples of a step, from which on it is not by chance that all of them come again
 
 
@@ -56,7 +57,8 @@ class ReshardKeepsTrajectory(Rule):
             sizes.append(where)
             if not run.completed:
                 cause, asked = root_cause(run), evidence.course.sizes_chosen or run.steps() > 1
-                return self.failed(f"{where}: the run failed: {cause.text}", cause.location, required=asked)
+                text, late = f"{where}: the run failed: {cause.text}", run.steps() > 1
+                return self.failed(text, cause.location, required=asked, suspicion=late)
             if reason := begins_elsewhere(base, run, offset):
                 return self.unknown(f"{where}: {reason}")
             line = load_line(evidence, run)
@@ -100,7 +102,8 @@ class ReshardKeepsTrajectory(Rule):
         if not found.differ({measure: worst}):
             return self.unknown(f"{ranks}: {undecided(measure, worst, found)}")
         text = f"{what} after resharding differ by {worst:.2g} ({ranks}; allowed {limit:.1g}){saved}"
-        return self.failed(text, load_line(evidence, evidence.reshards[0]), measured=worst, limit=limit)
+        line, grown = load_line(evidence, evidence.reshards[0]), worst <= GROWN * limit
+        return self.failed(text, line, measured=worst, limit=limit, suspicion=grown)
 
 
 def _same_loss(evidence: Evidence) -> bool:
