@@ -311,6 +311,35 @@ def test_a_factor_of_gradients_that_cancel_is_chance(size: float, status: str) -
     assert judge(SCALE, two, full_precision=two, single=one).status == status
 
 
+@cases("others, status", (1.0, "pass"), (2.0, "fail"))
+def test_gradients_that_the_script_scales_beside_others(others: float, status: str) -> None:
+    """Experts of one rank have the sum of the ranks' gradients until the script divides it; a clip divides all of them."""
+    two, one = (
+        scaled(n, 1.0, 1.0, 1, grads={"w": vector(w), "e": vector(e)}) for n, w, e in ((2, others, 2.0), (1, 1, 1))
+    )
+    for trace in two.traces:
+        object.__setattr__(trace.of(Step)[0], "grads_at_step", {"w": vector(1.0), "e": vector(1.0)})
+    assert judge(SCALE, two, full_precision=two, single=one).status == status
+
+
+@cases("names, status", (("e", "f"), "pass"), (("e", "e"), "fail"))
+def test_a_parameter_of_one_rank_has_no_copy_to_be_reduced_with(names: tuple[str, str], status: str) -> None:
+    ranks = []
+    for size, name in enumerate(names, 1):
+        plain = parameter(name, managed=False, sharded=False)
+        grads = {"w": vector(1.0), name: vector(float(size))}
+        ranks.append(
+            [
+                {"kind": "shard", "modules": [""], "parameters": []},
+                model(parameter(), plain),
+                micro(),
+                step(1, grads),
+                stepped(),
+            ]
+        )
+    assert judge("root-not-wrapped", *ranks).status == status
+
+
 def divided(factor: float) -> Run:
     return scaled(2, 1.0, 2.0, 1, extra=[{"kind": "divide", "factor": factor, "at_line": replace(LINE, line=5)}])
 

@@ -4,18 +4,20 @@ import queue
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from records import cases, judge, micro, model, run, sources, step, stepped, trained
+from records import Recorder, cases, judge, micro, model, run, sources, step, stepped, trained
 from verified_fsdp2.verifier.analysis.horizon import own_steps
 from verified_fsdp2.verifier.analysis.kinks import before_the_kink
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge as judge_all
 from verified_fsdp2.verifier.probe import rank
 from verified_fsdp2.verifier.probe.dispatcher import Call, Dispatcher
+from verified_fsdp2.verifier.probe.events.state import Watch
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Step
 
@@ -187,3 +189,22 @@ def test_nothing_is_recorded_within_a_transform() -> None:
         assert len(seen) == 1
     finally:
         torch.sin = torch.sin.__wrapped__
+
+
+@cases("between, found", (1.0, True), (0.5, False), (0.0, False))
+def test_gradients_that_a_script_fades_between_steps_are_not_forgotten(between: float, found: bool) -> None:
+    """`between`: by which the script multiplies the gradient of a step before the next backward."""
+    param, writer = torch.nn.Parameter(torch.ones(3)), Recorder()
+    param.grad = torch.tensor([1.0, -2.0, 0.5])
+    turn, slot = SimpleNamespace(begun=1), SimpleNamespace(name="w", param=param)
+    optimizers = SimpleNamespace(of=lambda optimizer: turn)
+    session: Any = SimpleNamespace(
+        steps=4, optimizers=optimizers, all_slots=lambda: [slot], write=writer.write, here=writer.here
+    )
+    watch, optimizer = Watch(session), torch.optim.SGD([param])
+    watch.stepped(optimizer)
+    param.grad.mul_(between)
+    watch._found(session.all_slots())
+    param.grad += 1.0
+    watch.stepped(optimizer)
+    assert bool(writer.events) is found

@@ -9,7 +9,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -167,6 +167,14 @@ class Walk:
         return any(file is not None and self._session.frames.owns(file) for file in files)
 
 
+@dataclass
+class _Consumed:
+    """A gradient that an optimizer has used; where a later backward found it as it was."""
+
+    digest: tuple[float, float]
+    found: Place | None = None
+
+
 class Watch:
     """What this rank has recorded of its state, and of its gradients since the last backward."""
 
@@ -179,9 +187,7 @@ class Watch:
         self.trained = False  # whether any has begun
         self.coarse: dict[str, torch.Tensor] = {}  # path -> tensors of 16 bits as they were at the last step
         self.marks: dict[str, tuple[float, float]] = {}  # gradients after the last backward
-        self.consumed: dict[
-            str, Place | None
-        ] = {}  # by an optimizer and not cleared; where a later backward found them
+        self.consumed: dict[str, _Consumed] = {}  # by an optimizer, and not cleared or changed since
 
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
@@ -221,12 +227,15 @@ class Watch:
         session = self.session
         self.due = True
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        own = [s.name for s in session.all_slots() if id(s.param) in held and s.param.grad is not None]
-        twice = [name for name in own if self.consumed.get(name) is not None]
-        if twice and (step := session.optimizers.of(optimizer).begun) <= session.steps:
-            line = self.consumed[twice[0]]
+        step = session.optimizers.of(optimizer).begun
+        if step > session.steps:
+            return
+        own = {s.name: s.param.grad for s in session.all_slots() if id(s.param) in held and s.param.grad is not None}
+        twice = [name for name in own if name in self.consumed and self.consumed[name].found]
+        if twice:
+            line = self.consumed[twice[0]].found
             session.write(KeptGradients(step=step, names=twice[:_NAMES], at_line=line))
-        self.consumed |= dict.fromkeys(own)
+        self.consumed |= {name: _Consumed(_digest(grad)) for name, grad in own.items()}
 
     def _found(self, slots: list[Slot]) -> None:
         """A backward begins: which consumed gradients are still there. It adds to them, unless they are cleared afterwards."""
@@ -235,10 +244,15 @@ class Watch:
         line = self.session.here()
         for slot in slots:
             if slot.name in self.consumed:
-                if slot.param.grad is None or not bool(local(slot.param.grad).count_nonzero()):
+                known, now = self.consumed[slot.name], slot.param.grad
+                if (
+                    now is None
+                    or not bool(local(now).count_nonzero())
+                    or not (known.found or known.digest == _digest(now))
+                ):
                     del self.consumed[slot.name]
-                elif self.consumed[slot.name] is None:
-                    self.consumed[slot.name] = line
+                else:
+                    known.found = known.found or line
 
     def _edited(self, slots: list[Slot]) -> None:
         factors: dict[str, float | None] = {}

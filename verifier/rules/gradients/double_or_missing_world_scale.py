@@ -65,12 +65,25 @@ class DoubleOrMissingWorldScale(ScaleRule):
 
 
 def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:
-    """(field, parameter, factor) where the first gradient is a multiple of the oracle's, after backward or at the step."""
-    for field in ("grads", "grads_at_step"):
-        mine, theirs = run.whole(Step, field, 1), oracle.whole(Step, field, 1)
-        for name, a in mine.items():
-            by_chance = name in run.faint or name in oracle.faint
-            if a and (b := theirs.get(name)) and a[0] > 0.0 and b[0] > 0.0 and not by_chance:
-                ratio = math.sqrt(a[0] / b[0])
-                if difference(a, [ratio * x for x in b]) <= NEAR * math.sqrt(a[0]):
-                    yield field, name, ratio
+    """(field, parameter, factor) where the first gradient is a multiple of the oracle's, after backward or at the step.
+
+    Without those after backward that the script itself scales, beside others that need it not (experts of one rank).
+    """
+    after, at_step = (dict(_multiples(run, oracle, field)) for field in ("grads", "grads_at_step"))
+    right = {name for name, ratio in at_step.items() if near(ratio, 1.0)}
+    if any(near(after.get(name, 0.0), 1.0) for name in right):
+        after = {name: ratio for name, ratio in after.items() if name not in right}
+    for field, found in (("grads", after), ("grads_at_step", at_step)):
+        for name, ratio in found.items():
+            yield field, name, ratio
+
+
+def _multiples(run: Run, oracle: Run, field: str) -> Iterator[tuple[str, float]]:
+    """(parameter, factor) of gradients that are multiples of the oracle's."""
+    mine, theirs = run.whole(Step, field, 1), oracle.whole(Step, field, 1)
+    for name, a in mine.items():
+        by_chance = name in run.faint or name in oracle.faint
+        if a and (b := theirs.get(name)) and a[0] > 0.0 and b[0] > 0.0 and not by_chance:
+            ratio = math.sqrt(a[0] / b[0])
+            if difference(a, [ratio * x for x in b]) <= NEAR * math.sqrt(a[0]):
+                yield name, ratio

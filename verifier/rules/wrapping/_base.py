@@ -28,9 +28,9 @@ class ShardedModelRule(Rule):
 
 
 def gradients_differ(run: Run, name: str) -> bool:
-    """Whether at some step the ranks held different gradients of a plain parameter."""
+    """Whether at some step the ranks that hold a plain parameter had different gradients of it."""
     for step in range(1, run.steps() + 1):
-        values = [r.grads_at_step.get(name) for r in run.at_step(Step, step)]
+        values = [r.grads_at_step[name] for r in run.at_step(Step, step) if name in r.grads_at_step]
         if any(value != values[0] for value in values):
             return True
     return False
