@@ -55,7 +55,7 @@ class Rule(ABC):
     skipped_with: ClassVar[tuple[str, ...]] = ()  # further families whose `--skip` leaves it out
     only_on_cpu: ClassVar[bool] = False  # whether gloo or the CPU causes it: a script for GPUs has nothing of it
     judges_exports: ClassVar[bool] = False  # whether a file that nothing resumes from is enough for it
-    only_warns: ClassVar[bool] = False  # whether it costs memory or time, and leaves the trained model right
+    only_warns: ClassVar[bool] = False  # whether it costs memory or time, or needs a crash: the trained model is right
     names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what
     beside_the_weights: ClassVar[bool] = False  # whether it judges what may be lost without an effect on the weights
     shown_by: ClassVar[str] = (
