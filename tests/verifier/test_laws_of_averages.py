@@ -1,5 +1,6 @@
 """Averages of weights, weights that are replaced and restored, frozen weights, constant buffers: on recorded traces and on tensors."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from verified_fsdp2.verifier.judge import _confirmed, _with_consequences
 from verified_fsdp2.verifier.probe.compat.groups import Slot
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.events.put_back import Swaps
-from verified_fsdp2.verifier.trace.events import OntoItself, PutBack
+from verified_fsdp2.verifier.trace.events import OntoItself, Place, PutBack
 
 
 def coarse(*lost: float | None) -> list[dict[str, Any]]:
@@ -171,20 +172,27 @@ def test_an_average_of_the_weights_with_themselves() -> None:
     records = [*steps(), {"kind": "onto_itself", "step": 2, "name": "w", "op": "lerp_", "at_line": LINE}]
     found = judge("snapshot-is-a-copy", of(records, records))
     assert found.status == "fail" and "with themselves" in found.evidence and found.location == LINE
+    records[-1]["op"] = "copy_"
+    assert (
+        "puts 1 parameter (w) back from their own memory" in judge("snapshot-is-a-copy", of(records, records)).evidence
+    )
 
 
 class Session(Recorder):
-    in_step = False
+    in_step, step = False, 3
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
+    def here(self) -> Place:
+        return replace(LINE, file=__file__)
+
     def all_slots(self) -> list[Slot]:
         return [Slot(name, param) for name, param in self.module.named_parameters()]
 
     def step_number(self) -> int:
-        return 3
+        return self.step
 
 
 @cases(
@@ -238,6 +246,30 @@ def test_the_probe_sees_an_average_in_the_memory_of_the_weights(
             for average, weight in zip(averages, weights, strict=True):
                 swaps.averages(op)(Call((average, weight), options))
     assert [(type(event), event.op) for event in session.events] == [(OntoItself, op)] * found
+
+
+@cases(
+    "own, other, steps, found",
+    (True, False, 2, 2),
+    (True, False, 1, 0),
+    (True, True, 2, 0),  # the best of several models is copied to all of them
+    (False, False, 2, 0),
+)
+def test_the_probe_sees_weights_put_back_from_their_own_memory(own: bool, other: bool, steps: int, found: int) -> None:
+    modules = [nn.Linear(3, 2) for _ in range(2)]
+    session = Session(nn.ModuleList(modules))
+    swaps = Swaps(session)  # type: ignore[arg-type]
+    kept = [p.detach() if own else p.detach().clone() for p in modules[0].parameters()]
+    with torch.no_grad():
+        for number in range(1, steps + 1):
+            swaps.forget()
+            session.step = number
+            for module in modules[: 1 + other]:
+                for param, value in zip(module.parameters(), kept, strict=True):
+                    swaps.copy(param, value)
+    assert [(type(event), event.op) for event in session.events if isinstance(event, OntoItself)] == [
+        (OntoItself, "copy_")
+    ] * found
 
 
 @cases(

@@ -1,11 +1,14 @@
 """Right designs that look like faults, each beside the fault that it looks like, on recorded traces."""
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
 from scripts import Verify, written
@@ -17,8 +20,9 @@ from verified_fsdp2.verifier.analysis.snapshots import kept_under_a_comparison
 from verified_fsdp2.verifier.analysis.state import begun_anew, evaluated
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.probe import starting_point
+from verified_fsdp2.verifier.probe.events.models import Models
 from verified_fsdp2.verifier.trace import Run
-from verified_fsdp2.verifier.trace.events import InspectedCheckpoint, Micro, SavedEntry
+from verified_fsdp2.verifier.trace.events import InspectedCheckpoint, Micro, SavedEntry, signature
 
 SHARD: dict[str, Any] = {"kind": "shard", "module": "", "cls": "M", "parameters": []}
 
@@ -208,6 +212,7 @@ def _padded(record: Any) -> Any:
 
 HOOKED = """
 import torch
+from torch import nn
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -285,6 +290,23 @@ def test_what_a_resume_is_told_of_stages(then: str, retired: list[str], in_phase
     second = [micro(2), step(2, held=[then]), stepped(2)]
     given = for_a_resume(run([*models, *first, *second]), 1)
     assert (given["retired"], given["in_phases"]) == (retired, in_phases)
+
+
+@cases("frozen, numbers", (True, [0, 1]), (False, [1, 2]))
+def test_frozen_learners_of_earlier_stages_keep_their_numbers(frozen: bool, numbers: list[int]) -> None:
+    """A resume that makes them again calls each when it is read; one that trains only its stage has that alone."""
+    learners = [nn.Linear(2, 2) for _ in range(2)]
+    learners[0].requires_grad_(not frozen)
+    known = signature([("weight", [2, 2]), ("bias", [2])])
+    request = {"models": {"": known, "model1.": known}, "retired": [""]}
+    session: Any = SimpleNamespace(request=request, roots=[], tops=[])
+    models, found = Models(session), []
+    for learner in learners:
+        session.tops.append(weakref.ref(learner))
+        number, name = models._number(learner)
+        session.roots.append((name, learner))
+        found.append(number)
+    assert found == numbers
 
 
 @cases("loop, kept", ("for m in blocks:\n        m.shard()", set()), ("m = m or 1", {("main", "m"), ("", "m")}))

@@ -95,7 +95,7 @@ class Models:
         before: dict[str, str] = request["models"]
         own = _signature(root)
         tops = [top for reference in self._session.tops if (top := reference()) is not None]
-        if sum(_signature(top) == own for top in tops) < 2:  # models of earlier stages are not made again
+        if trained(root) and sum(_signature(top) == own for top in tops) < 2:  # earlier stages are not made again
             before = {prefix: known for prefix, known in before.items() if prefix not in request["retired"]}
         alike = [prefix for prefix, known in before.items() if known == own and prefix not in taken]
         if not alike or before.get(f"model{number}." if number else "") == own:

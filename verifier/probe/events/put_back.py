@@ -1,5 +1,6 @@
 """What a script copies or averages shares the memory of the parameters: weights that are overwritten, tried in a forward and
-copied onto themselves, and averages that are moved towards themselves.
+copied onto themselves, averages that are moved towards themselves, and weights of before some steps that are put back from
+their own memory.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import torch
 from ...trace.events import OntoItself, Place, PutBack
 from ..compat.tensors import local
 from ..dispatcher import Call
+from ..frames import caller
 from ..session import Session
 
 
@@ -21,6 +23,10 @@ class Swaps:
         self.over: dict[int, Place | None] = {}  # where a parameter got other values since the last step
         self.tried: dict[int, Place | None] = {}  # the same, for those with which a model has run since
         self.averaged: set[str] = set()  # the names of those that were averaged with themselves
+        self.others: set[tuple[str, int]] = set()  # lines that copy other tensors into parameters
+        self.own: dict[
+            tuple[str, int, int], int
+        ] = {}  # line and parameter that it copies onto itself: before which step
 
     def forget(self, *stepped: object) -> None:
         """An optimizer has stepped: what was overwritten before belongs to its training."""
@@ -75,13 +81,17 @@ class Swaps:
         address = local(to).data_ptr()
         if not address or address not in self.names:
             return
+        name, step, at = self.names[address], self.session.step_number(), self.session.here()
         if local(source).data_ptr() != address:
             self.tried.pop(address, None)
-            self.over[address] = self.session.here()
+            self.over[address] = at
+            self.others |= {(at.file, at.line)} if at is not None else set()
         elif address in self.tried:
-            over = self.tried.pop(address)
-            name, step = self.names[address], self.session.step_number()
-            self.session.write(PutBack(name=name, step=step, over=over, at_line=self.session.here()))
+            self.session.write(PutBack(name=name, step=step, over=self.tried.pop(address), at_line=at))
+        elif address not in self.over and at is not None and caller().f_code.co_filename == at.file:
+            before = self.own.setdefault((at.file, at.line, address), step)
+            if before < step and (at.file, at.line) not in self.others:  # not the best of several models, copied to all
+                self._onto_itself(name, "copy_")
 
 
 def install(session: Session) -> None:

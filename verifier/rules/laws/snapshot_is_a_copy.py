@@ -15,8 +15,9 @@ class SnapshotIsACopy(Rule):
     Why: `state_dict()`, `detach()` and `to_local()` give tensors in the memory of the parameters. The next optimizer step
     changes the "best weights", and what is exported in the end are the last ones. Nothing shows it: the logged number is
     that of the best step. Weights that are remembered so, overwritten for an evaluation (an average) and put back, keep the
-    average: training goes on from it. A target network that `load_state_dict(..., assign=True)` updates is in the memory of
-    the trained one, and never lags.
+    average: training goes on from it. Weights from which several trainings are to begin, put back so, are those of the
+    last one. A target network that `load_state_dict(..., assign=True)` updates is in the memory of the trained one, and
+    never lags.
     Wrong:
         loss = evaluate(model)
         if loss < best_loss:
@@ -49,7 +50,11 @@ class SnapshotIsACopy(Rule):
             return self.failed(f"{what} is their own memory: the other values stay", first.at_line)
         for own in evidence.trained.places(OntoItself)[:1]:
             moved = sorted({one.name for one in evidence.trained.places(OntoItself) if one.step == own.step})
-            what = f"before step {own.step} `{own.op}` averages {count(len(moved), 'parameter')} ({some(moved)}) with themselves"
+            which = f"{count(len(moved), 'parameter')} ({some(moved)})"
+            if own.op == "copy_":
+                back = f"before step {own.step} the script puts {which} back from their own memory"
+                return self.failed(f"{back}: what it remembered changes with each optimizer step", own.at_line)
+            what = f"before step {own.step} `{own.op}` averages {which} with themselves"
             fix = "Clone the weights with which the average begins: `p.detach().clone()`. `detach()` and `.to(dtype)` make no copy."
             return self.failed(
                 f"{what}: the average is in their memory, and is always the last weights", own.at_line, fix=fix

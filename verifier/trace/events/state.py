@@ -90,7 +90,7 @@ class PutBack(Located):
 
 
 class OntoItself(Located):
-    """A parameter is averaged with its own memory before step `step`, by `op` (events/put_back.py)."""
+    """A parameter is averaged with its own memory before step `step`, by `op`, or put back from it (events/put_back.py)."""
 
     step: int
     name: str
