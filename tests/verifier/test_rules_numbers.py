@@ -1,5 +1,6 @@
 """The rules on precision, clipping, gradients, data and optimizers that were added on records of their own."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,17 +264,26 @@ def test_losses_that_came_down_to_zero_are_compared_after_resharding(loss: float
     assert judge("reshard-keeps-trajectory", whole, **more).status == status
 
 
-@cases("loss, status, suspicion", (1.00002, "pass", False), (1.0001, "fail", True), (1.1, "fail", False))
-def test_later_losses_after_resharding_may_be_further_apart(loss: float, status: str, suspicion: bool) -> None:
+@cases(
+    "loss, alone, status, suspicion",
+    (1.00002, True, "pass", False),
+    (1.0001, True, "fail", True),
+    (1.0001, False, "fail", False),
+    (1.1, True, "fail", False),
+)
+def test_later_losses_after_resharding_may_be_further_apart(
+    loss: float, alone: bool, status: str, suspicion: bool
+) -> None:
     """`loss`: of the second step, 1 without the resume. Another order of summation grows from step to step.
 
-    Up to 100 times the limit it needs another failure beside it.
+    Up to 100 times the limit it needs another failure beside it, where the script trains as one process does (`alone`).
     """
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
     made = [r for k in (2, 3, 4) for r in (micro(k), step(k), stepped(k))]
     whole = [run([model(), micro(1), step(1), stepped(1), save, *made], role=role) for role in ("train", "perturbed")]
     later = [micro(1), step(1), stepped(1), micro(2, loss), step(2), stepped(2)]
     more = {"resume_full_precision": whole[0], "reference": whole[0], "perturbed": whole[1]}
+    more |= {"full_precision": whole[0], "single": replace(whole[0], role="single")} if alone else {}
     resharded = run([model(), *later], role="reshard")
     found = judge("reshard-keeps-trajectory", whole[0], reshards=(resharded,), **more)
     assert (found.status, found.suspicion) == (status, suspicion)

@@ -11,7 +11,7 @@ from ...trace.events import Micro
 from ..base import Evidence, Finding, Rule, some
 from ..checkpoint._resumed import load_line, saved_at
 
-GROWN = 100  # times its limit, what rounding was seen to grow to in right scripts whose state and samples are the same
+GROWN = 100  # times its limit, what rounding was seen to grow to in right scripts that train as one process does
 LEAST = 4  # samples of a step, from which on it is not by chance that all of them come again
 
 
@@ -102,16 +102,22 @@ class ReshardKeepsTrajectory(Rule):
         if not found.differ({measure: worst}):
             return self.unknown(f"{ranks}: {undecided(measure, worst, found)}")
         text = f"{what} after resharding differ by {worst:.2g} ({ranks}; allowed {limit:.1g}){saved}"
-        line, grown = load_line(evidence, evidence.reshards[0]), worst <= GROWN * limit
+        grown = worst <= GROWN * limit and _over_one_process(evidence) == set()
+        line = load_line(evidence, evidence.reshards[0])
         return self.failed(text, line, measured=worst, limit=limit, suspicion=grown)
 
 
 def _same_loss(evidence: Evidence) -> bool:
     """Whether losses mean the same on other numbers of ranks. A script that scales its gradients itself may sum them."""
+    return _over_one_process(evidence) != {"loss"}
+
+
+def _over_one_process(evidence: Evidence) -> set[str] | None:
+    """The measures in which the script differs from one process that starts from scratch; None where that cannot be compared."""
     run, single = evidence.full_precision, evidence.single
     if run is None or single is None or incomparable(run, single, "single", "one process") is not None:
-        return True
-    return limits(evidence, ReshardKeepsTrajectory.name).over(compare(run, single).measures) != {"loss"}
+        return None
+    return set(limits(evidence, ReshardKeepsTrajectory.name).over(compare(run, single).measures))
 
 
 def _draws_by_rank(evidence: Evidence) -> bool:
