@@ -205,6 +205,13 @@ def test_without_urls_there_is_no_trace(tmp_path: Path) -> None:
         assert not [path for path, text in files.items() if re.search(r"Remote|fsspec|URLs|list_urls", text)]
 
 
+def test_no_worker_shares_an_event_loop(tmp_path: Path) -> None:
+    """A fork of a process that has listed an http or s3 URL stops its loop: the next listing waited without end."""
+    for file, start in (("https://example.com/a.jsonl", "spawn"), ("a.jsonl", "fork")):
+        files = scaffold.render(load(tmp_path, {**DECODER, "data": {"kind": "jsonl", "files": [file]}}))
+        assert re.findall(r'get_context\("(\w+)"\)', files["prepare.py"]) == [start]
+
+
 def test_urls_in_the_output_and_the_requirements(tmp_path: Path, command: Command) -> None:
     urls = "['s3://bucket/web/*.jsonl', 'gs://bucket/a.jsonl']"
     (tmp_path / "spec.yaml").write_text(SPEC.replace("{kind: synthetic}", f"{{kind: jsonl, files: {urls}}}"))
