@@ -12,6 +12,7 @@ from ..verifier.report.sanitize import sanitize
 from ..verifier.report.wrapping import paragraphs, width, wrapped
 
 NOT_LOOKED_AT = "not looked at (--offline): data, tokenizer, pretrained weights; train.py checks them where it runs"
+URLS_NOT_LOOKED_AT = "not looked at (URLs): {}; prepare.py reads them where it runs"
 LINES, CHARACTERS = 150, 8_000  # of an error; what agents read of one command's output
 
 

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import PASS, USAGE, UserError
-from ..output import NOT_LOOKED_AT, Help, add_command, add_no_plan, add_offline, add_set, emit_json, say
+from ..output import (
+    NOT_LOOKED_AT,
+    URLS_NOT_LOOKED_AT,
+    Help,
+    add_command,
+    add_no_plan,
+    add_offline,
+    add_set,
+    emit_json,
+    say,
+)
 
 if TYPE_CHECKING:
     from ..spec import Spec
@@ -101,6 +111,8 @@ def _check(args: argparse.Namespace) -> int:
                 say(f"  {line}")
             if args.offline:
                 say(NOT_LOOKED_AT)
+            elif spec.urls:
+                say(URLS_NOT_LOOKED_AT.format(", ".join(spec.urls)))
     if args.json:
         problems = [problem.to_dict() for error in errors for problem in error.problems]
         emit_json({"ok": not errors, "offline": args.offline, "problems": problems})

@@ -13,6 +13,7 @@ from ..spec.build import debug_shape
 from ..spec.crosschecks_model import CONV1D
 from ..spec.crosschecks_reshard import numbers, runs
 from ..spec.torch_versions import GROUPED_MM, STAGER_SERVES_ONCE, chosen
+from ..spec.urls import packages as url_packages
 from .data import data_context
 from .launch import launch_context
 
@@ -59,6 +60,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **_mesh(spec),
         **launch_context(spec),
         "spec": spec.as_written(),
+        "urls": spec.urls,
         "debug": verify["model"] and debug_shape(verify["model"], values["model"]),
         "large": (spec.parameters or 0) >= LARGE,
         "own_modules": spec.own_modules,
@@ -81,6 +83,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "wanted_packages": [
             *["transformers"] * (values["model"]["kind"] == "transformers"),
             *data["data_packages"],
+            *url_packages(spec.urls),
             *packages,
             *["matplotlib"] * operation["plot"],
             *["torchao"] * values["precision"]["fp8"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..spec.data_files import is_url
 from .literals import LINE
 
 TITLES = {  # kind: (words, title)
@@ -36,6 +37,7 @@ def data_files(data: Mapping[str, Any]) -> dict[str, bool]:
         "data.py": True,
         "corpus.py": has_corpus(data),
         "prepare.py": is_prepared(data),
+        "remote.py": any(is_url(file) for file in _all_files(data)),
         "chat.py": data["kind"] == "chat",
         "images.py": data["kind"] == "images",
         "mixture.py": bool(data.get("mixture")),

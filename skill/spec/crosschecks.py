@@ -47,6 +47,10 @@ class Values:
     def is_default(self, key: str) -> bool:
         return bool(self[key] == (spec_schema.at(tuple(key.split("."))) or {})["default"])
 
+    def elsewhere(self, key: str) -> bool:
+        """Whether the file or folder that this key names is not to be opened here."""
+        return self.offline or (key in self and isinstance(self[key], str) and data_files.is_url(self[key]))
+
     def named(self, key: str) -> str:
         """`verify.steps 5 (the default)`: the key and its value as they read in a message."""
         return f"{key} {self[key]}" + ("" if self.written(key) else " (the default)")
@@ -54,7 +58,7 @@ class Values:
 
 def faults(values: Values) -> list[Fault]:
     """Everything that does not fit together."""
-    checks = [(inputs, check) for inputs, check in CHECKS if not (values.offline and check in OF_FILES)]
+    checks = [(inputs, check) for inputs, check in CHECKS if not (check in OF_FILES and values.elsewhere(inputs[0]))]
     ready = [(inputs, check) for inputs, check in checks if all(key in values for key in inputs)]
     return [fault for inputs, check in ready for fault in check(values, *(values[key] for key in inputs))]
 
@@ -70,7 +74,7 @@ def needs(*inputs: str) -> Callable[[Check], Check]:
 
 
 def opens_files(check: Check) -> Check:
-    """Mark a check that opens data, a tokenizer or weights: `--offline` leaves it out, and nothing else."""
+    """Mark a check that opens data, a tokenizer or weights, which its first key names: `--offline` leaves it out."""
     OF_FILES.add(check)
     return check
 

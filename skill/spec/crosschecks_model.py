@@ -9,6 +9,7 @@ from typing import Any
 from ...verifier.config.reading.validation import Fault
 from . import pretrained
 from .crosschecks import Values, fault, needs, opens_files, path_of
+from .data_files import is_url
 from .torch_versions import FROZEN_IN_ITS_OWN_TYPE, chosen
 
 LENGTHS = ("max_position_embeddings", "n_positions")
@@ -27,7 +28,7 @@ def one_source(values: Values, config: Any, folder: str | None) -> Iterator[Faul
 @needs("model.config")
 def config_is_valid(values: Values, config: Any) -> Iterator[Fault]:
     if isinstance(config, str):
-        if message := pretrained.config_fault(path_of(values, config)):
+        if not is_url(config) and (message := pretrained.config_fault(path_of(values, config))):
             yield fault("model.config", f"{message}: {config!r}")
     elif config is not None:
         for key, why in (("model_type", "names the architecture"), ("vocab_size", "is not the same in all models")):
@@ -50,7 +51,9 @@ def folder_has_weights(values: Values, folder: str | None) -> Iterator[Fault]:
 @needs("model.pretrained", "finetune.targets")
 def adapters_need_the_architecture(values: Values, folder: str | None, targets: list[str]) -> Iterator[Fault]:
     """Without its files, only the config says of which class the layers are that get adapters."""
-    if values.offline and folder is not None and (why := pretrained.config_fault(path_of(values, folder))):
+    if not values.offline or folder is None or is_url(folder):
+        return
+    if why := pretrained.config_fault(path_of(values, folder)):
         message = f"{why}: {folder!r}; for finetune.kind lora --offline needs its config.json (not the weights)"
         yield fault("model.pretrained", message)
 

@@ -1,6 +1,7 @@
 """The data files of a spec: which files a pattern means, and whether they can be trained on.
 
-A pattern is a path that exists (a folder means all files below it) or else a glob.
+A pattern is a path that exists (a folder means all files below it) or else a glob. URLs are not looked at: prepare.py
+opens them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ MAX_READ_IN_ALL = 16 << 20
 
 def absolute(pattern: str, base: Path) -> str:
     """The pattern without its dependence on the spec's folder; a `{stdlib}` at the start stays."""
-    if pattern.startswith(STDLIB):
+    if pattern.startswith(STDLIB) or is_url(pattern):
         return pattern
     path = Path(pattern).expanduser()
     if path.is_absolute():
         return str(path)
     folder = str(base.absolute())
     return str(Path(glob.escape(folder) if glob.has_magic(pattern) else folder, path))
+
+
+def is_url(pattern: str) -> bool:
+    return "://" in pattern
 
 
 def stdlib() -> str:
@@ -59,6 +64,8 @@ def faults(
     """
     left = MAX_READ_IN_ALL
     for number, pattern in enumerate(patterns):
+        if is_url(pattern):
+            continue
         files = list(islice(matches(absolute(pattern, base)), MAX_FILES))
         try:
             sizes = [path.stat().st_size for path in files]

@@ -18,6 +18,7 @@ from . import crosschecks_model as crosschecks_model  # it registers its checks
 from . import crosschecks_parallel as crosschecks_parallel  # it registers its checks
 from . import crosschecks_reshard as crosschecks_reshard  # it registers its checks
 from . import crosschecks_size as crosschecks_size  # it registers its checks
+from . import urls as urls  # it registers its checks
 from .build import build
 from .model import Spec
 from .overrides import apply

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from .data_files import is_url
 from .dump import to_yaml
 from .meshes import Mesh, verified
 from .presets import values_of
@@ -80,6 +81,15 @@ class Spec:
         """The modules and packages of the user's own that the project imports, by their top name."""
         paths = [part["import"] for part in (self["model"], self["data"]) if part["kind"] == "import"]
         return tuple(dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths))
+
+    @property
+    def urls(self) -> list[str]:
+        """The data files behind URLs, as they are written, each once."""
+        validation = self["data"].get("validation") or []
+        sets = validation.values() if isinstance(validation, dict) else [validation]
+        lists = [self["data"].get("files", []), *(one["files"] for one in self["data"].get("mixture", [])), *sets]
+        several = [[files] if isinstance(files, str) else files for files in lists]
+        return list(dict.fromkeys(file for files in several for file in files if is_url(file)))
 
     @property
     def parameters(self) -> int | None:

@@ -18,6 +18,7 @@ MODULES = (
     "corpus",
     "mixture",
     "prepare",
+    "remote",
     "chat",
     "model",
     "images",

@@ -23,6 +23,7 @@ DECODER, IMPORTED = GIVEN["specs"]["decoder"], GIVEN["specs"]["imported"]
 LIMITS: dict[str, int] = GIVEN["limits"]
 ASIDE = {
     "prepare.py",
+    "remote.py",
     "chat.py",
     "flops.py",
     "profiling.py",
@@ -76,7 +77,16 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         yield from ((base, settings) for settings in singles + mixed)
     yield from (
         (DECODER, settings)
-        for kind in ("documents", "experts", "windows", "schedule_free", "context_parallel", "reshard", "adamw8bit")
+        for kind in (
+            "documents",
+            "experts",
+            "windows",
+            "schedule_free",
+            "context_parallel",
+            "reshard",
+            "adamw8bit",
+            "urls",
+        )
         for settings in GIVEN[kind]
     )
     yield (IMPORTED, GIVEN["reshard"][0])
