@@ -27,17 +27,17 @@ for step, sealed in ((4, True), (5, True), (6, False)):
 
 
 class Ray:
-    """What the file uses of Ray, in the worker of this rank; `told` is what rank 0 broadcasts to the others."""
+    """What the file uses of Ray, in the worker of this rank; `reported` is what rank 0 broadcasts to the others."""
 
-    def __init__(self, rank: int, told: list[tuple[int, bool]]) -> None:
-        self.rank, self.told = rank, told
+    def __init__(self, rank: int, reported: list[tuple[int, bool]]) -> None:
+        self.rank, self.reported = rank, reported
         self.reports: list[tuple[dict[str, Any], str | None]] = []
 
     def report(self, metrics: dict[str, Any], checkpoint: str | None) -> None:
         self.reports.append((metrics, checkpoint and Path(checkpoint, "path.txt").read_text().strip()))
 
     def broadcast(self, data: tuple[int, bool]) -> tuple[int, bool]:
-        return self.told.pop(0) if self.rank else data
+        return self.reported.pop(0) if self.rank else data
 
     def modules(self) -> dict[str, ModuleType]:
         names: dict[str, dict[str, Any]] = {
@@ -99,7 +99,7 @@ def test_of_many_lines_the_last_are_reported(tmp_path: Path, monkeypatch: pytest
 def test_other_workers_report_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = Ray(1, [(0, False), (2, False), (3, True)])
     worker(tmp_path, monkeypatch, ray).report_while([sys.executable, "-c", "pass"], tmp_path / "out")
-    assert ray.reports == [({}, None)] * 5 and not ray.told
+    assert ray.reports == [({}, None)] * 5 and not ray.reported
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -79,8 +79,8 @@ class StateSameOnRanks(Rule):
         found |= self._drawn_from(evidence, ranks)
         if found:
             what = f"at step {last} the {run.world_size} ranks hold different values of {some(found.values(), 3)}"
-            own = all(path in held and held[path].value is None and _of_an_object(path, held[path]) for path in found)
-            return self.failed(what, run.places(State)[0].at_line, suspicion=own)
+            meant = all(path in held and held[path].value is None and _of_an_object(path, held[path]) for path in found)
+            return self.failed(what, run.places(State)[0].at_line, suspicion=meant)
         return self.passed(f"{len(paths)} values are equal on all {run.world_size} ranks up to step {last}")
 
     def _drawn_from(self, evidence: Evidence, ranks: list[dict[int, Values]]) -> dict[str, str]:
