@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..trace.events import Block
-from .compat.tensors import local, version
+from .compat.tensors import elements, local, plain, version
 from .sketch import sketch
 
 
@@ -46,6 +46,7 @@ def writes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 _DIGESTED = 1 << 16
+_SAMPLED = 1 << 13  # elements that are looked at to see a change
 
 
 def shard_digest(part: torch.Tensor) -> str | None:
@@ -57,6 +58,15 @@ def shard_digest(part: torch.Tensor) -> str | None:
     if rows.numel() < 8 or rows.dim() == 0 or rows.shape[0] < 2 or bool((rows == rows[:1]).all()):
         return None
     return hashlib.sha256(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def element_hash(tensor: torch.Tensor) -> int:
+    """A hash of at most 2 * _SAMPLED elements of this rank's part, spread over all of it."""
+    some = elements(plain(local(tensor)))
+    some = (torch.view_as_real(some) if some.is_complex() else some).reshape(-1)
+    some = some[:: max(1, some.numel() // _SAMPLED)]
+    copy = some.clone(memory_format=torch.contiguous_format)  # numpy() forbids FSDP to resize what it shares
+    return hash(copy.view(torch.uint8).numpy(force=True).tobytes())
 
 
 def random_state() -> str:

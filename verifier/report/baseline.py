@@ -130,7 +130,7 @@ def _from(base: str, file: str) -> str:
 
 def finding_of(item: Mapping[str, Any]) -> Finding:
     """The finding of a JSON report."""
-    names = [field.name for field in fields(Finding) if field.name != "location"]
+    names = [field.name for field in fields(Finding) if field.name not in ("location", "suspicion")]  # decided by then
     place = item["location"]
     if place and (user := place.get("from")):  # in a library
         place = {**user, "library": Line(**{name: place[name] for name in user})}

@@ -23,6 +23,7 @@ from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
 from ..compat.tensors import elements, layout, local, own_buffers, own_parameters
+from ..measures import element_hash
 from ..session import Session
 from ..sketch import sketch
 from ..watched import evaluated, variables
@@ -33,7 +34,6 @@ _DEPTH = 6
 _ITEMS = 256  # of a container that is walked
 _HISTORY = 16  # numbers in a list, from which on it is a log
 _ELEMENTS = 1 << 22  # of a tensor that is sketched
-_SAMPLED = 1 << 13  # elements that are looked at to see a change
 _NAMES = 32
 _MODEL = r"^model\d+\."  # before the names of a model that is not the first
 _HIDDEN = {*vars(nn.Module()), "param_groups", "state", "defaults", "optimizer", "optimizers", "_is_initialized"}
@@ -171,7 +171,7 @@ class Walk:
 class _Consumed:
     """A gradient that an optimizer has used; where a later backward found it as it was."""
 
-    digest: tuple[float, float]
+    digest: int
     found: Place | None = None
 
 
@@ -186,7 +186,7 @@ class Watch:
         self.ran = False  # whether a backward has ended since
         self.trained = False  # whether any has begun
         self.coarse: dict[str, torch.Tensor] = {}  # path -> tensors of 16 bits as they were at the last step
-        self.marks: dict[str, tuple[float, float]] = {}  # gradients after the last backward
+        self.marks: dict[str, int] = {}  # gradients after the last backward
         self.consumed: dict[str, _Consumed] = {}  # by an optimizer, and not cleared or changed since
 
     def called(self, module: nn.Module, given: object) -> None:
@@ -215,7 +215,7 @@ class Watch:
     def after_backward(self, tensors: object) -> None:
         """A backward has ended."""
         self.ran = True
-        self.marks = {s.name: _digest(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
+        self.marks = {s.name: element_hash(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
 
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
         """An optimizer is about to step: in a training without backward this is where its state is recorded."""
@@ -235,7 +235,7 @@ class Watch:
         if twice:
             line = self.consumed[twice[0]].found
             session.write(KeptGradients(step=step, names=twice[:_NAMES], at_line=line))
-        self.consumed |= {name: _Consumed(_digest(grad)) for name, grad in own.items()}
+        self.consumed |= {name: _Consumed(element_hash(grad)) for name, grad in own.items()}
 
     def _found(self, slots: list[Slot]) -> None:
         """A backward begins: which consumed gradients are still there. It adds to them, unless they are cleared afterwards."""
@@ -248,7 +248,7 @@ class Watch:
                 if (
                     now is None
                     or not bool(local(now).count_nonzero())
-                    or not (known.found or known.digest == _digest(now))
+                    or not (known.found or known.digest == element_hash(now))
                 ):
                     del self.consumed[slot.name]
                 else:
@@ -261,7 +261,7 @@ class Watch:
             if (
                 slot.name not in self.marks
                 or before is None
-                or (grad is not None and _digest(grad) == self.marks[slot.name])
+                or (grad is not None and element_hash(grad) == self.marks[slot.name])
             ):
                 continue
             now = sketch(grad) if grad is not None else [0.0] * len(before)
@@ -381,17 +381,7 @@ def _held(value: Any, holder: str, rank: int) -> Held:
 
 def _token(value: Any) -> tuple[object, ...]:
     """What distinguishes a value from another. In-place operations on a DTensor count in no version, so that elements are looked at."""
-    return (value,) if not isinstance(value, torch.Tensor) else (value.shape, *_digest(value))
-
-
-def _digest(tensor: torch.Tensor) -> tuple[float, float]:
-    """Sum and weighted sum of at most 2 * _SAMPLED elements of this rank's part, spread over all of it."""
-    some = elements(local(tensor))
-    some = (torch.view_as_real(some) if some.is_complex() else some).reshape(-1)
-    some = some[:: max(1, some.numel() // _SAMPLED)].to(torch.float64)
-    # Sines of integers: no sum of whole multiples of them is 0, as it is of 1, 2, 3 and 4 for [-1, 1, 1, -1] (biases of experts).
-    weights = torch.arange(1, some.numel() + 1, dtype=torch.float64, device=some.device).sin()
-    return float(some.sum()), float(some @ weights)
+    return (value,) if not isinstance(value, torch.Tensor) else (value.shape, element_hash(value))
 
 
 def install(session: Session) -> None:
