@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, sources, step, stepped
+from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, sources, step, stepped, stopped
 from scripts import written
+from verified_fsdp2.verifier.evidence import Course
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
 from verified_fsdp2.verifier.source.lines import find_shard_use
@@ -287,3 +288,16 @@ def test_later_losses_after_resharding_may_be_further_apart(
     resharded = run([model(), *later], role="reshard")
     found = judge("reshard-keeps-trajectory", whole[0], reshards=(resharded,), **more)
     assert (found.status, found.suspicion) == (status, suspicion)
+
+
+@cases("steps, asked, required, suspicion", (1, False, False, False), (2, False, True, True), (2, True, True, False))
+def test_a_resharded_run_that_stops(steps: int, asked: bool, required: bool, suspicion: bool) -> None:
+    """After several steps it is asked to be confirmed, unless this number of ranks was asked for."""
+    save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
+    made = [r for k in (2, 3) for r in (micro(k), step(k), stepped(k))]
+    whole = run([model(), micro(1), step(1), stepped(1), save, *made])
+    again = [record for k in range(1, steps + 1) for record in (micro(k), step(k), stepped(k))]
+    resharded = replace(stopped("RuntimeError", "other meshes", [model(), *again]), role="reshard")
+    more = {"resume_full_precision": whole, "course": Course(sizes_chosen=asked)}
+    found = judge("reshard-keeps-trajectory", whole, reshards=(resharded,), **more)
+    assert (found.status, found.required, found.suspicion) == ("fail", required, suspicion)

@@ -56,9 +56,9 @@ class ReshardKeepsTrajectory(Rule):
             where = f"{base.world_size} -> {run.world_size} ranks"
             sizes.append(where)
             if not run.completed:
-                cause, asked = root_cause(run), evidence.course.sizes_chosen or run.steps() > 1
-                text, late = f"{where}: the run failed: {cause.text}", run.steps() > 1
-                return self.failed(text, cause.location, required=asked, suspicion=late)
+                cause, asked, late = root_cause(run), evidence.course.sizes_chosen, run.steps() > 1
+                text = f"{where}: the run failed: {cause.text}"
+                return self.failed(text, cause.location, required=asked or late, suspicion=late and not asked)
             if reason := begins_elsewhere(base, run, offset):
                 return self.unknown(f"{where}: {reason}")
             line = load_line(evidence, run)
