@@ -29,7 +29,7 @@ class Finding:
 
     @property
     def warns(self) -> bool:
-        """Whether something is wrong that does not make the trained model wrong, such as a resume that a crash makes stop."""
+        """Whether something is wrong that leaves the trained model right, or that only a crash in the middle of a save shows."""
         return self.status == "fail" and not self.required
 
     @property

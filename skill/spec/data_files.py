@@ -31,6 +31,7 @@ def absolute(pattern: str, base: Path) -> str:
 
 
 def is_url(pattern: str) -> bool:
+    """Whether fsspec opens it, and no file of this machine is meant."""
     return "://" in pattern
 
 

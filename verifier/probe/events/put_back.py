@@ -24,9 +24,7 @@ class Swaps:
         self.tried: dict[int, Place | None] = {}  # the same, for those with which a model has run since
         self.averaged: set[str] = set()  # the names of those that were averaged with themselves
         self.others: set[tuple[str, int]] = set()  # lines that copy other tensors into parameters
-        self.own: dict[
-            tuple[str, int, int], int
-        ] = {}  # line and parameter that it copies onto itself: before which step
+        self.own: dict[tuple[str, int, int], int] = {}  # line and address of a copy onto itself: before which step
 
     def forget(self, *stepped: object) -> None:
         """An optimizer has stepped: what was overwritten before belongs to its training."""
@@ -82,15 +80,16 @@ class Swaps:
         if not address or address not in self.names:
             return
         name, step, at = self.names[address], self.session.step_number(), self.session.here()
+        line = (at.file, at.line) if at is not None else ("", 0)
         if local(source).data_ptr() != address:
             self.tried.pop(address, None)
             self.over[address] = at
-            self.others |= {(at.file, at.line)} if at is not None else set()
+            self.others.add(line)
         elif address in self.tried:
             self.session.write(PutBack(name=name, step=step, over=self.tried.pop(address), at_line=at))
-        elif address not in self.over and at is not None and caller().f_code.co_filename == at.file:
-            before = self.own.setdefault((at.file, at.line, address), step)
-            if before < step and (at.file, at.line) not in self.others:  # not the best of several models, copied to all
+        elif address not in self.over and caller().f_code.co_filename == line[0]:
+            before = self.own.setdefault((*line, address), step)
+            if before < step and line not in self.others:  # not the best of several models, copied to all
                 self._onto_itself(name, "copy_")
 
 
