@@ -22,6 +22,17 @@ from ..launch.request import OUTPUTS
 LARGEST = 1 << 30  # bytes of a file or folder that are copied before it is overwritten
 MOST = 5_000  # entries of one run
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_EVENTS = {
+    "open",
+    "os.rename",
+    "os.truncate",
+    "shutil.rmtree",
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+}
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
 _NOT_OUTPUTS = ("__pycache__", ".git")
 _watchers: list["_Outputs"] = []
@@ -55,17 +66,19 @@ class _Outputs:
         self._own = threading.local()
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
-        """An audit event; no error in here may reach the script."""
+        """An audit event; no error in here may reach the script. Python has thousands of a step, nearly all of other names."""
+        if event not in _EVENTS:
+            return
         if event == "open":
             if isinstance(args[2], int) and args[2] & _WRITES:
                 self.note(args[0])
         elif event == "os.rename":
             self.note(args[0], folders=True)
             self.note(args[1], folders=True)
-        elif event in ("os.truncate", "shutil.rmtree") or (event in ("os.remove", "os.rmdir") and args[1] == -1):
-            self.note(args[0], folders=event != "os.remove")
         elif event in ("os.mkdir", "os.link", "os.symlink"):
             self.note(args[0 if event == "os.mkdir" else 1])
+        elif event not in ("os.remove", "os.rmdir") or args[1] == -1:
+            self.note(args[0], folders=event != "os.remove")
 
     def note(self, path: object, folders: bool = False) -> None:
         """Make the entry of a path, unless it has one, or is in a folder that this run has made.

@@ -118,9 +118,9 @@ class Checkpoints:
         while self.session.step_number() == step and time.monotonic() < until:
             time.sleep(0.002)
 
-    def opened(self, event: str, given: tuple[Any, ...]) -> None:
-        """An audit event: a file below `{checkpoint}` that the script reads or writes in a format of its own. Logs are appended to."""
-        if event != "open" or not isinstance(given[0], str) or not given[0].startswith(self.home):
+    def opened(self, given: tuple[Any, ...]) -> None:
+        """A file below `{checkpoint}` that the script reads or writes in a format of its own. Logs are appended to."""
+        if not isinstance(given[0], str) or not given[0].startswith(self.home):
             return
         if getattr(self.inside, "operation", None) is not None:
             return
@@ -140,7 +140,8 @@ class Checkpoints:
 def install(session: Session) -> None:
     checkpoints = Checkpoints(session, session.one(Flight))
     if session.request["checkpoint"]:
-        sys.addaudithook(session.guarded(checkpoints.opened))
+        opened = session.guarded(checkpoints.opened)
+        sys.addaudithook(lambda event, given: opened(given) if event == "open" else None)
     for target, operation in _OPERATIONS.items():
         session.around(target, before=functools.partial(checkpoints.before, operation=operation))
     session.around(SAVED_DICT, after=lambda call: checkpoints.saving(call.result))
