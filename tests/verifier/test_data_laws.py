@@ -4,15 +4,18 @@ import itertools
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from records import cases, judge, judged_as, micro, row, run, step, stepped
+from records import LINE, cases, judge, judged_as, micro, row, run, step, stepped
+from scripts import Verify, written
 from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.probe.events.data import _parts as divided
 from verified_fsdp2.verifier.trace import Run
-from verified_fsdp2.verifier.trace.events import Place
+from verified_fsdp2.verifier.trace.events import Micro, Place
 
 ONCE, HELD_OUT, RESHARD = "samples-once-per-epoch", "evaluated-on-training-samples", "reshard-keeps-trajectory"
 Rows = Sequence[int]
@@ -223,3 +226,48 @@ def test_a_resume_with_a_smaller_batch(samples: int, position: int, status: str)
     train, again = going_on(samples), run(records, role="reshard")
     found = judge(RESHARD, train, resume_full_precision=train, reshards=(again,))
     assert (found.status, found.required) == (status, status != "fail"), found.evidence
+
+
+BUILT = Place(file="train.py", line=9, function="main", code="loader = DataLoader(data)")
+
+
+def test_the_line_that_built_the_loader_of_the_training_batches() -> None:
+    def loader(line: Place | None, at: float) -> dict[str, Any]:
+        return {"kind": "loader_started", "samples": 8, "step": 1, "at_line": LINE, "made": line, "at": at}
+
+    batches = trained(cut(range(64)))
+    evaluation = replace(BUILT, line=5)
+    before = [loader(evaluation, -3.0), loader(BUILT, -2.0)]
+    assert run([*before, *batches, loader(evaluation, 1e9)]).data_line() == BUILT
+    assert run([loader(None, -2.0), *batches]).data_line() == LINE
+    assert run([*batches]).data_line() == run([*batches]).line_of(Micro)
+
+
+ONE_ORDER = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    loader = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=4)
+    for (batch,) in loader:
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+main()
+"""
+
+
+def test_equal_batches_are_a_fault_where_the_loader_is_built(verify_script: Verify, tmp_path: Path) -> None:
+    (finding,) = verify_script(written(tmp_path, ONE_ORDER), ("same-data-on-every-rank",), steps=3).findings
+    assert finding.status == "fail"
+    assert finding.location is not None
+    assert finding.location.code.startswith("loader = DataLoader(")

@@ -3,6 +3,7 @@
 import json.decoder
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed.fsdp
@@ -103,6 +104,25 @@ def test_the_line_of_a_library_to_which_the_users_line_led(tmp_path: Path) -> No
         assert (place.file, place.line, place.function) == (str(script), 2, "main")
     place = space["main"](space["step"], frames.here)  # type: ignore[operator]
     assert (place.library.file, place.library.line, place.library.function) == (str(library), 2, "step")
+    assert place.through == []
     plain = replace(place, library=None)
     assert place == plain
     assert hash(place) == hash(plain)
+
+
+def test_one_line_of_each_library_on_the_way() -> None:
+    texts = {
+        "inner": "def back(look, more):\n    return more(back, look) if more else look()\n",
+        "outer": "def step(back, look):\n    return back(look, again)\ndef again(back, look):\n    return back(look, None)\n",
+        "train": "def main(step, back, look):\n    return step(back, look)\n",
+    }
+    space: dict[str, Any] = {}
+    for name, text in texts.items():
+        exec(compile(text, f"/mine/{name}.py" if name == "train" else f"/env/site-packages/{name}.py", "exec"), space)
+    frames = Frames("/mine")
+    for place in (
+        space["main"](space["step"], space["back"], frames.here),
+        space["main"](space["step"], space["back"], frames.stack)[0],
+    ):
+        lines = [(Path(line.file).stem, line.line) for line in (place.library, *place.through)]
+        assert lines == [("inner", 2), ("outer", 4)]

@@ -14,6 +14,7 @@ from ..trace.origin import is_machinery, is_user
 
 _PROBE = str(Path(__file__).resolve().parent) + os.sep
 
+THROUGH = 3  # files of libraries between the innermost and the user's line that a place names
 _Frame = tuple[str, int, str]  # file, line, function
 
 
@@ -31,15 +32,15 @@ class Frames:
     def here(self) -> Place | None:
         """The running line of the user's code: the innermost frame in the project, else outside torch, Python and the verifier.
 
-        With the line of the library that it led to, if another frame outside torch, Python and the verifier is further inside.
+        With the line of the library that it led to, if other frames outside torch, Python and the verifier are further inside.
         """
-        inner = None
+        inside: list[_Frame] = []
         for line in running():
             if self.owns(line[0]):
-                return _place(line, inner)
-            if inner is None and not is_machinery(line[0]):
-                inner = line
-        return None if inner is None else _place(inner)
+                return _place(line, inside)
+            if not is_machinery(line[0]):
+                inside.append(line)
+        return _place(inside[0]) if inside else None
 
     def lines(self) -> tuple[tuple[str, int], ...]:
         """(file, line) of the frames of the project on the stack, innermost first."""
@@ -53,8 +54,8 @@ class Frames:
         lines = list(running()) if error is None else [*_lines(traceback.walk_tb(error.__traceback__))][::-1]
         theirs = [line for line in lines if not is_machinery(line[0])]
         own = [line for line in theirs if self.owns(line[0])]
-        inner = theirs[0] if own and own[0] is not theirs[0] else None
-        return [_place(line, None if at else inner) for at, line in enumerate(own or theirs)]
+        inside = theirs[: theirs.index(own[0])] if own else []
+        return [_place(line, () if at else inside) for at, line in enumerate(own or theirs)]
 
 
 def caller() -> FrameType:
@@ -74,8 +75,13 @@ def _lines(frames: Iterable[tuple[FrameType, int]]) -> Iterator[_Frame]:
     return ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
 
 
-def _place(frame: _Frame, inner: _Frame | None = None) -> Place:
-    return Place(**_line(frame), library=Line(**_line(inner)) if inner else None)
+def _place(frame: _Frame, inside: Iterable[_Frame] = ()) -> Place:
+    """A place, with the lines further inside, the innermost first: one of each file."""
+    files: dict[str, _Frame] = {}
+    for line in inside:
+        files.setdefault(line[0], line)
+    lines = [Line(**_line(line)) for line in [*files.values()][: 1 + THROUGH]]
+    return Place(**_line(frame), library=lines[0] if lines else None, through=lines[1:])
 
 
 def _line(frame: _Frame) -> dict[str, Any]:

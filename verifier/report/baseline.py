@@ -133,5 +133,6 @@ def finding_of(item: Mapping[str, Any]) -> Finding:
     names = [field.name for field in fields(Finding) if field.name not in ("location", "suspicion")]  # decided by then
     place = item["location"]
     if place and (user := place.get("from")):  # in a library
-        place = {**user, "library": Line(**{name: place[name] for name in user})}
+        through = [Line(**line) for line in place.get("through", ())]
+        place = {**user, "library": Line(**{name: place[name] for name in user}), "through": through}
     return Finding(**{name: item[name] for name in names}, location=Place(**place) if place else None)

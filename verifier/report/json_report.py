@@ -74,10 +74,11 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _location(place: Place | None) -> dict[str, Any] | None:
-    """The line of a finding; of one in a library, with the user's line that led there."""
+    """The line of a finding; of one in a library, with the lines on the way, and the user's line that led there."""
     if place is None or place.library is None:
         return place.to_json() if place else None
-    return {**place.library.to_json(), "from": replace(place, library=None).to_json()}
+    through = {"through": [line.to_json() for line in place.through]} if place.through else {}
+    return {**place.library.to_json(), **through, "from": replace(place, library=None, through=[]).to_json()}
 
 
 def _finite(value: Any) -> Any:

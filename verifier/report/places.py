@@ -37,10 +37,16 @@ def where(location: Line) -> str:
 
 
 def steps_to(location: Place | None) -> list[tuple[str, Line]]:
-    """("at", the line of a finding), and where this is a library's, ("from", the user's line that led there)."""
+    """("at", the line of a finding), and where this is a library's, ("through", those on the way) and ("from", the user's line)."""
     if location is None:
         return []
-    return [("at", location.library), ("from", location)] if location.library else [("at", location)]
+    inside = [("at" if number == 0 else "through", line) for number, line in enumerate(_inside(location))]
+    return [*inside, ("from" if inside else "at", location)]
+
+
+def _inside(location: Place) -> list[Line]:
+    """The lines of libraries to which a user's line led, the innermost first."""
+    return [location.library, *location.through] if location.library else []
 
 
 def lines_of(finding: Finding, *numbers: str) -> list[str]:

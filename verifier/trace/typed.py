@@ -5,7 +5,7 @@ import re
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Self, dataclass_transform
 
 Convert = Callable[[Any], Any]
@@ -79,9 +79,11 @@ class Line(Part):
 
 
 class Place(Line):
-    """A line of the user's code. `library`: the line of a library to which it led, no part of what identifies the place."""
+    """A line of the user's code. `library`: the line of a library to which it led, `through`: the lines of other files on the way, from
+    there on. They are no part of what identifies the place."""
 
     library: Line | None = None
+    through: list[Line] = field(default_factory=list)
 
     def __eq__(self, other: object) -> bool:
         return self._own() == other._own() if isinstance(other, Place) else NotImplemented

@@ -1,6 +1,7 @@
 """Samplers and drawn orders: what each rank iterates over, and in which epoch."""
 
 import functools
+import weakref
 import zlib
 from collections.abc import Sequence
 from types import FrameType
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from ...trace.events import LoaderStarted, Order, Sampler, SetEpoch
+from ...trace.events import LoaderStarted, Order, Place, Sampler, SetEpoch
 from ..dispatcher import Call
 from ..frames import caller
 from ..session import Session
@@ -26,6 +27,7 @@ DRAWS = {
 
 
 def install(session: Session) -> None:
+    made: weakref.WeakKeyDictionary[Any, Place] = weakref.WeakKeyDictionary()
     datasets: dict[int, Any] = {}  # {id: dataset}, kept so that no id is used twice
 
     def begins(call: Call) -> None:
@@ -44,10 +46,16 @@ def install(session: Session) -> None:
         )
 
     def loading(call: Call) -> None:
-        dataset = call.args[0].dataset
-        if hasattr(dataset, "__len__"):
-            session.write(LoaderStarted(samples=len(dataset), step=session.step_number(), at_line=session.here()))
+        loader = call.args[0]
+        samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
+        step, place = session.step_number(), session.here()
+        session.write(LoaderStarted(samples=samples, step=step, made=made.get(loader), at_line=place))
 
+    def built(call: Call) -> None:
+        if (place := session.here()) is not None:
+            made[call.args[0]] = place
+
+    session.around("torch.utils.data:DataLoader.__init__", before=built)
     session.around("torch.utils.data:DataLoader.__iter__", before=loading)
     session.around("torch.utils.data:DistributedSampler.__iter__", before=begins)
     session.around("torch.utils.data:DistributedSampler.set_epoch", before=lambda call: session.write(SetEpoch()))

@@ -63,7 +63,7 @@ class SameDataOnEveryRank(Rule):
         if not always and _by_chance(batch, len(seen), len(pairs) * len(rows)) > CHANCE:
             chance = f"random draws from {count(len(seen), 'sample')} may give this: make more steps, or larger batches"
             return self.unknown(f"{text}; {chance}")
-        return self.failed(text, run.line_of(Micro))
+        return self.failed(text, run.data_line())
 
     def detect(self, flow: Flow) -> Hits:
         if not flow.certain or not trains(flow) or not flow.roots or flow.rank_uses or names_in(flow, *_BY_RANK):

@@ -1,4 +1,4 @@
-from ...trace.events import LoaderStarted, Micro
+from ...trace.events import LoaderStarted
 from ..base import Evidence, Finding, Rule, Run, count
 
 STEPS = 3
@@ -36,7 +36,7 @@ class SameSamplesEveryStep(Rule):
         if there <= distinct:
             return self.passed(f"every step trains on all {samples} that there are")
         what = f"all {len(batches)} steps train on the same {samples}, of {there} in the data set"
-        return self.failed(what, run.line_of(Micro))
+        return self.failed(what, run.data_line())
 
 
 def _available(run: Run) -> int:

@@ -132,7 +132,7 @@ class SamplesOncePerEpoch(Rule):
         if trials + often * log_equal_batches(min(sizes), len(known)) > math.log(CHANCE):
             return None
         what = f"in {often} of {len(rows)} steps rank {rank} trains on the samples that rank {other} had"
-        return self.failed(f"{what} {count(later, 'step')} before, while others were not yet seen", run.line_of(Micro))
+        return self.failed(f"{what} {count(later, 'step')} before, while others were not yet seen", run.data_line())
 
 
 def _are_changed(samples: int, run: Run, single: Run | None) -> bool:

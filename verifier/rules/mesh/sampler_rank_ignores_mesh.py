@@ -1,7 +1,7 @@
 from collections import Counter
 
 from ...source.looks import SAMPLER, is_const, made_by, text
-from ...trace.events import Micro, ShardedInput, Wrap
+from ...trace.events import ShardedInput, Wrap
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run, count
 
 
@@ -44,7 +44,7 @@ class SamplerRankIgnoresMesh(Rule):
                     parts = "hold parts of the same layers" if split else "compute parts of the same sequences"
                     what = f"ranks {group[0]} and {other} {parts}, but get different samples"
                     same = f"{shared} of {rows[group[0]].total()} are the same"
-                    return self.failed(f"{what} at step {step} ({same})", run.line_of(Micro))
+                    return self.failed(f"{what} at step {step} ({same})", run.data_line())
         if not any(rows.total() for rows in run.rows(1)):
             return self.unknown("the model got no tensor whose rows can be compared")
         kind = "tensor-parallel group" if split else "context-parallel group"

@@ -214,10 +214,11 @@ class Measured(Located):
 
 
 class LoaderStarted(Located):
-    """A DataLoader over a data set of known length is about to be iterated (events/data.py)."""
+    """A DataLoader is about to be iterated (events/data.py). `samples`: of its data set, 0 where that has no length."""
 
     samples: int
     step: int
+    made: Place | None = None  # the user's line that built it
 
 
 class SetEpoch(Event):
