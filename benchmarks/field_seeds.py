@@ -7,7 +7,8 @@ installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault i
 them need runs that `--quick` leaves out. The edit is made in a copy in a temporary folder, never in the checkout or the environment. The
 first verification is without an edit (`--known`: its failures are read from `benchmarks/results/field.json`, and the static tier is run).
 A seed counts as found where a rule fails that does not fail without it, as named where the first such finding is of one of its rules,
-and as located where that finding names a line of the seeded file: its own, or one between it and the user's (`location.through`).
+and as located where that finding names a line of the seeded file: its own, one on the way there from the user's (`location.through`), or
+that of a caller (`callers`).
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def row_of(seed: dict[str, Any], report: dict[str, Any], before: set[str], secon
     new = [one for one in failures(report) if one["rule"] not in before]
     first = new[0] if new else {}
     place = first.get("location") or {}
-    files = [line["file"] for line in (place, *place.get("through", ())) if line]
+    lines = [place, *place.get("through", ()), *place.get("from", place).get("callers", ())]
+    files = [line["file"] for line in lines if line]
     return {
         "id": seed["id"],
         "verdict": report["verdict"],

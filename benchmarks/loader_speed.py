@@ -4,8 +4,8 @@
 
 All draw windows of the same length in a random order, and give inputs and targets of a micro-batch as int64 tensors. They read in turns,
 so that a noisy machine slows all; a figure is the median of the rounds, a ratio that of the medians. `numpy` is a loop over a memory-mapped
-file, as many scripts for pre-training have it; `DataLoader` has a map-style dataset and the default collate function. The loaders of
-torchtitan and lingua are not among them: they tokenise text while they read it, and read no token files.
+file, as many scripts for pre-training have it; `DataLoader` has a map-style dataset and the default collate function. Those of
+torchtitan and lingua, which tokenise text while they read it, are in loader_text_speed.py.
 """
 
 from __future__ import annotations
@@ -82,20 +82,20 @@ def generated(path: Path, folder: Path, workers: int) -> Iterator[Batch]:
     written.write_text(yaml.safe_dump({**SPEC, "data": data}), encoding="utf-8")
     project = folder / f"project-{workers}"
     scaffold.write(scaffold.render(spec.load(written)), project)
-    with _modules_of(project) as data_module:
+    with modules_of(project) as data_module:
         samples = data_module.load_data(folder, LENGTH, VOCABULARY)[0]
         loader = data_module.GlobalBatches(samples, GLOBAL, MICRO, 0)
-    return _micro_batches(loader)
+    return micro_batches(loader)
 
 
-def _micro_batches(loader: Any) -> Iterator[Batch]:
+def micro_batches(loader: Any) -> Iterator[Batch]:
     position = 0
     while True:
         yield from loader.micro_batches(position)
         position += GLOBAL
 
 
-class _modules_of:
+class modules_of:
     """The modules of a project while it is imported; those of another have the same names."""
 
     def __init__(self, project: Path) -> None:

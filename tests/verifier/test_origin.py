@@ -126,3 +126,21 @@ def test_one_line_of_each_library_on_the_way() -> None:
     ):
         lines = [(Path(line.file).stem, line.line) for line in (place.library, *place.through)]
         assert lines == [("inner", 2), ("outer", 4)]
+        assert place.callers == []
+
+
+def test_one_line_of_each_file_that_led_here() -> None:
+    texts = {
+        "saving": "def save(look):\n    return look()\n",
+        "loop": "def run(save, look):\n    return again(save, look)\ndef again(save, look):\n    return save(look)\n",
+        "train": "def main(run, save, look):\n    return run(save, look)\n",
+    }
+    space: dict[str, Any] = {}
+    for name, text in texts.items():
+        exec(compile(text, f"/mine/{name}.py", "exec"), space)
+    place = space["main"](space["run"], space["save"], Frames("/mine").here)
+    assert [(Path(line.file).stem, line.line) for line in (place, *place.callers)] == [
+        ("saving", 2),
+        ("loop", 4),
+        ("train", 2),
+    ]

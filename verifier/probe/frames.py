@@ -14,7 +14,7 @@ from ..trace.origin import is_machinery, is_user
 
 _PROBE = str(Path(__file__).resolve().parent) + os.sep
 
-THROUGH = 3  # files of libraries between the innermost and the user's line that a place names
+MOST = 3  # files between a library's line and the user's, and of callers, that a place names
 _Frame = tuple[str, int, str]  # file, line, function
 
 
@@ -32,14 +32,18 @@ class Frames:
     def here(self) -> Place | None:
         """The running line of the user's code: the innermost frame in the project, else outside torch, Python and the verifier.
 
-        With the line of the library that it led to, if other frames outside torch, Python and the verifier are further inside.
+        With the line of the library that it led to, if other frames outside torch, Python and the verifier are further inside, and
+        with the lines of other files of the project that led there.
         """
         inside: list[_Frame] = []
+        own: list[_Frame] = []
         for line in running():
             if self.owns(line[0]):
-                return _place(line, inside)
-            if not is_machinery(line[0]):
+                own.append(line)
+            elif not own and not is_machinery(line[0]):
                 inside.append(line)
+        if own:
+            return _place(own[0], inside, own[1:])
         return _place(inside[0]) if inside else None
 
     def lines(self) -> tuple[tuple[str, int], ...]:
@@ -75,13 +79,18 @@ def _lines(frames: Iterable[tuple[FrameType, int]]) -> Iterator[_Frame]:
     return ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
 
 
-def _place(frame: _Frame, inside: Iterable[_Frame] = ()) -> Place:
-    """A place, with the lines further inside, the innermost first: one of each file."""
+def _place(frame: _Frame, inside: Iterable[_Frame] = (), outside: Iterable[_Frame] = ()) -> Place:
+    """A place, with the lines further inside, the innermost first, and those that led there: one of each file."""
+    lines = _one_of_each(inside, frame[0])[: 1 + MOST]
+    callers = _one_of_each(outside, frame[0])[:MOST]
+    return Place(**_line(frame), library=lines[0] if lines else None, through=lines[1:], callers=callers)
+
+
+def _one_of_each(lines: Iterable[_Frame], besides: str) -> list[Line]:
     files: dict[str, _Frame] = {}
-    for line in inside:
+    for line in lines:
         files.setdefault(line[0], line)
-    lines = [Line(**_line(line)) for line in [*files.values()][: 1 + THROUGH]]
-    return Place(**_line(frame), library=lines[0] if lines else None, through=lines[1:])
+    return [Line(**_line(line)) for file, line in files.items() if file != besides]
 
 
 def _line(frame: _Frame) -> dict[str, Any]:

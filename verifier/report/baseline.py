@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ..errors import UserError
 from ..finding import Finding
-from ..trace.events import Line, Place
+from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 
 READABLE = (1,)  # earlier versions whose failures are read; roles and statuses changed since, failures did not
@@ -133,6 +133,6 @@ def finding_of(item: Mapping[str, Any]) -> Finding:
     names = [field.name for field in fields(Finding) if field.name not in ("location", "suspicion")]  # decided by then
     place = item["location"]
     if place and (user := place.get("from")):  # in a library
-        through = [Line(**line) for line in place.get("through", ())]
-        place = {**user, "library": Line(**{name: place[name] for name in user}), "through": through}
-    return Finding(**{name: item[name] for name in names}, location=Place(**place) if place else None)
+        library = {name: place[name] for name in ("file", "line", "function", "code")}
+        place = {**user, "library": library, "through": place.get("through", [])}
+    return Finding(**{name: item[name] for name in names}, location=Place.from_json(place) if place else None)

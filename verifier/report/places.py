@@ -37,16 +37,14 @@ def where(location: Line) -> str:
 
 
 def steps_to(location: Place | None) -> list[tuple[str, Line]]:
-    """("at", the line of a finding), and where this is a library's, ("through", those on the way) and ("from", the user's line)."""
+    """("at", the line of a finding), and where this is a library's, ("through", those on the way) and ("from", the user's line);
+    ("called from", lines of the user's other files)."""
     if location is None:
         return []
-    inside = [("at" if number == 0 else "through", line) for number, line in enumerate(_inside(location))]
-    return [*inside, ("from" if inside else "at", location)]
-
-
-def _inside(location: Place) -> list[Line]:
-    """The lines of libraries to which a user's line led, the innermost first."""
-    return [location.library, *location.through] if location.library else []
+    steps: list[tuple[str, Line]] = [("at", location)]
+    if location.library is not None:
+        steps = [("at", location.library), *(("through", line) for line in location.through), ("from", location)]
+    return [*steps, *(("called from", line) for line in location.callers)]
 
 
 def lines_of(finding: Finding, *numbers: str) -> list[str]:

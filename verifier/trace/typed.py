@@ -80,10 +80,11 @@ class Line(Part):
 
 class Place(Line):
     """A line of the user's code. `library`: the line of a library to which it led, `through`: the lines of other files on the way, from
-    there on. They are no part of what identifies the place."""
+    there on; `callers`: the lines of other files of the user that led here. None of them identifies the place."""
 
     library: Line | None = None
     through: list[Line] = field(default_factory=list)
+    callers: list[Line] = field(default_factory=list)
 
     def __eq__(self, other: object) -> bool:
         return self._own() == other._own() if isinstance(other, Place) else NotImplemented
