@@ -142,6 +142,16 @@ class TestResume:
         assert judge_one(RULES[rule], self.pair()).status == "pass"
         assert judge_one(RULES[rule], self.pair(**resumed)).status == "fail"
 
+    def test_what_comes_back_in_fewer_bits(self) -> None:
+        near = {"w": [1.0, 1.001, 0.002, -0.001, 0.0]}
+        finding = judge_one(RULES["load-without-set"], self.pair(weights=near, halved=["w"]))
+        assert "rounded to a 16-bit type" in finding.evidence
+        assert "casts them" in finding.fix
+        for other in ({"weights": near}, {"weights": {"w": [1.0, 1.1, 0.2, 0.0, 0.0]}, "halved": ["w"]}):
+            finding = judge_one(RULES["load-without-set"], self.pair(**other))
+            assert finding.status == "fail"
+            assert "rounded" not in finding.evidence
+
 
 @cases("shown, warns", ("pass", True), ("inconclusive", False), ("fail", False))
 def test_a_cause_whose_effect_a_run_would_have_shown_is_a_warning(shown: str, warns: bool) -> None:

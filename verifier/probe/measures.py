@@ -35,7 +35,7 @@ def products(before: torch.Tensor, after: torch.Tensor) -> list[float]:
 
 def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
     """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient < 0 reduces the loss."""
-    change = (local(param) - before).to(torch.float64).flatten()
+    change = (plain(local(param)) - before).to(torch.float64).flatten()
     along = 0.0 if param.grad is None else float(change @ local(param.grad).to(torch.float64).flatten())
     return [float(change @ change), along, float(change.count_nonzero())]
 
@@ -51,7 +51,7 @@ _SAMPLED = 1 << 13  # elements that are looked at to see a change
 
 def shard_digest(part: torch.Tensor) -> str | None:
     """A digest of the bytes of a shard (of its first rows, if it is large); None if it is too small or uniform to compare."""
-    rows = part.detach()
+    rows = plain(part.detach())
     if rows.device.type == "meta" or rows.layout != torch.strided or rows.numel() == 0:
         return None
     rows = rows[: max(2, _DIGESTED * rows.shape[0] // rows.numel())] if rows.numel() > _DIGESTED else rows

@@ -2,7 +2,7 @@
 
 Each rank of the train run saves the initial weights of its shards; the reference and single-process runs load them before their
 first forward. So a comparison starts from equal weights even if a script's initialisation depends on the rank or the world size
-(which is recorded before, and judged by its own rule).
+(which is recorded before, and judged by its own rule). Quantised weights, whose parts make no whole, stay as the script makes them.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from torch import load, nn, save  # before the probe patches them
 
 from .compat.groups import Slot
-from .compat.tensors import box, layout, local
+from .compat.tensors import box, holds_others, layout, local
 
 
 def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int, number: int) -> str:
@@ -21,6 +21,7 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
     folder = Path(request["starting_point"]) if request["starting_point"] else None
     if folder is None:
         return "own"
+    slots = [slot for slot in slots if not holds_others(slot.param)]
     if request["leave_starting_point"]:
         folder.mkdir(parents=True, exist_ok=True)
         mine = {

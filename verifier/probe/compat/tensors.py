@@ -1,10 +1,12 @@
 """Tensors: the local part of a DTensor and its position, meshes, tensors in nested values, changes in place."""
 
+import inspect
 import math
 from collections import UserDict
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -36,10 +38,20 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A local tensor with memory of its own: of a class that holds other tensors (quantised state) the values, or else these in a row."""
     if tensor.layout != torch.strided or not hasattr(tensor, "__tensor_flatten__"):
         return tensor
-    if type(tensor).dequantize is not torch.Tensor.dequantize:
-        return tensor.dequantize()
+    if (whole := _to_values(type(tensor))) is not None:
+        return whole(tensor)
     inner = [plain(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
     return torch.cat([one.detach().reshape(-1).to(torch.float64) for one in inner])
+
+
+@cache
+def _to_values(cls: type[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The method of a quantised class that gives its values; `dequantize` of torchao's NF4Tensor is a function of something else."""
+    for name in ("dequantize", "get_original_weight"):
+        own = inspect.getattr_static(cls, name, None)
+        if inspect.isfunction(own):
+            return own
+    return None
 
 
 def elements(tensor: torch.Tensor) -> torch.Tensor:
@@ -47,6 +59,19 @@ def elements(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout == torch.strided:
         return tensor
     return (tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor).values()
+
+
+def holds_others(tensor: torch.Tensor) -> bool:
+    """Whether this rank's part is of a class that holds other tensors, such as quantised values with their scales."""
+    return hasattr(local(tensor), "__tensor_flatten__")
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor whose memory holds this rank's part: of a class that holds other tensors, the first of these."""
+    part = elements(local(tensor))
+    while hasattr(part, "__tensor_flatten__"):
+        part = getattr(part, part.__tensor_flatten__()[0][0])
+    return part
 
 
 def box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

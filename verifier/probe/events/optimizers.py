@@ -10,7 +10,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from ...trace.events import Optimizer as Constructed
 from ...trace.events import Step, Stepped
-from ..compat.tensors import local
+from ..compat.groups import Slot
+from ..compat.tensors import local, plain
 from ..dispatcher import Call
 from ..measures import class_name, movement, optimizer_state
 from ..session import Session
@@ -26,7 +27,7 @@ class Steps:
         self.models = models
         self.waiting: Optimizer | None = None  # its step has begun and is not recorded yet
         self.before: dict[str, torch.Tensor] = {}  # the weights before the step
-        self.exact: set[str] = set()  # parameters whose values after the last step no 16-bit dtype holds
+        self.exact: set[str] | None = None  # parameters whose values after the last step no 16-bit dtype holds
 
     def constructed(self, call: Call) -> None:
         """An optimizer was constructed."""
@@ -71,6 +72,7 @@ class Steps:
         slots = session.all_slots()
         names = {id(s.param): s.name for s in slots}
         self.models.grow()
+        fits = _in_16_bits(slots)
         session.write(
             Step(
                 step=turn.begun,
@@ -85,11 +87,12 @@ class Steps:
                 grads_at_step=gradient_sketches(slots),
                 state=optimizer_state(optimizer, names),
                 weights={s.name: sketch(s.param) for s in slots},
-                rounded=[s.name for s in slots if s.name in self.exact and _fits_16_bits(local(s.param))],
+                rounded=[name for name in fits if name in (self.exact or ())],
+                halved=fits if self.exact is None else [],
                 at_line=session.here(),
             )
         )
-        self.before = {s.name: local(s.param).clone() for s in slots}
+        self.before = {s.name: plain(local(s.param)).clone() for s in slots}
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
@@ -100,13 +103,18 @@ class Steps:
         slots = session.all_slots()
         moved = {s.name: movement(s.param, self.before[s.name]) for s in slots if s.name in self.before}
         weights = {s.name: sketch(s.param) for s in slots}
-        self.exact = {s.name for s in slots if s.param.dtype == torch.float32 and not _fits_16_bits(local(s.param))}
+        self.exact = {s.name for s in slots if s.param.dtype == torch.float32} - {*_in_16_bits(slots)}
         session.write(Stepped(step=turn.begun, optimizer=turn.number, weights=weights, moved=moved))
 
 
-def _fits_16_bits(part: torch.Tensor) -> bool:
+def _in_16_bits(slots: list[Slot]) -> list[str]:
+    """The float32 parameters whose shards a 16-bit type holds exactly."""
+    return [s.name for s in slots if s.param.dtype == torch.float32 and _fits_16_bits(s.param)]
+
+
+def _fits_16_bits(param: torch.Tensor) -> bool:
     """Whether bfloat16 or float16 holds every element of a shard exactly. Its first elements rule that out almost always."""
-    flat = part.detach().reshape(-1)
+    flat = plain(local(param)).reshape(-1)
     return any(
         all(torch.equal(some, some.to(dtype).to(some.dtype)) for some in (flat[:64], flat))
         for dtype in (torch.bfloat16, torch.float16)

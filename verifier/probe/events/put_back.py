@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ...trace.events import OntoItself, Place, PutBack
-from ..compat.tensors import local
+from ..compat.tensors import in_memory
 from ..dispatcher import Call
 from ..frames import caller
 from ..session import Session
@@ -28,7 +28,7 @@ class Swaps:
 
     def forget(self, *stepped: object) -> None:
         """An optimizer has stepped: what was overwritten before belongs to its training."""
-        self.names = {local(slot.param).data_ptr(): slot.name for slot in self.session.all_slots()}
+        self.names = {in_memory(slot.param).data_ptr(): slot.name for slot in self.session.all_slots()}
         self.over, self.tried = {}, {}
 
     def called(self, *call: object) -> None:
@@ -58,8 +58,8 @@ class Swaps:
                 return
             for to, source in zip(*call.args[:2], strict=False) if several else [call.args[:2]]:
                 if isinstance(to, torch.Tensor) and isinstance(source, torch.Tensor):
-                    address = local(to).data_ptr()
-                    if address and address == local(source).data_ptr() and (name := self.names.get(address, "")):
+                    address = in_memory(to).data_ptr()
+                    if address and address == in_memory(source).data_ptr() and (name := self.names.get(address, "")):
                         self._onto_itself(name, op)
 
         return average
@@ -76,12 +76,12 @@ class Swaps:
             return
         if not isinstance(to, torch.Tensor) or not isinstance(source, torch.Tensor):
             return
-        address = local(to).data_ptr()
+        address = in_memory(to).data_ptr()
         if not address or address not in self.names:
             return
         name, step, at = self.names[address], self.session.step_number(), self.session.here()
         line = (at.file, at.line) if at is not None else ("", 0)
-        if local(source).data_ptr() != address:
+        if in_memory(source).data_ptr() != address:
             self.tried.pop(address, None)
             self.over[address] = at
             self.others.add(line)

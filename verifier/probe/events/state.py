@@ -22,7 +22,7 @@ from ...launch.request import ONE_PROCESS
 from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
-from ..compat.tensors import elements, layout, local, own_buffers, own_parameters
+from ..compat.tensors import in_memory, layout, local, own_buffers, own_parameters
 from ..measures import element_hash
 from ..session import Session
 from ..sketch import sketch
@@ -344,7 +344,7 @@ class Watch:
 
 def _memory(tensor: torch.Tensor) -> int:
     """The address of the memory of this rank's part; 0 if it has none."""
-    part = elements(local(tensor))
+    part = in_memory(tensor)
     return part.untyped_storage().data_ptr() if part.device.type != "meta" else 0
 
 

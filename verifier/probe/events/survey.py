@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ...trace.events import Reached
 from ..compat.groups import slots
-from ..compat.tensors import local
+from ..compat.tensors import local, plain
 from ..dispatcher import Call, Leave
 from ..measures import writes
 from ..session import Session
@@ -136,7 +136,7 @@ def _named(models: Iterable[weakref.ref[nn.Module]]) -> list[tuple[str, torch.Te
 def _digest(tensors: Iterable[torch.Tensor]) -> str:
     """A digest of this rank's parts of tensors; "" where there are none, or none of this process."""
     digest, parts = hashlib.sha256(), 0
-    for part in (local(tensor.detach()) for tensor in tensors):
+    for part in (plain(local(tensor.detach())) for tensor in tensors):
         if part.device.type != "meta":
             parts += 1
             copy = part.cpu().clone(

@@ -8,6 +8,7 @@ from ...trace.events import Checkpoint, Place, Step
 from ..base import Finding, Rule, Run
 
 NEEDS = frozenset({"train", "resume"})
+RAISED = "Correct what ended the resumed run first: what it restores is judged after that."
 
 
 class ResumeRule(Rule):

@@ -1,9 +1,15 @@
+import math
+
 from ...source.looks import SETTERS, has_option, made_by, options_of, state_given, text
 from ...source.values import reach
+from ...trace import difference
 from ...trace.events import Saving, Step
+from ...trace.sketches import Sketch
 from ..base import Event, Evidence, Finding, Flow, Hits, count, some
 from ._resumed import ResumeRule, load_line, saved_at
 from .saved_while_replaced import replaced
+
+_BFLOAT16 = 2.0**-8  # rounding changes no value by more of it; a distance that is estimated may be twice the true one
 
 
 class LoadWithoutSet(ResumeRule):
@@ -34,6 +40,10 @@ class LoadWithoutSet(ResumeRule):
         initial = sum(resumed[0].weights.get(n) == fresh.get(n) for n in wrong)
         still = f"; {initial} of them still have their initial values" if initial else ""
         which = f"{len(wrong)} of {len(saved[0].weights)} parameters ({some(wrong)})"
+        if _rounded(pairs, wrong) and all(set(wrong) <= set(r.halved) for r in resumed):
+            fix = "Save the weights in the type in which they are held: something between them and the file casts them."
+            what = f"{which} are what was saved, rounded to a 16-bit type{saved_at(evidence)}"
+            return self.failed(what, load_line(evidence), fix=fix)
         if not _not_in_the_save(evidence, saved[0], wrong):
             return self.failed(f"{which} are not what was saved{still}", load_line(evidence))
         fix = "Save and restore this model too, or build it so that a resumed run initialises it to the same values."
@@ -56,6 +66,12 @@ def _sets_model(event: Event) -> bool:
     if event.method == "load_state_dict" and event.on is not None and event.on.name.startswith("torch.optim"):
         return False
     return event.op in SETTERS[:2] or event.method in ("load_state_dict", "copy_")
+
+
+def _rounded(pairs: list[tuple[dict[str, Sketch], dict[str, Sketch]]], names: list[str]) -> bool:
+    """Whether tensors are no further apart than rounding to bfloat16 may leave them."""
+    shards = [(s[n], r[n]) for s, r in pairs for n in names if n in s and n in r]
+    return all(difference(a, b) <= 2 * _BFLOAT16 * math.sqrt(a[0]) for a, b in shards)
 
 
 def _not_in_the_save(evidence: Evidence, before: Step, wrong: list[str]) -> bool:

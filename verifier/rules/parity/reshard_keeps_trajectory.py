@@ -9,7 +9,7 @@ from ...analysis.root_cause import root_cause
 from ...trace import Run, difference
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Rule, some
-from ..checkpoint._resumed import load_line, saved_at
+from ..checkpoint._resumed import RAISED, load_line, saved_at
 
 GROWN = 100  # times its limit, what rounding was seen to grow to in right scripts that train as one process does
 LEAST = 4  # samples of a step, from which on it is not by chance that all of them come again
@@ -58,7 +58,8 @@ class ReshardKeepsTrajectory(Rule):
             if not run.completed:
                 cause, asked, late = root_cause(run), evidence.course.sizes_chosen, run.steps() > 1
                 text = f"{where}: the run failed: {cause.text}"
-                return self.failed(text, cause.location, required=asked or late, suspicion=late and not asked)
+                by = {"required": asked or late, "suspicion": late and not asked}
+                return self.failed(text, cause.location, fix=RAISED, **by)
             if reason := begins_elsewhere(base, run, offset):
                 return self.unknown(f"{where}: {reason}")
             line = load_line(evidence, run)

@@ -3,7 +3,7 @@ from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
 from ...trace.events import LoaderStarted, Step, Stepped
 from ..base import Evidence, Finding, Rule, Run, count, some
-from ..checkpoint._resumed import load_line, saved_at
+from ..checkpoint._resumed import RAISED, load_line, saved_at
 
 
 class ResumeIsExact(Rule):
@@ -31,7 +31,7 @@ class ResumeIsExact(Rule):
             return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
         if not resume.completed:
             cause = root_cause(resume)
-            return self.failed(f"the resume run failed: {cause.text}", cause.location)
+            return self.failed(f"the resume run failed: {cause.text}", cause.location, fix=RAISED)
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
         if begun_before_save(train, after) and resume.steps() > 0:

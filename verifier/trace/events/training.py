@@ -1,5 +1,7 @@
 """Events of training: micro-batches, optimizer steps, gradients, precision, data."""
 
+from dataclasses import field
+
 from ..typed import Event, Located, Part, Place
 
 
@@ -56,6 +58,7 @@ class Step(Located):
     state: dict[str, dict[str, list[float] | float]]
     weights: dict[str, list[float]]
     rounded: list[str]  # float32 parameters that a 16-bit dtype holds exactly now, and did not after the last step
+    halved: list[str] = field(default_factory=list)  # those that one holds exactly before the first step of the run
 
 
 class Stepped(Event):
