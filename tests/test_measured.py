@@ -262,5 +262,8 @@ def test_what_agents_did_is_published() -> None:
 def test_loaders_on_json_lines() -> None:
     speed = {row["loader"]: f"{row['tokens_per_second'] / 1e6:.1f}" for row in result("loader_text_speed")["rows"]}
     text = " ".join((ROOT / "references" / "scaling.md").read_text(encoding="utf-8").split())
-    assert f"{speed['generated']} million tokens a second by the generated loader ({speed['generated, once']} where" in text
+    assert (
+        f"{speed['generated']} million tokens a second by the generated loader ({speed['generated, once']} where"
+        in text
+    )
     assert f"{speed['lingua']} by lingua's (437d680), {speed['torchtitan']} by torchtitan's (b5bcd76)" in text

@@ -6,14 +6,19 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from records import LINE, cases, judge, judged_as, micro, row, run, step, stepped
 from scripts import Verify, written
 from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.probe.events.data import _parts as divided
+from verified_fsdp2.verifier.probe.events.fed import _origin as origin_of
+from verified_fsdp2.verifier.probe.frames import Frames
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Micro, Place
 
@@ -271,3 +276,37 @@ def test_equal_batches_are_a_fault_where_the_loader_is_built(verify_script: Veri
     assert finding.status == "fail"
     assert finding.location is not None
     assert finding.location.code.startswith("loader = DataLoader(")
+
+
+BATCHES = """
+def forward(x, look):
+    return look(x)
+
+def loss_of(batch, look):
+    return forward(batch["x"], look)
+
+def bound(make, look):
+    batch = None
+    for step in range(1):
+        batch = {"x": make()}
+        return loss_of(batch, look)
+
+def unpacked(make, look):
+    for x, y in [(make(), 0)]:
+        return forward(x, look)
+
+def passed(make, look):
+    return loss_of({"x": make()}, look)
+"""
+
+
+@pytest.mark.parametrize(
+    "how, code", [("bound", "batch = {"), ("unpacked", "for x, y in"), ("passed", "return loss_of({")]
+)
+def test_where_a_batch_comes_into_the_script(tmp_path: Path, how: str, code: str) -> None:
+    script = written(tmp_path, BATCHES)
+    space: dict[str, Any] = {}
+    exec(compile(script.read_text(), str(script), "exec"), space)
+    session = SimpleNamespace(frames=Frames(str(tmp_path)))
+    place = space[how](lambda: torch.zeros(2), lambda x: origin_of(session, {id(x)}))
+    assert (place.function, place.code[: len(code)]) == (how, code)

@@ -361,10 +361,11 @@ class Run:
         return (found[-1] if last else found[0]) if found else None
 
     def data_line(self) -> events.Place | None:
-        """The user's line that built the loader of the first training batch; of data without a loader, that of the first backward."""
+        """The user's line that built the loader of the first training batch; without a loader the one that bound this batch."""
         first = next(iter(self.places(events.Micro)), None)
         started = [r for r in self.places(events.LoaderStarted) if first is not None and r.at <= first.at]
-        return next((r.made or r.at_line for r in reversed(started)), None) or self.line_of(events.Micro)
+        built = next((r.made or r.at_line for r in reversed(started)), None)
+        return built or self.line_of(events.Fed, last=True) or self.line_of(events.Micro)
 
 
 def _latest_models(trace: Trace) -> list[events.Model]:

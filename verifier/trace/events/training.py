@@ -224,6 +224,10 @@ class LoaderStarted(Located):
     made: Place | None = None  # the user's line that built it
 
 
+class Fed(Located):
+    """A forward before the end of the first step; `at_line`: where its batch came into the script (events/fed.py)."""
+
+
 class SetEpoch(Event):
     """`DistributedSampler.set_epoch` was called (events/data.py)."""
 
