@@ -24,9 +24,11 @@ def install(session: Session) -> None:
         return
     filled: set[tuple[str, int]] = set()  # lines that gave a clip tensors
 
-    def clipping(call: Call) -> None:
+    def clips(call: Call) -> None:
         if session.first("clip"):
-            session.write(Clips())
+            session.write(Clips(at_line=session.here()))
+
+    def clipping(call: Call) -> None:
         given = call.given(0, "parameters")
         if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
             return
@@ -76,6 +78,8 @@ def install(session: Session) -> None:
         if by_optimizer and session.first("shard in step"):
             session.write(ShardInStep(at_line=session.here()))
 
+    for name in ("clip_grad_norm_", "clip_grads_with_norm_", "get_total_norm"):
+        session.around(f"torch.nn.utils:{name}", before=clips, optional=True)
     session.around("torch.nn.utils:clip_grad_norm_", before=clipping)
     for name in _READS:
         session.around(f"{_DTENSOR}.{name}", before=functools.partial(read, name=name))

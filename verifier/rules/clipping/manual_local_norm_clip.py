@@ -5,7 +5,7 @@ from ...analysis.scaling import SAME, limit_between_ranks, reduced_by_the_script
 from ...source.lines import find_local_norm, may_clip
 from ...source.looks import LOCAL, gradient, names, shared, text
 from ...source.values import reach
-from ...trace.events import ClipOfNothing, Step, Stress
+from ...trace.events import ClipOfNothing, Clips, Step, Stress
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, count, some
 
 
@@ -71,7 +71,7 @@ class ManualLocalNormClip(Rule):
             huge = "; gradients were made 1e6 times as large to reach the clip" if whole else ""
             text = f"the ranks scale their shards of {name} by different factors: {factors} (allowed: {limit:.2g} relative), "
             text += f"as in {len(apart)} of {count(len(scales), 'parameter')}{huge}"
-            line = find_local_norm(evidence.sources) or run.line_of(Step)
+            line = find_local_norm(evidence.sources) or run.line_of(Clips) or run.line_of(Step)
             return self.failed(text, line, measured=ratios[name] - 1.0, limit=limit)
         if not (clipped := _clipped(scales)):
             lacks = "no clip was reached in the train run, and no run with huge gradients was made"

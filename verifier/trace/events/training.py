@@ -103,8 +103,8 @@ class Discarded(Event):
     """`reset_iter_state` discarded unsynced gradients (events/gradients.py)."""
 
 
-class Clips(Event):
-    """The first call of `clip_grad_norm_` (events/gradients.py)."""
+class Clips(Located):
+    """The first call of `clip_grad_norm_`, or of a part of it (events/gradients.py)."""
 
 
 class ClipOfNothing(Located):
