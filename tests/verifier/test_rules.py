@@ -1,10 +1,11 @@
 """The judgement of single rules on manual records: the borderline cases, in milliseconds."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from records import cases, entropy, judge, judged_as, micro, model, parameter, row, run, step, stepped, wrap
+from records import LINE, cases, entropy, judge, judged_as, micro, model, parameter, row, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import _without_effect, judge_one
@@ -94,6 +95,13 @@ test_clipping = judged_as(
     row(CLIP, "not_applicable", PLAIN, PLAIN, **clipped(1e-6, 3e-6, collinear=False)),  # by value, not by norm
     row(CLIP, "inconclusive", PLAIN, **clipped(1e-6)),  # one rank cannot show it
 )
+
+
+def test_a_clip_on_local_norms_is_a_fault_where_the_norm_is_taken() -> None:
+    taken = {"kind": "clips", "at_line": replace(LINE, line=7)}
+    train = run([*PLAIN[:2], taken, *PLAIN[2:]], PLAIN)
+    finding = judge_one(RULES[CLIP], Evidence(train=train, full_precision=train, **clipped(1e-6, 3e-6)))
+    assert (finding.status, finding.location) == ("fail", taken["at_line"])
 
 
 def plain(*gradients: float) -> list[list[dict[str, Any]]]:
