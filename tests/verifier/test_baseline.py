@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from records import cases
 from scripts import written
-from verdicts import verdict
+from verdicts import REPORT, verdict
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS, baseline, json_report
@@ -51,7 +52,9 @@ def test_a_fault_in_a_library_is_known_by_the_users_line() -> None:
     inside = replace(FAULT, location=replace(place(), library=inner))
     assert report(inside)["findings"][0]["location"] == {**inner.to_json(), "from": place().to_json()}
     longer = replace(inside, location=replace(inside.location, through=[replace(inner, line=7)], callers=[inner]))
-    (held,) = report(longer)["findings"]
+    whole = report(longer)
+    jsonschema.validate(whole, REPORT)
+    (held,) = whole["findings"]
     assert baseline.finding_of(held) == longer
     assert vars(baseline.finding_of(held).location) == vars(longer.location)
     assert compare([inside], [FAULT]).standing == (inside,)
