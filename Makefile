@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
+unexport PYTHONDONTWRITEBYTECODE  # each of many launchers would compile the probe again
 
 .PHONY: help demo test test-all lint types unit unit-all references docs detection zoo grader mutation launchers robustness versions libraries plan scan installs test-engines version clean
 
