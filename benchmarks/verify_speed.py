@@ -33,7 +33,9 @@ ROLE = re.compile(r"^  (\w+) +(\d+) ranks? +(\d+) steps +([\d.]+) s", re.M)
 
 def timed(command: list[str | Path], folder: Path) -> tuple[float, float, str]:
     """(seconds, seconds of processor time, stderr) of a command that must succeed."""
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}  # byte code, as by default
+    kept = {
+        key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
+    }  # byte code, as by default
     before, started = os.times(), time.monotonic()
     done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=900)
     seconds, after = time.monotonic() - started, os.times()

@@ -419,6 +419,13 @@ def test_a_whole_graph_on_every_rank_counts_once(losses: tuple[float, float], sa
     assert run(*ranks).global_batch(1).total() == samples
 
 
+@cases("rows, same", ((1, 2), True), ((1, 1, 2, 2), True), ((1, 2, 2, 2), False))
+def test_what_every_rank_is_given_is_one_graph_or_a_part_of_each_group(rows: tuple[int, ...], same: bool) -> None:
+    ranks = [[*steps(0), micro(1, loss, rows=(1, 2)), step(), stepped()] for loss in (1.0, 2.0)]
+    single = run([*steps(0), micro(rows=rows), step(), stepped()], role="single")
+    assert run(*ranks).same_batch(1, single) is same
+
+
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.family == "laws"])
 def test_no_run_and_no_steps(name: str) -> None:
     assert judge(name, Evidence(missing={"train": "not run"})).status == "inconclusive"

@@ -122,7 +122,7 @@ def parted(run: Run, oracle: Run) -> int | None:
     Samples that a model has made (the fakes of a GAN) differ in their rounding: where all numbers agree, they are the same.
     """
     steps = range(1, min(run.steps(), oracle.steps()) + 1)
-    return next((step for step in steps if run.global_batch(step) != oracle.global_batch(step)), None)
+    return next((step for step in steps if not run.same_batch(step, oracle)), None)
 
 
 def loss_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:

@@ -333,11 +333,19 @@ class Run:
 
     def global_batch(self, step: int) -> Counter[int]:
         """The hashes of all samples of a step. What every rank is given counts once where their losses differ: a whole graph."""
-        rows = self.rows(step)
-        used = [rows[rank] for rank in self.sample_ranks if rank < len(rows)]
+        used = self._used(step)
         losses = {tuple(micro.loss for micro in micros) for micros in self.micros(step)}
         whole = len(losses) > 1 and all(one == used[0] for one in used)
         return used[0] if whole else sum(used, Counter())
+
+    def same_batch(self, step: int, other: "Run") -> bool:
+        """Whether two runs are given the same samples in a step: what every rank is given counts once, or each time."""
+        once, each = self.global_batch(step) == other.global_batch(step), sum(self._used(step), Counter())
+        return once or each == sum(other._used(step), Counter())
+
+    def _used(self, step: int) -> list[Counter[int]]:
+        rows = self.rows(step)
+        return [rows[rank] for rank in self.sample_ranks if rank < len(rows)]
 
     def path_at_end(self, path: str, at: float) -> str:
         """The path at the end of the run of what was written to `path` at a time, after the renames by any rank."""

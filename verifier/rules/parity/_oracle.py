@@ -38,7 +38,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     """Compare the full-precision run with an oracle. `same_batch`: the advice where their global batches differ."""
     run: Run | None = evidence.full_precision
     oracle: Run | None = getattr(evidence, role)
-    if run and oracle and run.steps() and oracle.steps() and same_batch:
+    if run and oracle and run.steps() and oracle.steps() and same_batch and not run.same_batch(1, oracle):
         mine, theirs = run.global_batch(1).total(), oracle.global_batch(1).total()
         if mine != theirs and not agrees(evidence, rule.name, run, oracle, role, label):
             samples = f"{label} takes {count(theirs, 'sample')} a step, {run.world_size} ranks take {mine}"
