@@ -16,7 +16,7 @@ import pytest
 
 from records import Patch, cases
 from scripts import FAULTS, Command, python
-from trees import build_file_tree
+from trees import build_file_tree, file_tree
 from trees import text_tree as tree
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import atomic_write, installer
@@ -125,9 +125,9 @@ def test_the_copy_runs_by_itself(run: Run) -> None:
     done = python(f"{copy}/skill", "lint", FAULTS / "optim_before_shard.py", "--json", status=1)
     assert [f["rule"] for f in json.loads(done.stdout)["findings"]] == ["optim-before-shard"]
     python(f"{copy}/skill", "install", "--client", "claude")
-    assert tree(PLACE) == {path: text for path, text in tree(Path(copy)).items() if not path.endswith(".pyc")}
+    assert file_tree(PLACE) == {path: data for path, data in file_tree(Path(copy)).items() if not path.endswith(".pyc")}
     python(f"{copy}/skill", "install", "--uninstall")
-    assert not tree(Path()), "what Python compiled from the copy goes with it"
+    assert not file_tree(Path()), "what Python compiled from the copy goes with it"
 
 
 def test_a_thin_copy_calls_the_installed_package(run: Run) -> None:
