@@ -46,6 +46,10 @@ class Frames:
             return _place(own[0], inside, own[1:])
         return _place(inside[0]) if inside else None
 
+    def own(self) -> Iterator[FrameType]:
+        """The frames of the project on the stack, innermost first."""
+        return (frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if self.owns(frame.f_code.co_filename))
+
     def lines(self) -> tuple[tuple[str, int], ...]:
         """(file, line) of the frames of the project on the stack, innermost first."""
         return tuple((file, line) for file, line, _ in running() if self.owns(file))
@@ -68,6 +72,13 @@ def caller() -> FrameType:
     while frame.f_code.co_filename.startswith(_PROBE) and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def place_at(frame: FrameType, line: int, callers: Iterable[FrameType] = ()) -> Place:
+    """A line of the function that a frame runs, with those at which its callers are."""
+    code = frame.f_code
+    outside = ((one.f_code.co_filename, one.f_lineno, one.f_code.co_name) for one in callers)
+    return _place((code.co_filename, line, code.co_name), outside=outside)
 
 
 def running() -> Iterator[_Frame]:

@@ -36,13 +36,10 @@ def evaluated(expression: str, session: Session) -> Any:
     module, _, path = expression.rpartition(":")
     if module:
         return _led(path, vars(sys.modules[module])) if module in sys.modules else None
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if session.frames.owns(frame.f_code.co_filename):
-            inside = dict(variables(frame)) if frame.f_locals is not frame.f_globals else {}
-            if (found := _led(path, {**frame.f_globals, **inside})) is not None:
-                return found
-        frame = frame.f_back
+    for frame in session.frames.own():
+        inside = dict(variables(frame)) if frame.f_locals is not frame.f_globals else {}
+        if (found := _led(path, {**frame.f_globals, **inside})) is not None:
+            return found
     return None
 
 

@@ -2,8 +2,7 @@
 
 import ast
 import linecache
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -11,7 +10,9 @@ import torch
 from torch import nn
 
 from ...trace.events import Fed, Place
+from ..frames import place_at
 from ..session import Session
+from ..watched import variables
 
 DEEPEST = 3  # containers within one another in which a batch is looked for
 WIDEST = 64  # of their items
@@ -36,25 +37,17 @@ def install(session: Session) -> None:
 
 def _origin(session: Session, held: set[int]) -> Place | None:
     """In the outermost frame of the project that holds one of these tensors."""
-    frames = [frame for frame in _frames() if session.frames.owns(frame.f_code.co_filename)]
+    frames = [*session.frames.own()]
     for number, frame in reversed([*enumerate(frames)]):
-        name = max(
-            ((depth, name) for name, value in frame.f_locals.items() if (depth := _depth(value, held)) is not None),
-            default=(0, ""),
-        )[1]
-        code = frame.f_code
-        if name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:  # the caller passed it
-            return _place(frames[number + 1], frames[number + 1].f_lineno) if number + 1 < len(frames) else None
-        if name:
-            return _place(frame, _bound(frame, name))
+        names = variables(frame) if frame.f_locals is not frame.f_globals else [*frame.f_globals.items()]
+        inside = [(depth, name) for name, value in names if (depth := _depth(value, held)) is not None]
+        if not inside:
+            continue
+        name, code, above = max(inside)[1], frame.f_code, frames[number + 1 :]
+        if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            return place_at(frame, _bound(frame, name), above)
+        return place_at(above[0], above[0].f_lineno, above[1:]) if above else None  # the caller passed it
     return None
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _depth(value: Any, held: set[int], depth: int = 0) -> int | None:
@@ -78,8 +71,3 @@ def _bound(frame: FrameType, name: str) -> int:
     stores = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     bound = [node.lineno for node in stores if node.id == name and first <= node.lineno <= frame.f_lineno]
     return max(bound, default=frame.f_lineno)
-
-
-def _place(frame: FrameType, line: int) -> Place:
-    code = linecache.getline(frame.f_code.co_filename, line).strip()
-    return Place(file=frame.f_code.co_filename, line=line, function=frame.f_code.co_name, code=code)

@@ -77,14 +77,11 @@ class Walk:
         """(prefix, variables) of the frames of the project and of their modules, outermost first."""
         found: list[tuple[str, list[tuple[str, Any]]]] = []
         modules: dict[int, Mapping[str, Any]] = {}
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if self._session.frames.owns(frame.f_code.co_filename):
-                self.function = self.function or frame.f_code.co_name
-                modules[id(frame.f_globals)] = frame.f_globals
-                if frame.f_locals is not frame.f_globals:
-                    found.append((f"{frame.f_code.co_name}.", variables(frame)))
-            frame = frame.f_back
+        for frame in self._session.frames.own():
+            self.function = self.function or frame.f_code.co_name
+            modules[id(frame.f_globals)] = frame.f_globals
+            if frame.f_locals is not frame.f_globals:
+                found.append((f"{frame.f_code.co_name}.", variables(frame)))
         outer = [("", list(names.items())) for names in modules.values()]
         return [*outer, *reversed(found)]
 
