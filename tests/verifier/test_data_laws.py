@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from records import LINE, cases, judge, judged_as, micro, row, run, step, stepped
 from scripts import Verify, written
-from verified_fsdp2.verifier.evidence import Sources
+from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.probe.events.data import _parts as divided
 from verified_fsdp2.verifier.probe.events.fed import _origin as origin_of
 from verified_fsdp2.verifier.probe.frames import Frames
@@ -310,3 +310,21 @@ def test_where_a_batch_comes_into_the_script(tmp_path: Path, how: str, code: str
     session = SimpleNamespace(frames=Frames(str(tmp_path)))
     place = space[how](lambda: torch.zeros(2), lambda x: origin_of(session, {id(x)}))
     assert (place.function, place.code[: len(code)]) == (how, code)
+
+
+@cases(
+    "first, second, alone, status",
+    ((0, 1, 2, 3), (3, 1, 2, 0), (8, 9), "fail"),
+    ((0, 1, 2, 3), (0, 1, 2, 3), (8, 9), "pass"),
+    ((0, 1, 2, 3), (3, 1, 2, 0), (1, 2), "pass"),  # the samples are those of one process: places in a cache
+    ((0, 1, 2, 9), (9, 1, 2, 0), (8, 9), "not_applicable"),  # no vocabulary
+)
+def test_ranks_number_words(first: Rows, second: Rows, alone: Rows, status: str) -> None:
+    def numbered(numbers: Rows, rows: Rows) -> Records:
+        entries = zip("abcd", numbers, strict=True)
+        words = {f"data.words['{text}']": {"holder": "dataset", "value": n, "dtype": "int"} for text, n in entries}
+        return [{"kind": "state", "step": 1, "values": words}, *trained([rows])]
+
+    evidence = Evidence(train=run(numbered(first, (1,)), numbered(second, (2,))), single=run(trained([alone])))
+    found = judge("vocabulary-of-one-rank", evidence)
+    assert (found.status, "'a' the numbers 0, 3" in found.evidence) == (status, status == "fail"), found.evidence

@@ -10,7 +10,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from .own_updates import FORWARDS, OwnUpdates
 LEAVES = 512  # values that are kept of a rank
 _DEPTH = 6
 _ITEMS = 256  # of a container that is walked
+_WORDS = 64  # of a vocabulary
 _HISTORY = 16  # numbers in a list, from which on it is a log
 _ELEMENTS = 1 << 22  # of a tensor that is sketched
 _NAMES = 32
@@ -115,7 +116,11 @@ class Walk:
             if len(value) <= _ITEMS and not (len(value) > _HISTORY and isinstance(value[0], int | float)):
                 for number, item in enumerate(value):
                     yield from self._walk(item, f"{path}[{number}]", holder, depth + 1)
-        elif self._is_own(value) and not isinstance(value, Iterable):  # positions of data are judged by the samples
+        elif isinstance(value, torch.utils.data.Dataset | Iterable):  # positions of data are judged by the samples
+            for key, item in list(getattr(value, "__dict__", {}).items()):
+                for text, number in _vocabulary(item):
+                    yield f"{path}.{key}[{text!r}]", "dataset", number
+        elif self._is_own(value):
             yield from self._object(value, path, "object", depth)
 
     def _module(self, module: nn.Module, path: str, depth: int) -> Iterator[Leaf]:
@@ -155,11 +160,6 @@ class Walk:
             for c in type(value).__mro__
             if c.__module__ not in ("builtins", "abc", "typing", "torch.nn.modules.module")
         ]
-        if any(
-            issubclass(c, torch.utils.data.Dataset | torch.utils.data.Sampler | torch.utils.data.DataLoader)
-            for c in classes
-        ):
-            return False
         files = (getattr(sys.modules.get(c.__module__), "__file__", None) for c in classes)
         return any(file is not None and self._session.frames.owns(file) for file in files)
 
@@ -295,8 +295,7 @@ class Watch:
                 continue
             self.known[path] = token
             found[path] = held = replace(_held(value, holder, session.rank), lost=self._lost(path, value, walk))
-            # `to_local()` of a Parameter is marked as one, too
-            own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
+            own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor  # so is its `to_local()`
             live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
             if live and _memory(value) in walk.memory:
                 found[path] = replace(held, live=True)
@@ -337,6 +336,13 @@ class Watch:
         unit = torch.finfo(now.dtype).eps * last.abs().float()
         apart = ((followed.float() - last.float()).abs() > 2 * unit) & (last != 0)
         return float((apart & (now == last)).sum()) / max(1, int(apart.sum()))
+
+
+def _vocabulary(value: object) -> list[tuple[str, int]]:
+    """The first entries of a dict from texts to consecutive numbers; [] of anything else."""
+    items = list(islice(value.items(), _WORDS)) if isinstance(value, dict) else []
+    numbers = sorted(number if isinstance(key, str) and type(number) is int else -1 for key, number in items)
+    return items if len(items) > 1 and numbers == [*range(numbers[0], numbers[0] + len(items))] else []
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -8,7 +8,7 @@ from ..typed import Located, Part, Place
 class Held(Part):
     """One value that the training loop can reach.
 
-    `holder`: what holds it ("module", "optimizer", "scheduler", "scaler", "object", "local"), or "parameter" for one
+    `holder`: what holds it ("module", "optimizer", "scheduler", "scaler", "object", "dataset", "local"), or "parameter" for one
     that is in no model. A tensor has a sketch of this rank's part and its number of elements; a number has a value.
     """
 
