@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from exam import judge, new_failures, scripts
+
 from results_file import write
 from verified_fsdp2.verifier.launch.client import Launcher
 
@@ -70,7 +71,10 @@ def summary(rows: Rows, first: Rows) -> dict[str, Any]:
         "of": len(every_script()),
         "commits": sorted({row["commit"] for row in rows.values()}),
         "found_before": {"of": len(before), "found_again": sum(came[key] == "found" for key in before)},
-        "right": {"of": len(right), **{kind: sum(came[key] == kind for key in right) for kind in ("failed", "inconclusive")}},
+        "right": {
+            "of": len(right),
+            **{kind: sum(came[key] == kind for key in right) for kind in ("failed", "inconclusive")},
+        },
         "rounds": rounds,
         "rows": [rows[key] for key in sorted(rows) if came[key] in ("missed", "failed", "inconclusive")],
     }
@@ -78,7 +82,9 @@ def summary(rows: Rows, first: Rows) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=0.0, help="how long scripts are judged; 0: none, only the results are made")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="how long scripts are judged; 0: none, only the results are made"
+    )
     options = parser.parse_args()
     known, every, ends = judged_again(), every_script(), time.monotonic() + options.seconds
     commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, text=True).strip()

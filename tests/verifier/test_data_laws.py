@@ -328,3 +328,54 @@ def test_ranks_number_words(first: Rows, second: Rows, alone: Rows, status: str)
     evidence = Evidence(train=run(numbered(first, (1,)), numbered(second, (2,))), single=run(trained([alone])))
     found = judge("vocabulary-of-one-rank", evidence)
     assert (found.status, "'a' the numbers 0, 3" in found.evidence) == (status, status == "fail"), found.evidence
+
+
+READER = """
+class Reader:
+    def following(self):
+        return self.make(), 0
+
+    def __iter__(self):
+        yield self.following()
+
+def batches(reader):
+    yield reader.following()
+"""
+READS = """
+from reader import Reader, batches
+
+def called(reader, look):
+    x, y = reader.following()
+    return look(x)
+
+def looped(reader, look):
+    for _, (x, y) in enumerate(reader):
+        return look(x)
+
+def generated(reader, look):
+    for x, y in batches(reader):
+        return look(x)
+
+def by_hand(reader, look):
+    stream = batches(reader)
+    x = next(stream)[0]
+    return look(x)
+"""
+
+
+@cases("how, maker", ("called", "following"), ("looped", "__iter__"), ("generated", "batches"), ("by_hand", "batches"))
+def test_the_function_that_made_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, maker: str) -> None:
+    written(tmp_path, READER).rename(tmp_path / "reader.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reader", raising=False)
+    script = written(tmp_path, READS)
+    space: dict[str, Any] = {}
+    exec(compile(script.read_text(), str(script), "exec"), space)
+    reader = space["Reader"]()
+    reader.make = lambda: torch.zeros(2)
+    session = SimpleNamespace(frames=Frames(str(tmp_path)))
+    place = space[how](reader, lambda x: origin_of(session, {id(x)}))
+    assert (place.function, [(Path(line.file).name, line.function) for line in place.through]) == (
+        how,
+        [("reader.py", maker)],
+    )

@@ -81,6 +81,11 @@ def place_at(frame: FrameType, line: int, callers: Iterable[FrameType] = ()) -> 
     return _place((code.co_filename, line, code.co_name), outside=outside)
 
 
+def line_at(file: str, line: int, function: str) -> Line:
+    """A line with its code."""
+    return Line(**_line((file, line, function)))
+
+
 def running() -> Iterator[_Frame]:
     """The lines on the stack, innermost first."""
     return _lines(traceback.walk_stack(sys._getframe(1)))

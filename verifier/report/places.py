@@ -37,14 +37,17 @@ def where(location: Line) -> str:
 
 
 def steps_to(location: Place | None) -> list[tuple[str, Line]]:
-    """("at", the line of a finding), and where this is a library's, ("through", those on the way) and ("from", the user's line);
-    ("called from", lines of the user's other files)."""
+    """("at", the line of a finding), ("through", those on the way), where it is a library's ("from", the user's line), and ("called from",
+    lines of the user's other files)."""
     if location is None:
         return []
-    steps: list[tuple[str, Line]] = [("at", location)]
-    if location.library is not None:
-        steps = [("at", location.library), *(("through", line) for line in location.through), ("from", location)]
-    return [*steps, *(("called from", line) for line in location.callers)]
+    through = [("through", line) for line in location.through]
+    steps: list[tuple[str, Line]] = [("at", location.library or location), *through]
+    return [
+        *steps,
+        *([("from", location)] if location.library else []),
+        *(("called from", line) for line in location.callers),
+    ]
 
 
 def lines_of(finding: Finding, *numbers: str) -> list[str]:

@@ -368,6 +368,12 @@ class Run:
         found = [r.at_line for r in same if r.at_line is not None]
         return (found[-1] if last else found[0]) if found else None
 
+    def scaled_line(self) -> events.Place | None:
+        """The user's line that first changes gradients after the backward of the first step, besides a clip."""
+        clips = {record.at_line for record in self.places(events.Clips)}
+        changed = (record.at_line for record in self.places(events.ChangedGradients))
+        return next((place for place in changed if place not in clips), None)
+
     def data_line(self) -> events.Place | None:
         """The user's line that built the loader of the first training batch; without a loader the one that bound this batch."""
         first = next(iter(self.places(events.Micro)), None)

@@ -79,8 +79,11 @@ class Line(Part):
 
 
 class Place(Line):
-    """A line of the user's code. `library`: the line of a library to which it led, `through`: the lines of other files on the way, from
-    there on; `callers`: the lines of other files of the user that led here. None of them identifies the place."""
+    """A line of the user's code.
+
+    `library`: the line of a library to which it led; `through`: the lines of other files on the way, from there on, or the function that
+    made its value; `callers`: the lines of other files of the user that led here. None of these identifies the place.
+    """
 
     library: Line | None = None
     through: list[Line] = field(default_factory=list)

@@ -22,7 +22,7 @@ FIRST = (
     "wrapping",
     "calls",
 )
-LAST = ("stress", "memory")
+LAST = ("stress", "memory", "changed")
 
 
 SURVEY = ("checkpoints", "merged", "overwritten", "random_stream", "sharding", "survey", "ending")

@@ -1,22 +1,36 @@
 """`Module.to_empty`: uninitialised memory, filled with a mark that shows what the script does not initialise."""
 
-import torch
+import ast
+import linecache
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 
-from ...trace.events import ToEmpty
+import torch
+from torch import nn
+
+from ...trace.events import Line, Place, ToEmpty, Unset
+from ...trace.origin import is_machinery
 from ..compat.tensors import local
 from ..dispatcher import Call
+from ..frames import line_at
 from ..session import Session
 
+_NAMES = 8
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def install(session: Session) -> None:
     """Record each `to_empty`; if the request says so, fill what it allocates."""
 
+    lines: list[Place] = []  # that called it
+
     def after(call: Call) -> None:
-        session.write(ToEmpty(at_line=session.here()))
+        place = session.here()
+        session.write(ToEmpty(at_line=place))
         if not session.request["fill"]:
             return
+        lines.extend([place] if place is not None else [])
         with torch.no_grad():
             for tensor in [*call.args[0].parameters(), *call.args[0].buffers()]:
                 part = local(tensor)
@@ -26,7 +40,16 @@ def install(session: Session) -> None:
                 elif part.dtype in _INTEGERS:
                     part.fill_(torch.iinfo(part.dtype).min)
 
+    def adopted(root: nn.Module, name: str) -> None:
+        named = [*root.named_parameters(), *root.named_buffers()] if lines else []
+        for key in [key for key, tensor in named if unset(session, tensor)][:_NAMES]:
+            if (line := next(_holders(root, key), None)) is not None:
+                own = session.frames.owns(line.file)
+                place = Place(**line.to_json()) if own else replace(lines[0], library=line)
+                session.write(Unset(name=name + key, at_line=place))
+
     session.around("torch.nn:Module.to_empty", after=after)
+    session.subscribe("adopt", adopted)
 
 
 def unset(session: Session, tensor: torch.Tensor) -> int:
@@ -35,3 +58,29 @@ def unset(session: Session, tensor: torch.Tensor) -> int:
     if session.filled and part.is_floating_point():
         return int(part.isnan().sum())
     return int((part == torch.iinfo(part.dtype).min).sum()) if session.filled and part.dtype in _INTEGERS else 0
+
+
+def _holders(root: nn.Module, key: str) -> Iterator[Line]:
+    """Where the classes that hold a parameter or buffer name it, or what it is in: the innermost that is not torch's first."""
+    path = key.split(".")
+    for end in range(len(path) - 1, -1, -1):
+        holder, name = root.get_submodule(".".join(path[:end])), path[end]
+        for cls in type(holder).__mro__:
+            file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+            if file and not is_machinery(file) and (line := _names(cls, file, name)):
+                yield line_at(file, line, cls.__name__)
+
+
+def _names(cls: type, file: str, name: str) -> int:
+    """The first line of a class that has a name as text (`register_buffer`) or as an attribute of `self` that it sets; 0 without one."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return 0
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
+    for node in (node for body in classes for node in ast.walk(body)):
+        if isinstance(node, ast.Constant) and node.value == name:
+            return node.lineno
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name:
+            return node.lineno
+    return 0

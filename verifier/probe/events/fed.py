@@ -1,16 +1,19 @@
 """Where the samples of the first step came into the script: the line that bound the batch, or passed it on."""
 
 import ast
+import inspect
 import linecache
 from collections.abc import Callable
-from types import FrameType
+from dataclasses import replace
+from types import CodeType, FrameType, FunctionType, GeneratorType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...trace.events import Fed, Place
-from ..frames import place_at
+from ...trace.events import Fed, Line, Place
+from ...trace.origin import is_machinery
+from ..frames import line_at, place_at
 from ..session import Session
 from ..watched import variables
 
@@ -45,7 +48,9 @@ def _origin(session: Session, held: set[int]) -> Place | None:
             continue
         name, code, above = max(inside)[1], frame.f_code, frames[number + 1 :]
         if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            return place_at(frame, _bound(frame, name), above)
+            bound = _bound(frame, name)
+            place = place_at(frame, bound.lineno if bound else frame.f_lineno, above)
+            return replace(place, through=_makers(bound, {**frame.f_globals, **dict(names)}, code.co_filename))
         return place_at(above[0], above[0].f_lineno, above[1:]) if above else None  # the caller passed it
     return None
 
@@ -60,14 +65,50 @@ def _depth(value: Any, held: set[int], depth: int = 0) -> int | None:
     return max((found for one in inside if (found := _depth(one, held, depth + 1)) is not None), default=None)
 
 
-def _bound(frame: FrameType, name: str) -> int:
-    """The last line up to the running one that binds a name in this frame's file; the running one if none does."""
-    lines = linecache.getlines(frame.f_code.co_filename)
+def _bound(frame: FrameType, name: str) -> ast.stmt | None:
+    """The last statement up to the running line that binds a name in this frame's file."""
     first = frame.f_code.co_firstlineno
     try:
-        tree = ast.parse("".join(lines))
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
     except SyntaxError:
-        return frame.f_lineno
-    stores = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    bound = [node.lineno for node in stores if node.id == name and first <= node.lineno <= frame.f_lineno]
-    return max(bound, default=frame.f_lineno)
+        return None
+    before = (node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.For | ast.AnnAssign | ast.With))
+    binds = [node for node in before if first <= node.lineno <= frame.f_lineno and name in _stored(node)]
+    return max(binds, key=lambda node: node.lineno, default=None)
+
+
+def _stored(statement: ast.stmt) -> set[str]:
+    """The names that the head of a statement binds."""
+    heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
+    names = (node for head in heads for node in ast.walk(head) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
+
+
+def _makers(statement: ast.stmt | None, names: dict[str, Any], besides: str) -> list[Line]:
+    """The function of another file from which a statement takes the value that it binds: `x, y = loader.next_batch()`."""
+    source = getattr(statement, "iter", None) or getattr(statement, "value", None)
+    for node in ast.walk(source) if source is not None else ():
+        code = _code(_value(node, names))
+        if code is not None and code.co_filename != besides and not is_machinery(code.co_filename):
+            return [line_at(code.co_filename, code.co_firstlineno, code.co_name)]
+    return []
+
+
+def _value(node: ast.AST, names: dict[str, Any]) -> Any:
+    """What a name or an attribute of one stands for, without running code of its own."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute) and (owner := _value(node.value, names)) is not None:
+        return inspect.getattr_static(owner, node.attr, None)
+    return None
+
+
+def _code(value: Any) -> CodeType | None:
+    """The code of a function or generator, or with which an object gives its next value."""
+    if isinstance(value, GeneratorType):
+        return value.gi_code
+    if not isinstance(value, FunctionType):
+        steps = (inspect.getattr_static(type(value), name, None) for name in ("__next__", "__iter__", "__call__"))
+        value = next((step for step in steps if isinstance(step, FunctionType)), None)
+    made = inspect.unwrap(value) if value is not None else None
+    return made.__code__ if isinstance(made, FunctionType) else None

@@ -53,6 +53,8 @@ class DoubleOrMissingWorldScale(ScaleRule):
         line, where = run.line_of(Micro), "the factor is in the loss or is applied in its backward"
         if field == "grads_at_step":
             line, where = run.line_of(Step), "the gradients are scaled between backward and this line"
+            if (scaled := run.scaled_line()) is not None:
+                line, where = scaled, "the gradients are scaled in this function"
         elif line is not None and (scale := find_scale(evidence.sources, line)) is not None:
             line, where = scale, "the loss is scaled here"
         for record in run.places(Divide) if all(r.cause == "ranks" for r in found) else ():

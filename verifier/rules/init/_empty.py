@@ -1,9 +1,10 @@
 """Memory that `to_empty` allocates."""
 
 from abc import abstractmethod
+from pathlib import Path
 from typing import ClassVar
 
-from ...trace.events import ToEmpty
+from ...trace.events import ToEmpty, Unset
 from ..base import Evidence, Finding, Rule, Run, count, some
 
 
@@ -25,8 +26,11 @@ class EmptyRule(Rule):
             lacks = "the run that fills the memory of to_empty with NaN did not reach a forward"
             return self.unknown(evidence.missing.get("provoked", lacks))
         if unset := [name for name, is_unset in self.parts(filled) if is_unset]:
-            what = f"{some(unset)}: allocated by to_empty and not initialised before the first forward"
-            return self.failed(what, run.line_of(ToEmpty))
+            called = run.line_of(ToEmpty)
+            line = f" (line {called.line} of {Path(called.file).name})" if called else ""
+            what = f"{some(unset)}: allocated by to_empty{line} and not initialised before the first forward"
+            made = next((r.at_line for r in filled.places(Unset) if r.name == unset[0].partition(" ")[0]), None)
+            return self.failed(what, made or called)
         return self.passed(f"{count(len(self.parts(run)), self.kind)} initialised after to_empty")
 
     @abstractmethod

@@ -1,3 +1,5 @@
+import math
+
 from ...trace.events import Shard, Shards, Stepped, ToEmpty
 from ..base import Evidence, Finding, Rule, Run, count, some
 
@@ -64,8 +66,9 @@ def _sharded(run: Run) -> dict[str, list[int]]:
 def _moved_alike(run: Run, name: str, ranks: list[int]) -> bool:
     """Whether training has changed a parameter, and its shards on these ranks have the same length to the last bit."""
     own = {trace.rank: [s.weights[name][0] for s in trace.of(Stepped) if name in s.weights] for trace in run.traces}
-    ends = [own.get(rank, [])[-1:] for rank in ranks]
-    return all(ends) and all(end == ends[0] for end in ends) and any(x != ends[0][0] for x in own[ranks[0]])
+    ends = [end for rank in ranks for end in own.get(rank, [])[-1:]]
+    alike = len(ends) == len(ranks) and math.isfinite(ends[0]) and all(end == ends[0] for end in ends)
+    return alike and any(length != ends[0] for length in own[ranks[0]])
 
 
 def _digests(run: Run, name: str, ranks: list[int]) -> list[str | None]:

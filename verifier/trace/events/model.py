@@ -140,5 +140,11 @@ class ToEmpty(Located):
     """`Module.to_empty` has allocated memory (events/empty.py)."""
 
 
+class Unset(Located):
+    """A parameter or buffer that nothing has written since `to_empty`, at the line of its class that names it (events/empty.py)."""
+
+    name: str
+
+
 class Local(Located):
     """The script called `to_local` on a plain tensor of the DDP run (substitutes/ddp.py)."""

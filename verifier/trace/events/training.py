@@ -86,6 +86,10 @@ class Divide(Located):
     factor: float
 
 
+class ChangedGradients(Located):
+    """Gradients are changed in place between the last backward of the first step and this step (events/changed.py)."""
+
+
 class Zeroed(Located):
     """`zero_grad` was called and left these unsynced gradients (events/gradients.py)."""
 
