@@ -7,18 +7,31 @@ import pytest
 from scripts import FAULTS, Verify, edited, written
 
 SCALE = """
+import torch
+
 def scaled(parameters, factor):
     for parameter in parameters:
         {how}
 """
 
 
+CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)"
+
+
 @pytest.mark.parametrize(
-    "how", ["parameter.grad *= factor", "parameter.grad._local_tensor.mul_(factor)", "parameter.grad.mul_(factor)"]
+    "how, then",
+    [
+        ("parameter.grad *= factor", ""),
+        ("parameter.grad._local_tensor.mul_(factor)", ""),
+        ("parameter.grad.mul_(factor)", CLIP),
+        ("torch._foreach_mul_([parameter.grad], torch.tensor(float(factor)))", CLIP),
+        ("parameter.grad = parameter.grad * factor", ""),
+    ],
 )
-def test_gradients_scaled_in_another_file(verify_script: Verify, tmp_path: Path, how: str) -> None:
+def test_gradients_scaled_in_another_file(verify_script: Verify, tmp_path: Path, how: str, then: str) -> None:
     written(tmp_path, SCALE.format(how=how), "scaling.py")
-    steps = ("        optimizer.step()", "        scaled(model.parameters(), world)\n        optimizer.step()")
+    lines = ["scaled(model.parameters(), world)", *([then] if then else []), "optimizer.step()"]
+    steps = ("        optimizer.step()", "".join(f"        {line}\n" for line in lines))
     script = edited(tmp_path, ("import torch\n", "import torch\nfrom scaling import scaled\n"), steps)
     (finding,) = verify_script(script, ("double-or-missing-world-scale",), steps=3).findings
     assert finding.status == "fail", finding.evidence

@@ -51,10 +51,12 @@ class DoubleOrMissingWorldScale(ScaleRule):
     ) -> Finding:
         """The finding at the line that scales the gradients, as far as the records show it."""
         line, where = run.line_of(Micro), "the factor is in the loss or is applied in its backward"
+        changed, factor = run.scaled_line(), 1.0 if field == "grads_at_step" else _scaled_before_clip(run)
         if field == "grads_at_step":
-            line, where = run.line_of(Step), "the gradients are scaled between backward and this line"
-            if (scaled := run.scaled_line()) is not None:
-                line, where = scaled, "the gradients are scaled in this function"
+            line, where = changed or run.line_of(Step), "the gradients are scaled between backward and this line"
+            where = "the gradients are scaled in this function" if changed else where
+        elif changed is not None and not near(factor, 1.0):
+            line, where = changed, f"this function scales the gradients by {factor:.4g} after backward"
         elif line is not None and (scale := find_scale(evidence.sources, line)) is not None:
             line, where = scale, "the loss is scaled here"
         for record in run.places(Divide) if all(r.cause == "ranks" for r in found) else ():
@@ -64,6 +66,12 @@ class DoubleOrMissingWorldScale(ScaleRule):
             elif near(ratio, 1.0 / factor):
                 line, where = record.at_line, "this `set_gradient_divide_factor` does not reach this parameter's group"
         return self.failed(f"{text} (expected: 1): {words(found)}; {where}", line, measured=ratio, limit=1.0)
+
+
+def _scaled_before_clip(run: Run) -> float:
+    """The factor by which the script changes the norm of the gradients between the first backward and a clip; 1.0 without one."""
+    before, after = run.grad_norm(1, "after_backward"), run.grad_norm(1)
+    return after / before if before and after else 1.0
 
 
 def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:

@@ -13,6 +13,13 @@ class EmptyRule(Rule):
 
     needs = frozenset({"train", "provoked"})
     wants = "models"
+    explains = (  # what lies there differs between ranks and runs, and a NaN spreads
+        "dtensor-rng-identical-shards-cpu",
+        "load-without-set",
+        "optim-template-empty",
+        "state-restored",
+        "state-same-on-ranks",
+    )
     kind: ClassVar[str]
 
     def applies(self, evidence: Evidence) -> str:
