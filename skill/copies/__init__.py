@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from .joined import HEADING, SOURCES, cache
@@ -44,6 +45,8 @@ def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
             continue
         if not data.endswith(b"\n") or HEADING.search(data.decode()):
             raise ValueError(f"{path} cannot be a section: it must end with a newline, and hold no heading of one")
+        if path.endswith(".json"):
+            data = re.sub(rb"\n +", b"\n", data)  # a fifth of these files is indentation
         parts.setdefault(part, []).append(f"# ==== {path}\n".encode() + data)
     version = next(line for line in found["__init__.py"].splitlines() if line.startswith(b"__version__ = "))
     found["__init__.py"] = files[FINDER] + b"\n" + version + b"\n"

@@ -38,6 +38,7 @@ def files(spec: Spec) -> dict[str, str]:
         "experts.py": bool(spec["model"].get("experts")),
         "expert_parallel.py": spec["parallel"]["ep"] > 1,
         "lora.py": spec["finetune"]["kind"] == "lora",
+        "quantised.py": spec["finetune"].get("base_dtype") == "nf4",
         "context_parallel.py": spec["parallel"]["cp"] > 1,
         "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,

@@ -93,12 +93,29 @@ def adapters_are_not_split(values: Values, tp: int, fp8: bool, targets: list[str
 
 @needs("finetune.base_dtype", "precision.param_dtype", "torch")
 def frozen_base_is_computed_with(values: Values, base: str, dtype: str, torch: str | None) -> Iterator[Fault]:
-    if base == "bfloat16" and dtype != "bfloat16":
-        message = f"bfloat16 needs precision.param_dtype: bfloat16, in which adapters and base meet, found {dtype!r}"
+    if base != "float32" and dtype != "bfloat16":
+        message = f"{base} needs precision.param_dtype: bfloat16, in which adapters and base meet, found {dtype!r}"
         yield fault("finetune.base_dtype", message)
-    elif base == "bfloat16" and (found := chosen(torch)) < FROZEN_IN_ITS_OWN_TYPE:
+    elif base != "float32" and (found := chosen(torch)) < FROZEN_IN_ITS_OWN_TYPE:
         least, version = (".".join(map(str, one)) for one in (FROZEN_IN_ITS_OWN_TYPE, found))
-        yield fault("finetune.base_dtype", f"bfloat16 needs torch {least} or later; the project is for torch {version}")
+        yield fault("finetune.base_dtype", f"{base} needs torch {least} or later; the project is for torch {version}")
+
+
+@needs("finetune.base_dtype", "model.kind")
+def four_bits_are_of_files(values: Values, base: str, kind: str) -> Iterator[Fault]:
+    if base == "nf4" and (kind != "transformers" or values["model.pretrained"] is None):
+        yield fault(
+            "finetune.base_dtype", "nf4 needs model.kind: transformers and model.pretrained, whose weights are rounded"
+        )
+    elif base == "nf4" and _config(values, values["model.pretrained"]).get("model_type") in CONV1D:
+        yield fault("finetune.base_dtype", "nf4 needs nn.Linear; the layers of this model are transformers' own Conv1D")
+
+
+@needs("finetune.base_dtype", "parallel.cpu_offload", "memory.compile")
+def four_bits_alone(values: Values, base: str, offload: bool, compiled: bool) -> Iterator[Fault]:
+    for key, found in (("parallel.cpu_offload", offload), ("memory.compile", compiled)):
+        if base == "nf4" and found:
+            yield fault(key, "must be false for finetune.base_dtype nf4")
 
 
 @needs("finetune.train")

@@ -17,6 +17,7 @@ OWN = (
     "expert_parallel",
     "experts",
     "lora",
+    "quantised",
     "model",
     "optim",
     "checkpoint",

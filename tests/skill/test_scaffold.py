@@ -55,7 +55,10 @@ def write_inputs(tmp_path: Path) -> None:
     folders = ("checkpoint/.metadata", "images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json")
     build_file_tree(tmp_path, files | dict.fromkeys(folders, "content"))
     config = '{"model_type": "gpt2", "vocab_size": 256}'
-    build_file_tree(tmp_path / "weights", {"config.json": config, "model.safetensors": b"\2" + bytes(7) + b"{}"})
+    weights = b"\2" + bytes(7) + b"{}"
+    build_file_tree(tmp_path / "weights", {"config.json": config, "model.safetensors": weights})
+    config = '{"model_type": "llama", "vocab_size": 256}'
+    build_file_tree(tmp_path / "llama", {"config.json": config, "model.safetensors": weights})
 
 
 def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
@@ -96,6 +99,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
     )
     for base in (DECODER, IMPORTED, specs["transformers"]):
         yield from ((base, settings) for settings in GIVEN["base_dtype"])
+    yield from ((specs["transformers"], settings) for settings in GIVEN["four_bits"])
     yield (DECODER, [*GIVEN["base_dtype"][0], "checkpoint.generate=true"])
     yield (IMPORTED, [*GIVEN["base_dtype"][0], "model.initialize=rank-0"])
     yield from ((DECODER, [f"verify.ci={where}"]) for where in ("gitlab", "none"))

@@ -16,6 +16,7 @@ from model_project import built, imported, values, whole, write
 from records import cases
 from scripts import TORCHRUN, python
 from trees import Patch
+from verified_fsdp2.skill.spec import SpecError
 from verified_fsdp2.verifier.errors import UserError
 
 pytestmark = [
@@ -167,6 +168,70 @@ def test_a_folder_that_does_not_fit_is_one_line(tmp_path: Path, folders: dict[st
         refused(r"model\.vocabulary is 65, that of the model 64")
         monkeypatch.setattr(modules["model"], "find_spec", lambda _: None)
         refused("a package is missing: pip install transformers")
+
+
+WIDE = {**MODELS["llama"], "hidden_size": 128, "intermediate_size": 256}
+NF4 = "finetune={kind: lora, rank: 2, targets: [q_proj], base_dtype: nf4}"
+BF16 = "precision.param_dtype=bfloat16"
+torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+
+
+def wide(folder: Path, width: int = 128) -> dict[str, Any]:
+    """A folder with a model whose matrices have whole blocks of NF4, or not."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**WIDE | {"hidden_size": width})).save_pretrained(folder)
+    return from_folder(folder)
+
+
+@torchao
+@pytest.mark.usefixtures("alone")
+def test_a_base_in_four_bits_is_the_rounded_one(tmp_path: Path) -> None:
+    from torchao.quantization import to_nf4
+
+    model = wide(tmp_path / "weights")
+    with imported(write(tmp_path, model, NF4, BF16)) as modules:
+        found = values(built(modules))
+    stored = load_file(tmp_path / "weights" / "model.safetensors")
+    assert stored.keys() <= found.keys()
+    for name, value in stored.items():
+        rounded = to_nf4(value.bfloat16()).to(torch.bfloat16) if "_proj" in name else value.bfloat16()
+        assert torch.equal(found[name], rounded), name
+    assert {value.dtype for name, value in found.items() if "lora_" in name} == {torch.float32}
+    with imported(write(tmp_path / "small", wide(tmp_path / "narrow", 64), NF4, BF16)) as modules:
+        message = r"_proj.weight \[64, 64\] does not divide into 1 shards of whole blocks of 16384 numbers"
+        with pytest.raises(modules["distributed"].SetupError, match=message):
+            built(modules)
+
+
+@cases(
+    "model, settings, key",
+    (LLAMA, [NF4, BF16], "finetune.base_dtype"),  # no files whose weights could be rounded
+    ("llama", [NF4, "precision.param_dtype=float32"], "finetune.base_dtype"),
+    ("gpt2", [NF4.replace("q_proj", "c_attn"), BF16], "finetune.base_dtype"),
+    ("llama", [NF4, BF16, "parallel.cpu_offload=true"], "parallel.cpu_offload"),
+    ("llama", [NF4, BF16, "memory.compile=true"], "memory.compile"),
+)
+def test_four_bits_are_refused(
+    tmp_path: Path, folders: dict[str, Path], model: Any, settings: list[str], key: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        write(tmp_path, from_folder(folders[model]) if isinstance(model, str) else model, *settings)
+    assert [problem.key for problem in caught.value.problems] == [key]
+
+
+@torchao
+@pytest.mark.full
+@pytest.mark.launch
+def test_a_base_in_four_bits_is_the_same_on_any_ranks(tmp_path: Path) -> None:
+    model, losses = wide(tmp_path / "weights", 256), []
+    for ranks in (1, 2):
+        project = write(tmp_path / str(ranks), model, NF4, BF16)
+        words = ("train.py", "--steps", 3, "--micro-batch", 4, "--out", tmp_path / str(ranks))
+        done = python(*TORCHRUN, ranks, *words, cwd=project, status=None)
+        assert done.returncode == 0 or "terminate called" in done.stderr, done.stderr[-2000:]
+        losses.append([record["loss"] for record in steps_of(tmp_path / str(ranks))])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.full

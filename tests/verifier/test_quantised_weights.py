@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+import torch
+
 from scripts import Verify, written
 
 SCRIPT = """
@@ -69,4 +72,22 @@ def test_a_base_in_four_bits_is_compared_like_others(verify_script: Verify, tmp_
     rules = ("matches-ddp", "matches-single-process", "resume-is-exact", "reshard-keeps-trajectory", "state-restored")
     given = {"save_args": "--save {checkpoint}", "resume_args": "--resume {checkpoint}", "reshard_to": [4]}
     verdict = verify_script(written(tmp_path, SCRIPT), rules, steps=4, **given)
+    assert {finding.rule: finding.status for finding in verdict.findings} == dict.fromkeys(rules, "pass")
+
+
+ON_GPUS = (
+    ('init_process_group("gloo")', 'init_process_group("nccl")'),
+    ("nn.Sequential(Layer(), Layer())", "nn.Sequential(Layer(), Layer()).cuda()"),
+    (".chunk(size)[rank]", ".chunk(size)[rank].cuda()"),
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_base_in_four_bits_on_gpus_that_are_not_there(verify_script: Verify, tmp_path: Path) -> None:
+    text = SCRIPT
+    for old, new in ON_GPUS:
+        assert old in text
+        text = text.replace(old, new)
+    rules = ("run-completes", "matches-ddp")
+    verdict = verify_script(written(tmp_path, text), rules, steps=2)
     assert {finding.rule: finding.status for finding in verdict.findings} == dict.fromkeys(rules, "pass")

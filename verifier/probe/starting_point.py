@@ -21,14 +21,18 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
     folder = Path(request["starting_point"]) if request["starting_point"] else None
     if folder is None:
         return "own"
-    slots = [slot for slot in slots if not holds_others(slot.param)]
+    quantised = [slot.name for slot in slots if holds_others(slot.param)]
+    slots = [slot for slot in slots if slot.name not in quantised]
     if request["leave_starting_point"]:
         folder.mkdir(parents=True, exist_ok=True)
         mine = {
             s.name: (local(s.param).cpu().clone(), list(box(s.param)[2]), layout(s.param, rank).ranks) for s in slots
         }
         buffers = {name: value.detach().cpu().clone() for name, value in root.named_buffers()}
-        save({"rank": rank, "parts": mine, "buffers": buffers}, folder / f"root{number}.rank{rank}.pt")
+        save(
+            {"rank": rank, "parts": mine, "quantised": quantised, "buffers": buffers},
+            folder / f"root{number}.rank{rank}.pt",
+        )
         return "left"
     files = sorted(folder.glob(f"root{number}.rank*.pt"))
     if not files:
@@ -37,6 +41,8 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
     with torch.no_grad():
         for slot in slots:
             parts = _parts(saved, slot.name, rank)
+            if any(slot.name in item["quantised"] for item in saved):
+                continue
             if not parts:
                 return f"no {slot.name} to load"
             if (shape := _shape(parts)) != tuple(slot.param.shape):

@@ -37,10 +37,13 @@ def without_modes() -> Iterator[None]:
 
 
 def inner_tensor(tensor: Tensor) -> Tensor | None:
-    """The plain tensor in a DTensor, in a nested one, or in the result of a collective that is not waited for."""
+    """The plain tensor in a DTensor, in a nested or quantised one, or in the result of a collective that is not waited for."""
     # Not by the attribute alone: in a DDP run each tensor answers as its own local part.
     other = NESTED_PART if tensor.layout is torch.jagged else WAITED_PART
-    return getattr(tensor, DTENSOR_PART if isinstance(tensor, DTensor) else other, None)
+    found = getattr(tensor, DTENSOR_PART if isinstance(tensor, DTensor) else other, None)
+    if found is None and hasattr(type(tensor), "__tensor_flatten__"):  # which may ask for the device itself
+        found = next((value for value in vars(tensor).values() if isinstance(value, Tensor)), None)
+    return found if isinstance(found, Tensor) else None
 
 
 def note_initialized() -> None:

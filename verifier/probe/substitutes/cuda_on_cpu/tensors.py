@@ -55,18 +55,28 @@ def _moved(call: Call, proceed: Proceed, target: torch.device | None, waits: boo
         return proceed() if call.kwargs else tensor
     if target.type == "cpu":
         marks.watch.moved(tensor, target, waits)
-    nested = tensor.layout is torch.jagged
-    moved = _copied(call, proceed, target if nested else CPU)
-    if not nested:
+    inside = tensor.layout is torch.jagged or _has_its_own(tensor)
+    moved = _copied(call, proceed, target if inside else CPU)
+    if not inside:
         put(moved, target)
     if moved.requires_grad and not moved.is_leaf:  # the gradient goes the way back
         moved.register_hook(lambda gradient: gradient.to(here))
     return moved
 
 
+def _has_its_own(tensor: Tensor) -> bool:
+    """Whether a tensor is of a library's class that has functions of torch of its own."""
+    own = getattr(type(tensor).__torch_function__, "__func__", None)
+    return tensor.layout is not torch.jagged and own is not None and own is not Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
 def _copied(call: Call, proceed: Proceed, target: torch.device) -> Any:
     """A copy: what its parts ask for, the values and offsets of a nested tensor too, lies on `target`, not where the tensor lies."""
-    call.kwargs |= {"device": target, "copy": True}
+    cls, call.kwargs["device"] = type(call.args[0]), target
+    if not _has_its_own(call.args[0]):
+        call.kwargs["copy"] = True
+    elif torch._C._is_torch_function_enabled():  # it knows `to` under the name that it has now
+        return cls.__torch_function__(Tensor.to, (cls,), call.args, call.kwargs)
     CUDA.moving = True
     try:
         return proceed()
