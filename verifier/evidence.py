@@ -83,6 +83,7 @@ class Evidence:
     rounded_weights: Run | None = None
     reference: Run | None = None
     perturbed: Run | None = None
+    scaled: Run | None = None  # one step, of which the lines are recorded that change gradients behind the backward
     single: Run | None = None
     ending: Run | None = None  # all steps in one process: what it prints and writes behind them
     ending_perturbed: Run | None = None  # the same, from weights one unit in the last place away

@@ -1,4 +1,4 @@
-"""Runs that are made where others differ: how far rounding goes, and where the whole script ends."""
+"""Runs that are made where others differ: how far rounding goes, where the whole script ends, and what scales gradients."""
 
 import shlex
 from dataclasses import replace
@@ -96,6 +96,19 @@ def to_the_end(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         world, words = evidence.reshards[len(ends)].world_size, (*target.resume_args, *target.reshard_args)
         found.append(settings.run("resharded_ending", world, *words, **fields))
     return found
+
+
+def scaled(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """One step, each call of which is looked at, where gradients have a factor: which function scales them behind the backward?"""
+    rule = RULES["double-or-missing-world-scale"]
+    if (
+        evidence.scaled is not None
+        or rule.name not in settings.chosen
+        or not _fails(rule, completed(settings, evidence))
+    ):
+        return []
+    words = settings.target.save_args
+    return [settings.run("scaled", settings.target.nproc, *words, steps=1, optional=True, probe={"scales": True})]
 
 
 def _fails(rule: Rule, evidence: Evidence) -> bool:

@@ -20,6 +20,7 @@ ROLES = {
     "rounded_weights": "from rounded weights, one step",
     "reference": "DDP instead of fully_shard",
     "perturbed": "from weights one unit in the last place away",
+    "scaled": "one step, for the lines that change gradients",
     "single": "one process, the whole global batch",
     "ending": "one process, the whole script, for what it prints and writes at its end",
     "ending_perturbed": "the same, from weights one unit in the last place away",

@@ -22,6 +22,7 @@ INDENT = "     "
 NOT_COMPARED = (
     "provoked",
     "repeat",
+    "scaled",
     "resumed_ending",
     "resharded_ending",
     "crash",

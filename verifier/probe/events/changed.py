@@ -22,7 +22,7 @@ PLACES = 8
 
 
 def install(session: Session) -> None:
-    if session.request["mode"] != "fsdp":
+    if not session.request["scales"]:
         return
     watch = Watch(session)
 

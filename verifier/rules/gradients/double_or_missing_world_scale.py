@@ -51,12 +51,13 @@ class DoubleOrMissingWorldScale(ScaleRule):
     ) -> Finding:
         """The finding at the line that scales the gradients, as far as the records show it."""
         line, where = run.line_of(Micro), "the factor is in the loss or is applied in its backward"
-        changed, factor = run.scaled_line(), 1.0 if field == "grads_at_step" else _scaled_before_clip(run)
+        changed = evidence.scaled.scaled_line() if evidence.scaled is not None else None
+        before_clip = _scaled_before_clip(run) if field == "grads" else 1.0
         if field == "grads_at_step":
             line, where = changed or run.line_of(Step), "the gradients are scaled between backward and this line"
             where = "the gradients are scaled in this function" if changed else where
-        elif changed is not None and not near(factor, 1.0):
-            line, where = changed, f"this function scales the gradients by {factor:.4g} after backward"
+        elif changed is not None and not near(before_clip, 1.0):
+            line, where = changed, f"this function scales the gradients by {before_clip:.4g} after backward"
         elif line is not None and (scale := find_scale(evidence.sources, line)) is not None:
             line, where = scale, "the loss is scaled here"
         for record in run.places(Divide) if all(r.cause == "ranks" for r in found) else ():
