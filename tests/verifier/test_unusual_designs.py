@@ -120,6 +120,15 @@ def test_gradients_that_are_divided_before_they_are_clipped(own: float, status: 
     assert judge("gradient-of-mean-loss", *[[model(), *passes, last, stepped()]] * 2).status == status
 
 
+@cases("second, status", ("", "fail"), ("model1.", "not_applicable"))
+def test_peers_that_learn_from_one_another(second: str, status: str) -> None:
+    """A backward for each of two models, before either optimizer steps: each loss is the mean of its own model."""
+    models = [model(), model(parameter(f"{second}v"), root=second)] if second else [model(parameter(), parameter("v"))]
+    passes = [micro(1, criteria=entropy(4, 1.0))] * 2
+    ends = [step(1, held=["w"]), stepped(1), step(1, held=[f"{second}v"], optimizer=1), stepped(1, optimizer=1)]
+    assert judge("gradient-of-mean-loss", *[[*models, *passes, *ends]] * 2).status == status
+
+
 EVALUATION = """
 class Distance:
     @torch.no_grad()

@@ -79,8 +79,10 @@ def weight(micro: Micro) -> tuple[float, int] | None:
 def total_weight(run: Run) -> float | None:
     """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a mean over the step.
 
-    None where the weights are not known, or where optimizers that step one after the other have losses of their own.
+    None where the weights are not known, or where optimizers have losses of their own: they step one after the other, or hold models apart.
     """
+    if _models_apart(run):
+        return None
     all_ranks = run.consumed(1)
     stepped = [min((step.seq for step in trace.of(Step)), default=math.inf) for trace in run.traces]
     if any(micro.seq > end for micros, end in zip(all_ranks, stepped, strict=True) for micro in micros):
@@ -89,6 +91,14 @@ def total_weight(run: Run) -> float | None:
     if not per_rank or any(not w or None in w for w in per_rank):
         return None
     return sum(w[0] for weights in per_rank for w in weights if w) / run.divisor
+
+
+def _models_apart(run: Run) -> bool:
+    """Whether several optimizers make the first step, each of models that no other holds: a backward may be of one model alone."""
+    roots = sorted((model.root for model in run.models), key=len, reverse=True)
+    firsts = [record for record in run.places(Step) if record.step == 1]
+    held = [{next((root for root in roots if name.startswith(root)), "") for name in one.held} for one in firsts]
+    return len(held) > 1 and sum(map(len, held)) == len(set().union(*held))
 
 
 def _known(world: int, micros: int, theirs: int) -> list[Reading]:
