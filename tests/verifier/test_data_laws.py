@@ -297,18 +297,24 @@ def unpacked(make, look):
 
 def passed(make, look):
     return loss_of({"x": make()}, look)
+
+def sliced(make, look):
+    data = make()
+    batch = data[:1]
+    return look(batch[:, :-1])
 """
 
 
 @pytest.mark.parametrize(
-    "how, code", [("bound", "batch = {"), ("unpacked", "for x, y in"), ("passed", "return loss_of({")]
+    "how, code",
+    [("bound", "batch = {"), ("unpacked", "for x, y in"), ("passed", "return loss_of({"), ("sliced", "batch = data")],
 )
 def test_where_a_batch_comes_into_the_script(tmp_path: Path, how: str, code: str) -> None:
     script = written(tmp_path, BATCHES)
     space: dict[str, Any] = {}
     exec(compile(script.read_text(), str(script), "exec"), space)
     session = SimpleNamespace(frames=Frames(str(tmp_path)))
-    place = space[how](lambda: torch.zeros(2), lambda x: origin_of(session, {id(x)}))
+    place = space[how](lambda: torch.zeros(2, 2), lambda x: origin_of(session, [x]))
     assert (place.function, place.code[: len(code)]) == (how, code)
 
 
@@ -374,7 +380,7 @@ def test_the_function_that_made_a_batch(tmp_path: Path, monkeypatch: pytest.Monk
     reader = space["Reader"]()
     reader.make = lambda: torch.zeros(2)
     session = SimpleNamespace(frames=Frames(str(tmp_path)))
-    place = space[how](reader, lambda x: origin_of(session, {id(x)}))
+    place = space[how](reader, lambda x: origin_of(session, [x]))
     assert (place.function, [(Path(line.file).name, line.function) for line in place.through]) == (
         how,
         [("reader.py", maker)],

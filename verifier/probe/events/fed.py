@@ -13,12 +13,14 @@ from torch import nn
 
 from ...trace.events import Fed, Line, Place
 from ...trace.origin import is_machinery
+from ..compat.tensors import NO_STORAGE
 from ..frames import line_at, place_at
 from ..session import Session
 from ..watched import variables
 
 DEEPEST = 3  # containers within one another in which a batch is looked for
 WIDEST = 64  # of their items
+Wanted = Callable[[torch.Tensor], bool]
 
 
 def install(session: Session) -> None:
@@ -30,7 +32,7 @@ def install(session: Session) -> None:
         roots = any(module is root for _, root in session.roots)
         if not roots or not module.training or not torch.is_grad_enabled() or session.step_number() > 1:
             return
-        held = {id(tensor) for tensor in given() if tensor.grad_fn is None}
+        held = [tensor for tensor in given() if tensor.grad_fn is None]
         place = _origin(session, held) if held else None
         if place is not None and session.first(("fed", place)):
             session.write(Fed(at_line=place))
@@ -38,12 +40,27 @@ def install(session: Session) -> None:
     session.subscribe("call", called)
 
 
-def _origin(session: Session, held: set[int]) -> Place | None:
-    """In the outermost frame of the project that holds one of these tensors."""
+def _origin(session: Session, held: list[torch.Tensor]) -> Place | None:
+    """Where one of these tensors was bound, else what they are parts of: `model(batch[:, :-1])`."""
+    same, memory = {id(tensor) for tensor in held}, {*map(_memory, held)} - {0}
+    exact = _bound_to(session, lambda tensor: id(tensor) in same)
+    return exact or _bound_to(session, lambda tensor: _memory(tensor) in memory)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of a tensor's memory; 0 where it has none of its own."""
+    try:
+        return tensor.untyped_storage().data_ptr() if type(tensor) is torch.Tensor else 0
+    except NO_STORAGE:
+        return 0
+
+
+def _bound_to(session: Session, wanted: Wanted) -> Place | None:
+    """In the outermost frame of the project that holds such a tensor."""
     frames = [*session.frames.own()]
     for number, frame in reversed([*enumerate(frames)]):
         names = variables(frame) if frame.f_locals is not frame.f_globals else [*frame.f_globals.items()]
-        inside = [(depth, name) for name, value in names if (depth := _depth(value, held)) is not None]
+        inside = [(found, name) for name, value in names if (found := _within(value, wanted)) is not None]
         if not inside:
             continue
         name, code, above = max(inside)[1], frame.f_code, frames[number + 1 :]
@@ -55,14 +72,14 @@ def _origin(session: Session, held: set[int]) -> Place | None:
     return None
 
 
-def _depth(value: Any, held: set[int], depth: int = 0) -> int | None:
-    """In how many containers within `value` one of the tensors lies; None if it is not in there."""
-    if id(value) in held:
-        return depth
+def _within(value: Any, wanted: Wanted, depth: int = 0) -> tuple[int, int] | None:
+    """(in how many containers within `value` such a tensor lies, its size below 0); None if it is not in there."""
+    if isinstance(value, torch.Tensor):
+        return (depth, -value.numel()) if wanted(value) else None
     if depth == DEEPEST or not isinstance(value, list | tuple | dict) or len(value) > WIDEST:
         return None
     inside = value.values() if isinstance(value, dict) else value
-    return max((found for one in inside if (found := _depth(one, held, depth + 1)) is not None), default=None)
+    return max((found for one in inside if (found := _within(one, wanted, depth + 1)) is not None), default=None)
 
 
 def _bound(frame: FrameType, name: str) -> ast.stmt | None:
