@@ -194,6 +194,14 @@ def test_each_round_of_the_exam_is_published() -> None:
     assert f"{claim} failed" in README
 
 
+def test_what_was_judged_again_is_published() -> None:
+    results = result("exam_again")
+    faults, right = results["found_before"], results["right"]
+    text = " ".join(RELIABILITY.split())
+    assert f"{faults['found_again']} of {faults['of']} faults found before are found again" in text
+    assert f"{right['failed']} of {right['of']} right scripts fail and {right['inconclusive']} are inconclusive" in text
+
+
 def test_the_launchers_are_published() -> None:
     results = result("launchers")
     rows = results["slurm"]["rows"]

@@ -19,6 +19,7 @@ from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.probe.events.data import _parts as divided
 from verified_fsdp2.verifier.probe.events.fed import _origin as origin_of
 from verified_fsdp2.verifier.probe.frames import Frames
+from verified_fsdp2.verifier.probe.measures import vocabulary
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Micro, Place
 
@@ -385,3 +386,18 @@ def test_the_function_that_made_a_batch(tmp_path: Path, monkeypatch: pytest.Monk
         how,
         [("reader.py", maker)],
     )
+
+
+@cases(
+    "value, known",
+    ({"ash": 1, "elm": 0, "oak": 2}, 3),
+    ({f"word {n}": n for n in range(500)}, 64),  # the first are enough
+    ({"a": None, "b": 0, "c": 1}, 0),
+    ({"a": 0, "b": 0, "c": 2}, 0),
+    ({"a": False, "b": True}, 0),
+    ({0: 0, 1: 1}, 0),
+    ({"step": 7}, 0),
+    (["ash", "elm"], 0),
+)
+def test_what_is_a_vocabulary(value: object, known: int) -> None:
+    assert len(vocabulary(value)) == known

@@ -1,7 +1,8 @@
-"""Small measurements of modules, tensors and optimizers, as values that go into a record."""
+"""Small measurements of modules, tensors, optimizers and vocabularies, as values that go into a record."""
 
 import hashlib
 from collections.abc import Iterable
+from itertools import islice
 
 import torch
 from torch import nn
@@ -45,6 +46,7 @@ def writes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(version(local(tensor.detach())) for tensor in tensors if isinstance(tensor, nn.Parameter))
 
 
+_WORDS = 64  # of a vocabulary
 _DIGESTED = 1 << 16
 _SAMPLED = 1 << 13  # elements that are looked at to see a change
 
@@ -103,3 +105,12 @@ def repeated_blocks(root: nn.Module) -> list[Block]:
                 numel = sum(p.numel() for m in members for p in m.parameters())
                 out.append(Block(parent=name, cls=cls, count=len(members), numel=numel))
     return out
+
+
+def vocabulary(value: object) -> list[tuple[str, int]]:
+    """The first entries of a dict from texts to consecutive numbers; [] of anything else."""
+    items = list(islice(value.items(), _WORDS)) if isinstance(value, dict) else []
+    if len(items) < 2 or not all(isinstance(key, str) and type(number) is int for key, number in items):
+        return []
+    numbers = sorted(number for _, number in items)
+    return items if numbers == [*range(numbers[0], numbers[0] + len(items))] else []

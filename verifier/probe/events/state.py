@@ -10,7 +10,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
 from ..compat.tensors import in_memory, layout, local, own_buffers, own_parameters
-from ..measures import element_hash
+from ..measures import element_hash, vocabulary
 from ..session import Session
 from ..sketch import sketch
 from ..watched import evaluated, variables
@@ -32,7 +32,6 @@ from .own_updates import FORWARDS, OwnUpdates
 LEAVES = 512  # values that are kept of a rank
 _DEPTH = 6
 _ITEMS = 256  # of a container that is walked
-_WORDS = 64  # of a vocabulary
 _HISTORY = 16  # numbers in a list, from which on it is a log
 _ELEMENTS = 1 << 22  # of a tensor that is sketched
 _NAMES = 32
@@ -118,7 +117,7 @@ class Walk:
                     yield from self._walk(item, f"{path}[{number}]", holder, depth + 1)
         elif isinstance(value, torch.utils.data.Dataset | Iterable):  # positions of data are judged by the samples
             for key, item in list(getattr(value, "__dict__", {}).items()):
-                for text, number in _vocabulary(item):
+                for text, number in vocabulary(item):
                     yield f"{path}.{key}[{text!r}]", "dataset", number
         elif self._is_own(value):
             yield from self._object(value, path, "object", depth)
@@ -336,13 +335,6 @@ class Watch:
         unit = torch.finfo(now.dtype).eps * last.abs().float()
         apart = ((followed.float() - last.float()).abs() > 2 * unit) & (last != 0)
         return float((apart & (now == last)).sum()) / max(1, int(apart.sum()))
-
-
-def _vocabulary(value: object) -> list[tuple[str, int]]:
-    """The first entries of a dict from texts to consecutive numbers; [] of anything else."""
-    items = list(islice(value.items(), _WORDS)) if isinstance(value, dict) else []
-    numbers = sorted(number if isinstance(key, str) and type(number) is int else -1 for key, number in items)
-    return items if len(items) > 1 and numbers == [*range(numbers[0], numbers[0] + len(items))] else []
 
 
 def _memory(tensor: torch.Tensor) -> int:
