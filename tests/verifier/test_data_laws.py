@@ -247,6 +247,8 @@ def test_the_line_that_built_the_loader_of_the_training_batches() -> None:
     assert run([*before, *batches, loader(evaluation, 1e9)]).data_line() == BUILT
     assert run([loader(None, -2.0), *batches]).data_line() == LINE
     assert run([*batches]).data_line() == run([*batches]).line_of(Micro)
+    validated = {**loader(evaluation, -1.0), "at_line": evaluation}  # at the first step, behind the loop's own start
+    assert run([*before, validated, {"kind": "fed", "at_line": LINE}, *batches]).data_line() == BUILT
 
 
 ONE_ORDER = """

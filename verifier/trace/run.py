@@ -376,10 +376,11 @@ class Run:
 
     def data_line(self) -> events.Place | None:
         """The user's line that built the loader of the first training batch; without a loader the one that bound this batch."""
-        first = next(iter(self.places(events.Micro)), None)
+        first, fed = next(iter(self.places(events.Micro)), None), self.line_of(events.Fed, last=True)
         started = [r for r in self.places(events.LoaderStarted) if first is not None and r.at <= first.at]
-        built = next((r.made or r.at_line for r in reversed(started)), None)
-        return built or self.line_of(events.Fed, last=True) or self.line_of(events.Micro)
+        same = [r for r in started if r.at_line == fed]  # not one of an evaluation before the training
+        built = next((r.made or r.at_line for r in reversed(same or started)), None)
+        return built or fed or self.line_of(events.Micro)
 
 
 def _latest_models(trace: Trace) -> list[events.Model]:
