@@ -46,6 +46,11 @@ def inner_tensor(tensor: Tensor) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def classes_have_a_say() -> bool:
+    """Whether torch asks the class of a tensor what a function does: not inside of what that class answers."""
+    return bool(torch._C._is_torch_function_enabled())
+
+
 def note_initialized() -> None:
     """Let activation checkpointing and others see that CUDA is used."""
     torch.cuda._initialized = True

@@ -125,7 +125,7 @@ def _code(value: Any) -> CodeType | None:
     if isinstance(value, GeneratorType):
         return value.gi_code
     if not isinstance(value, FunctionType):
-        steps = (inspect.getattr_static(type(value), name, None) for name in ("__next__", "__iter__", "__call__"))
+        steps = (inspect.getattr_static(type(value), f"__{name}__", None) for name in ("next", "iter", "call"))
         value = next((step for step in steps if isinstance(step, FunctionType)), None)
     made = inspect.unwrap(value) if value is not None else None
     return made.__code__ if isinstance(made, FunctionType) else None

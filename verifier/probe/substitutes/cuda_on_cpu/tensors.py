@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compat.cuda import answer_groups, answer_numbers
+from ...compat.cuda import answer_groups, answer_numbers, classes_have_a_say
 from ...compat.names import WRAPPER
 from ...dispatcher import Call
 from ...session import Session
@@ -75,7 +75,7 @@ def _copied(call: Call, proceed: Proceed, target: torch.device) -> Any:
     cls, call.kwargs["device"] = type(call.args[0]), target
     if not _has_its_own(call.args[0]):
         call.kwargs["copy"] = True
-    elif torch._C._is_torch_function_enabled():  # it knows `to` under the name that it has now
+    elif classes_have_a_say():  # it knows `to` under the name that it has now
         return cls.__torch_function__(Tensor.to, (cls,), call.args, call.kwargs)
     CUDA.moving = True
     try:
