@@ -41,11 +41,17 @@ def test_gradients_scaled_in_another_file(verify_script: Verify, tmp_path: Path,
 
 
 def test_a_profile_function_of_the_script_is_left_alone(verify_script: Verify, tmp_path: Path) -> None:
-    steps = ("        optimizer.step()", "        assert sys.getprofile() is own\n        optimizer.step()")
+    """Nothing is looked at then: the finding stands at the step."""
+    written(tmp_path, SCALE.format(how="parameter.grad.mul_(factor)"), "scaling.py")
+    lines = ["scaled(model.parameters(), world)", "assert sys.getprofile() is own", "optimizer.step()"]
+    steps = ("        optimizer.step()", "".join(f"        {line}\n" for line in lines))
     own = ("def main():", "def own(*event):\n    pass\n\n\ndef main():\n    sys.setprofile(own)")
-    script = edited(tmp_path, ("import torch\n", "import sys\n\nimport torch\n"), own, steps)
-    (finding,) = verify_script(script, ("run-completes",), steps=2).findings
-    assert finding.status == "pass", finding.evidence
+    names = ("import torch\n", "import sys\n\nimport torch\nfrom scaling import scaled\n")
+    verdict = verify_script(edited(tmp_path, names, own, steps), ("double-or-missing-world-scale",), steps=3)
+    (finding,) = verdict.findings
+    assert finding.location is not None
+    assert (finding.status, finding.location.code) == ("fail", "optimizer.step()")
+    assert [(run["role"], run["completed"]) for run in verdict.runs if run["role"] == "scaled"] == [("scaled", True)]
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,15 @@ def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+def address(tensor: torch.Tensor) -> int:
+    """Where the memory of this rank's part begins, which views of it share; 0 if it has none."""
+    part = in_memory(tensor)
+    try:
+        return part.untyped_storage().data_ptr() if part.device.type != "meta" else 0
+    except NO_STORAGE:
+        return 0
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a view with a gradient."""
     return tensor.requires_grad and tensor._base is not None

@@ -13,7 +13,7 @@ from torch import nn
 
 from ...trace.events import Fed, Line, Place
 from ...trace.origin import is_machinery
-from ..compat.tensors import NO_STORAGE
+from ..compat.tensors import address
 from ..frames import line_at, place_at
 from ..session import Session
 from ..watched import variables
@@ -42,17 +42,9 @@ def install(session: Session) -> None:
 
 def _origin(session: Session, held: list[torch.Tensor]) -> Place | None:
     """Where one of these tensors was bound, else what they are parts of: `model(batch[:, :-1])`."""
-    same, memory = {id(tensor) for tensor in held}, {*map(_memory, held)} - {0}
+    same, memory = {id(tensor) for tensor in held}, {*map(address, held)} - {0}
     exact = _bound_to(session, lambda tensor: id(tensor) in same)
-    return exact or _bound_to(session, lambda tensor: _memory(tensor) in memory)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """The address of a tensor's memory; 0 where it has none of its own."""
-    try:
-        return tensor.untyped_storage().data_ptr() if type(tensor) is torch.Tensor else 0
-    except NO_STORAGE:
-        return 0
+    return exact or _bound_to(session, lambda tensor: address(tensor) in memory)
 
 
 def _bound_to(session: Session, wanted: Wanted) -> Place | None:

@@ -22,7 +22,7 @@ from ...launch.request import ONE_PROCESS
 from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
-from ..compat.tensors import in_memory, layout, local, own_buffers, own_parameters
+from ..compat.tensors import address, layout, local, own_buffers, own_parameters
 from ..measures import element_hash, vocabulary
 from ..session import Session
 from ..sketch import sketch
@@ -50,7 +50,7 @@ class Walk:
         self.weights = [
             (slot.name, local(slot.param)) for slot in session.all_slots() if slot.param.dtype == torch.float32
         ]
-        self.memory = {place for slot in session.all_slots() if (place := _memory(slot.param))}
+        self.memory = {place for slot in session.all_slots() if (place := address(slot.param))}
         self._roots = {id(module) for _, root in session.roots for module in root.modules()}
         self.function = ""
 
@@ -296,7 +296,7 @@ class Watch:
             found[path] = held = replace(_held(value, holder, session.rank), lost=self._lost(path, value, walk))
             own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor  # so is its `to_local()`
             live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
-            if live and _memory(value) in walk.memory:
+            if live and address(value) in walk.memory:
                 found[path] = replace(held, live=True)
         gone = [path for path in self.known if path not in paths and not path.startswith("frozen ")]
         for path in gone:
@@ -335,12 +335,6 @@ class Watch:
         unit = torch.finfo(now.dtype).eps * last.abs().float()
         apart = ((followed.float() - last.float()).abs() > 2 * unit) & (last != 0)
         return float((apart & (now == last)).sum()) / max(1, int(apart.sum()))
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """The address of the memory of this rank's part; 0 if it has none."""
-    part = in_memory(tensor)
-    return part.untyped_storage().data_ptr() if part.device.type != "meta" else 0
 
 
 def _in_eval(name: str, root: nn.Module) -> list[str]:

@@ -97,8 +97,8 @@ def install(session: Session) -> None:
 
     def of_weights(given: list[torch.Tensor]) -> bool:
         """Whether a gather shares the memory of a parameter."""
-        held = {tensors.in_memory(slot.param).untyped_storage().data_ptr() for slot in session.all_slots()}
-        return any(t.device.type != "meta" and tensors.in_memory(t).untyped_storage().data_ptr() in held for t in given)
+        held = {tensors.address(slot.param) for slot in session.all_slots()} - {0}
+        return any(tensors.address(t) in held for t in given)
 
     def before(call: Call, kind: str, functional: bool) -> Leave | None:
         thread = threading.get_ident()
