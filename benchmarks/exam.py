@@ -17,6 +17,7 @@ import os
 import platform
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ def scripts(folder: Path) -> list[tuple[str, str, Path, dict[str, Any]]]:
     return found
 
 
-def judge(script: Path, settings: dict[str, Any], launcher: Launcher) -> dict[str, Any]:
-    """The row of one script."""
+def judge(script: Path, settings: dict[str, Any], launcher: Launcher, only: Collection[str] = ()) -> dict[str, Any]:
+    """The row of one script; `only`: the rules that are judged, without them all."""
     with tempfile.TemporaryDirectory() as place:
         copy = Path(shutil.copytree(script.parent, Path(place) / "project")) / script.name
         try:
-            verdict = verify_with(launcher, resolve(copy, settings), Path(place) / "work", select((), ()))
+            verdict = verify_with(launcher, resolve(copy, settings), Path(place) / "work", select(only, ()))
         except Exception as error:  # of the script's arguments, or of ours: a result too
             return {"verdict": "error", "first": "", "failed": [], "evidence": f"{type(error).__name__}: {error}"[:300]}
     failed = [f for f in verdict.findings if f.status == "fail" and f.required]

@@ -1,9 +1,10 @@
 """Scripts of past rounds of the exam, judged again: is what was found still found, and does a right script fail?
 
-    python benchmarks/exam_again.py --seconds 3600
+    python benchmarks/exam_again.py --seconds 3600 --jobs 2
 
-Takes scripts by chance, first those that were never judged again. benchmarks/results/exam_again.json says for each round what came
-out; what is judged now takes the place of what stands there.
+Takes scripts by chance, first those that were never judged again, and of these the faults that had been found. Such a fault is
+judged by the rule that named it, and by all rules only if that does not find it; right scripts are judged by all.
+benchmarks/results/exam_again.json says for each round what came out; what is judged now takes the place of what stands there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import random
 import subprocess
 import time
+from collections.abc import Iterator
+from multiprocessing import Process, Queue
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from exam import judge, new_failures, scripts
 
 from results_file import write
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -27,6 +31,7 @@ OUT = RESULTS / "exam_again.json"
 OF_FAULTS, OF_RIGHT = ("found", "missed"), ("passed", "inconclusive", "failed")
 Key = tuple[int, str, str]  # round, case, kind
 Rows = dict[Key, dict[str, Any]]
+Cases = dict[Key, tuple[Path, dict[str, Any], str]]  # script, settings, the rule that found it
 
 
 def every_script() -> dict[Key, tuple[Path, dict[str, Any]]]:
@@ -60,6 +65,37 @@ def outcome(key: Key, row: dict[str, Any], twin: dict[str, Any]) -> str:
     return "found" if new_failures({**row, "case": key[1]}, [{**twin, "case": key[1], "kind": "twin"}]) else "missed"
 
 
+def rule_of(row: dict[str, Any]) -> str:
+    """The rule that named a fault at first sight, which its twin does not fail; "" where none did."""
+    new = row.get("new") or [""]
+    return row["first"] if row["first"] in new else new[0]
+
+
+def work(cases: Cases, ends: float, rows: Queue[Any]) -> None:
+    """One process: puts a (script, row) for each script, and None at its end."""
+    try:
+        with Launcher() as launcher:
+            for key, (script, settings, rule) in cases.items():
+                if time.monotonic() > ends:
+                    break
+                row = judge(script, settings, launcher, [rule]) if rule in RULES else {"failed": []}
+                rows.put((key, row if row["failed"] else judge(script, settings, launcher)))
+    finally:
+        rows.put(None)
+
+
+def judged(cases: Cases, jobs: int, ends: float) -> Iterator[tuple[Key, dict[str, Any]]]:
+    """Rows in the order in which they are ready, of so many scripts at a time."""
+    rows: Queue[Any] = Queue()
+    for job in range(jobs):
+        Process(target=work, args=(dict(list(cases.items())[job::jobs]), ends, rows)).start()
+    while jobs:
+        if (row := rows.get()) is None:
+            jobs -= 1
+        else:
+            yield row
+
+
 def summary(came: dict[Key, str], details: Rows, commits: list[str], of: int, first: Rows) -> dict[str, Any]:
     """Counts, what each round's scripts came to, and the rows that are not as one wants them."""
     before = [key for key in came if key[2] == "fault" and first[key]["new"]]
@@ -83,6 +119,7 @@ def summary(came: dict[Key, str], details: Rows, commits: list[str], of: int, fi
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, required=True, help="how long scripts are judged")
+    parser.add_argument("--jobs", type=int, default=1, help="how many scripts at a time")
     parser.add_argument("--only", default="", help="cases whose name begins with one of these, by comma")
     options = parser.parse_args()
     every, ends = every_script(), time.monotonic() + options.seconds
@@ -93,15 +130,13 @@ def main() -> int:
     commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, text=True).strip()
     commits = sorted({*results.get("commits", ()), commit})
     named = [key for key in every if key[1].startswith(tuple(options.only.split(",")))]
-    with Launcher() as launcher:
-        for key in sorted(named, key=lambda key: (key in came, random.random())):
-            if time.monotonic() > ends:
-                break
-            row = judge(*every[key], launcher)
-            came[key] = outcome(key, row, first.get((*key[:2], "twin"), {"failed": []}))
-            details[key] = {"round": key[0], "case": key[1], "kind": key[2], "commit": commit, **row}
-            print(f"{came[key]:<13}{key[2]:<6}{key[0]:>3} {key[1]:<40}{row['first']}", flush=True)
-            write(OUT, summary(came, details, commits, len(every), first))
+    order = sorted(named, key=lambda key: (key in came, not first[key].get("new"), random.random()))
+    cases = {key: (*every[key], rule_of(first[key])) for key in order}
+    for key, row in judged(cases, options.jobs, ends):
+        came[key] = outcome(key, row, first.get((*key[:2], "twin"), {"failed": []}))
+        details[key] = {"round": key[0], "case": key[1], "kind": key[2], "commit": commit, **row}
+        print(f"{came[key]:<13}{key[2]:<6}{key[0]:>3} {key[1]:<40}{row['first']}", flush=True)
+        write(OUT, summary(came, details, commits, len(every), first))
     results = json.loads(OUT.read_text(encoding="utf-8"))
     print(json.dumps({key: value for key, value in results.items() if key not in ("rounds", "rows")}, indent=1))
     return 0
