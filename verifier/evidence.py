@@ -102,7 +102,7 @@ class Evidence:
     saving: Place | None = None  # the first line of the sources that saves a checkpoint, run or not
     exporting: Place | None = None  # the same, if what `torch.save` writes is an export
     loading: tuple[Place, ...] = ()  # the lines of the sources that load
-    followed: bool = False  # whether the static tier has come to the training by following the sources
+    followed: str = ""  # from where the static tier has come to the training by following the sources; "" if it has not
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
     options: tuple[Option, ...] = ()  # the settings that the sources and configuration files show
     watch: tuple[Watched, ...] = ()  # values that somebody asked to compare

@@ -208,7 +208,7 @@ class TestPresence:
         ("set-device-missing", "init_process_group('cpu:gloo,cuda:nccl')"),
     )
     def test_what_only_sources_show(self, rule: str, source: str) -> None:
-        assert self.named(rule, source, followed=True).status == "pass"
+        assert self.named(rule, source, followed="from the script on").status == "pass"
         assert self.named(rule, source).status == "inconclusive"
         absent = self.named(rule, "pass")
         assert (absent.status, absent.tier) == ("not_applicable", "static")
@@ -217,7 +217,7 @@ class TestPresence:
     def test_no_comment_ignores_a_rule(self) -> None:
         comment = Suppression(LINE, ("root-only-wrap",), "one layer", range(1, 2))
         assert self.named("unused-suppression", "pass").status == "not_applicable"
-        assert self.named("unused-suppression", "pass", suppressions=(comment,), followed=True).status == "pass"
+        assert self.named("unused-suppression", "pass", suppressions=(comment,), followed="from the script on").status == "pass"
 
 
 @cases("line, status", (3, "pass"), (4, "fail"))

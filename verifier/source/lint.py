@@ -10,6 +10,7 @@ from pathlib import Path
 from ..finding import Hit, Suppression
 from .coverage import Coverage, Missed, merged
 from .entries import follow
+from .follow import Follower
 from .project import Module, Project, Shared
 from .registry import DETECTORS
 from .suppress import covering, read
@@ -35,9 +36,14 @@ class Seen:
 
 
 def look(
-    scripts: Iterable[Path], only: Collection[str] | None = None, parsed: dict[Path, Module | None] | None = None
+    scripts: Iterable[Path],
+    only: Collection[str] | None = None,
+    parsed: dict[Path, Module | None] | None = None,
+    shown: bool = False,
 ) -> Seen:
-    """What the detectors see, each fault once. `only`: the rules that are looked for; `parsed`: files that were already read."""
+    """What the detectors see, each fault once. `only`: the rules that are looked for; `parsed`: files that were already read;
+    `shown`: a run has shown that their training is distributed, so that every function is followed to its end.
+    """
     shared = Shared(parsed)
     wanted = {rule: found for rule, found in DETECTORS.items() if only is None or rule in only}
     found: dict[tuple[str, str, int], Hit] = {}
@@ -47,12 +53,12 @@ def look(
     trained: dict[Path, bool] = {}
     for script in sorted(scripts, key=lambda path: not _is_main(shared.parsed.get(path))):
         project = Project(script, shared, lazy=script in modules)
-        traces = follow(project, followed=followed if project.lazy else ())
+        traces = follow(project, Follower if shown else None, followed if project.lazy else ())
         trained[script] = any(flow.distributed for flow in traces) and any(flow.training for flow in traces)
         for flow in traces:
             missed += flow.missed.items()
             followed |= flow.followed
-            for rule, detector in wanted.items() if flow.distributed else ():
+            for rule, detector in wanted.items() if shown or flow.distributed else ():
                 for hit in detector(flow):
                     found.setdefault((rule, hit.location.file, hit.location.line), hit)
         modules |= {module.path: module for module in project.modules}
@@ -60,12 +66,12 @@ def look(
     suppressions = tuple(s for module in modules.values() for s in read(module))
     hits = sorted(found.values(), key=lambda h: (h.location.file, h.location.line, h.rule))
     covers = [(hit, covering(suppressions, hit.rule, hit.location)) for hit in hits]
-    shown = tuple(hit for hit, cover in covers if cover is None)
+    visible = tuple(hit for hit, cover in covers if cover is None)
     hidden = tuple((hit, cover) for hit, cover in covers if cover is not None)
     functions = sum(isinstance(node, _BODIES) for node in followed)
     untrained = tuple(path for path, trains in trained.items() if not trains)
     coverage = Coverage(tuple(trained), functions, merged(missed, followed), untrained)
-    return Seen(shown, hidden, suppressions, coverage)
+    return Seen(visible, hidden, suppressions, coverage)
 
 
 def _is_main(module: Module | None) -> bool:

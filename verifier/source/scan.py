@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..evidence import LOADS, Evidence
 from ..finding import Hit, Suppression
 from ..trace.events import Checkpoint, Micro, Place, Step
+from ..trace.origin import is_user
 from .events import hit_at
 from .lint import look
 from .project import Module, canonical, parse
@@ -29,7 +30,7 @@ class Scan:
     files: tuple[Path, ...] = ()
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)
     suppressions: tuple[Suppression, ...] = ()
-    followed: bool = False  # whether the detectors have reached its training
+    followed: str = ""  # from where the detectors have come to its training; "" if they have not
     saving: Place | None = None  # the first line that saves model or optimizer state
     exporting: Place | None = None  # the same, if what `torch.save` writes is an export
     loading: tuple[Place, ...] = ()  # the lines that load
@@ -47,7 +48,7 @@ def scan(script: Path, root: Path | None = None) -> Scan:
         files,
         seen.by_rule(),
         seen.suppressions,
-        followed=not seen.coverage.without_training,
+        followed="" if seen.coverage.without_training else "from the script on",
         saving=saving if loading else exporting,
         exporting=exporting,
         loading=loading,
@@ -76,11 +77,13 @@ def with_training(evidence: Evidence, script: Path) -> Evidence:
         evidence = replace(evidence, saving=evidence.exporting)
     if evidence.followed:
         return evidence
-    lines = (record.at_line for record in (*train.places(Step), *train.places(Micro)))
-    files = {Path(line.file) for line in lines if line is not None} - {script}
-    seen = look([script, *sorted(file for file in files if file.is_file())])
-    followed = len(seen.coverage.without_training) < len(seen.coverage.files)
-    return replace(evidence, hits=seen.by_rule(), suppressions=seen.suppressions, followed=followed)
+    places = [r.at_line for r in (*train.places(Step), *train.places(Micro)) if r.at_line is not None]
+    lines = (line for place in places for line in (place, *place.through, *place.callers))
+    files = {Path(line.file) for line in lines if is_user(line.file)} - {script}
+    seen = look([script, *sorted(file for file in files if file.is_file())], shown=True)
+    loops = ", ".join(sorted({Path(place.file).name for place in places if place.library is None}))
+    followed = f"from where the run trained ({loops})" if loops else "where they lead to a library that trains"
+    return replace(evidence, hits=seen.by_rule(), suppressions=seen.suppressions, followed=followed if places else "")
 
 
 def with_texts(evidence: Evidence) -> Evidence:

@@ -41,8 +41,19 @@ def test_files_in_which_the_run_trained_are_followed(tmp_path: Path) -> None:
     line = {"file": str(trainer), "line": 15, "function": "fit", "code": "self.optimizer.step()"}
     train = run([micro(at_line=line), step(at_line=line)])
     after = with_training(with_sources(Evidence(train=train), script), script)
-    assert after.followed
+    assert after.followed == "from where the run trained (trainer.py)"
     assert [hit.location.line for hit in after.hits["salted-hash-seed"]] == [12]
+
+
+def test_what_leads_to_the_loop_of_a_library_is_looked_at(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch, far\ntorch.manual_seed(hash('train'))\nfar.fit()\n")
+    inside = {"file": "/x/site-packages/far.py", "line": 9, "function": "fit", "code": "self.optimizer.step()"}
+    line = {"file": str(script), "line": 3, "function": "<module>", "code": "far.fit()", "library": inside}
+    evidence = with_sources(Evidence(train=run([micro(at_line=line), step(at_line=line)])), script)
+    after = with_training(evidence, script)
+    assert not evidence.hits and [hit.location.line for hit in after.hits["salted-hash-seed"]] == [2]
+    assert after.followed == "where they lead to a library that trains"
 
 
 def test_nothing_is_followed_twice(tmp_path: Path) -> None:
