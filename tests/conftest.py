@@ -4,12 +4,13 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import scripts
 from corpus import Case, load
 from records import Capsys, brief
 from scripts import Command, Done, Verify
@@ -106,10 +107,9 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
 
 
 @pytest.fixture(scope="session")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+def launcher() -> Launcher:
     """One launcher process for the whole session: torch is imported once."""
-    with Launcher(log=tmp_path_factory.mktemp("launcher") / "log") as running:
-        yield running
+    return scripts.launcher()
 
 
 @pytest.hookimpl(tryfirst=True)

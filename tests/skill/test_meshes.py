@@ -1,7 +1,6 @@
 """A mesh of production, and the smaller one of the same shape on which its project is verified; projects without their data."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts import TORCHRUN, Command, python
+from scripts import Command, forked, python
 from trees import DECODER, SMALL, write_project
 from verified_fsdp2.skill.spec import SpecError, load
 from verified_fsdp2.skill.spec.meshes import verified
@@ -97,22 +96,10 @@ def test_same_losses_on_the_smaller_mesh(
     tmp_path: Path, settings: tuple[str, ...], ranks: int, flags: list[str]
 ) -> None:
     project = write_project(tmp_path, CLUSTER, *settings)
-    found, one_thread = [], {**os.environ, "OMP_NUM_THREADS": "1"}
-    for count, launcher in ((1, []), (ranks, [*TORCHRUN, str(ranks)])):
+    found = []
+    for count in (1, ranks):
         out = tmp_path / f"out-{count}"
-        command = [
-            sys.executable,
-            *launcher,
-            "train.py",
-            "--steps",
-            "3",
-            "--micro-batch",
-            "8",
-            "--out",
-            str(out),
-            *flags,
-        ]
-        subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=120, env=one_thread)
+        forked(project, count, "--steps", 3, "--micro-batch", 8, "--out", out, *flags)
         lines = map(json.loads, (out / "run-001" / "metrics.jsonl").read_text().splitlines())
         found.append([line["loss"] for line in lines if "loss" in line])
     assert len(found[0]) == 3 and found[1] == pytest.approx(found[0], rel=2e-6)

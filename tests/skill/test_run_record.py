@@ -10,6 +10,7 @@ from test_scaffold_launch import SPEC, finish, start, steps_of
 
 from checkpoint_project import Modules, train_state
 from records import Capsys, Patch, cases
+from scripts import forked
 from trees import Generate, write_project
 
 
@@ -24,7 +25,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.launch
 def test_a_changed_rate_takes_effect_on_resume_and_is_shown(stopped: Path, tmp_path: Path) -> None:
     project = stopped / "project"
-    whole = finish(start(project, 1, tmp_path, "--steps", "6"))
+    whole = forked(project, 1, "--out", tmp_path, "--steps", 6)
     assert "resume: " not in whole
     record = json.loads((stopped / "out/run-001/run.json").read_text())
     saved = stopped / "out/run-001/checkpoints/step_00000003/run.json"
@@ -32,7 +33,7 @@ def test_a_changed_rate_takes_effect_on_resume_and_is_shown(stopped: Path, tmp_p
     assert (record["settings"]["lr"], record["settings"]["steps"]) == (0.01, 3)
     assert {"command", "versions", "git", "ranks", "data", "spec"} <= record.keys()
     assert record["command"][-2:] == ["--steps", "3"] and sum(record["ranks"].values()) == 1
-    shown = finish(start(project, 1, stopped / "out", "--steps", "6", "--lr", "0.005", "--resume"))
+    shown = forked(project, 1, "--out", stopped / "out", "--steps", 6, "--lr", 0.005, "--resume")
     lines = [line for line in shown.splitlines() if line.startswith("resume: ")]
     assert lines == ["resume: settings.steps 3 -> 6", "resume: settings.lr 0.01 -> 0.005"]
     straight, found = steps_of(tmp_path), steps_of(stopped / "out")

@@ -17,7 +17,7 @@ import pytest
 
 from checkpoint_project import flip
 from records import cases
-from scripts import TORCHRUN, python
+from scripts import TORCHRUN, forked, python
 from trees import SMALL, write_project
 from verified_fsdp2.verifier.launch.processes import children
 
@@ -63,7 +63,8 @@ def finish(process: subprocess.Popen[str], status: int = 0) -> str:
 
 
 def run(project: Path, ranks: int, out: Path, steps: int = STEPS, *flags: str) -> list[dict[str, Any]]:
-    finish(start(project, ranks, out, "--steps", str(steps), *flags))
+    """The steps of a run with `start`'s flags in forked ranks, which import torch once for all runs."""
+    forked(project, ranks, "--out", out, "--steps", steps, *flags)
     return steps_of(out)
 
 

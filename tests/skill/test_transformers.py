@@ -14,7 +14,7 @@ from test_scaffold_launch import steps_of
 
 from model_project import built, imported, values, whole, write
 from records import cases
-from scripts import TORCHRUN, python
+from scripts import forked
 from trees import Patch
 from verified_fsdp2.skill.spec import SpecError
 from verified_fsdp2.verifier.errors import UserError
@@ -227,9 +227,7 @@ def test_a_base_in_four_bits_is_the_same_on_any_ranks(tmp_path: Path) -> None:
     model, losses = wide(tmp_path / "weights", 256), []
     for ranks in (1, 2):
         project = write(tmp_path / str(ranks), model, NF4, BF16)
-        words = ("train.py", "--steps", 3, "--micro-batch", 4, "--out", tmp_path / str(ranks))
-        done = python(*TORCHRUN, ranks, *words, cwd=project, status=None)
-        assert done.returncode == 0 or "terminate called" in done.stderr, done.stderr[-2000:]
+        forked(project, ranks, "--steps", 3, "--micro-batch", 4, "--out", tmp_path / str(ranks))
         losses.append([record["loss"] for record in steps_of(tmp_path / str(ranks))])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -241,8 +239,6 @@ def test_the_loss_does_not_depend_on_the_ranks(tmp_path: Path, name: str, settin
     losses = []
     for ranks in (1, 2):
         project = write(tmp_path / str(ranks), {**LLAMA, "config": MODELS[name]}, *settings)
-        words = ("train.py", "--steps", 3, "--micro-batch", 4, "--out", tmp_path / str(ranks))
-        done = python(*TORCHRUN, ranks, *words, cwd=project, status=None)
-        assert done.returncode == 0 or "terminate called" in done.stderr, done.stderr[-2000:]
+        forked(project, ranks, "--steps", 3, "--micro-batch", 4, "--out", tmp_path / str(ranks))
         losses.append([record["loss"] for record in steps_of(tmp_path / str(ranks))])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)

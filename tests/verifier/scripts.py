@@ -1,8 +1,11 @@
 """Scripts that tests write, and Python processes that they run."""
 
+import atexit
+import functools
 import json
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -10,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from corpus import TESTS
+from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.verdict import Verdict
 
 Verify = Callable[..., Verdict]  # what the fixtures `verify_script` and `verify_case` give
@@ -67,6 +72,28 @@ def edited(folder: Path, *changes: tuple[str, str], of: str = "minimal") -> Path
         assert old in text, old
         text = text.replace(old, new)
     return written(folder, text)
+
+
+@functools.cache
+def launcher() -> Launcher:
+    """One launcher process for all tests of this process: torch is imported once."""
+    running = Launcher()
+    running.wait()
+    atexit.register(running.__exit__)
+    return running
+
+
+def forked(folder: Path, ranks: int, *words: object) -> str:
+    """What rank 0 of a project's train.py prints, with nothing recorded but its steps; every rank ends well."""
+    with tempfile.TemporaryDirectory() as place:
+        script, ends = folder / "train.py", 10**9
+        done = launcher().run(
+            Request(place, str(script), str(folder), ranks, [*map(str, words)], mode="survey", steps=ends, timeout=200)
+        )
+        assert not any(rank["code"] for rank in done["ranks"]), [
+            (Path(place) / f"rank{rank}.err").read_text()[-2000:] for rank in range(ranks)
+        ]
+        return (Path(place) / "rank0.out").read_text()
 
 
 def wait_until(seconds: float, holds: Callable[[], object]) -> None:

@@ -217,7 +217,10 @@ class TestPresence:
     def test_no_comment_ignores_a_rule(self) -> None:
         comment = Suppression(LINE, ("root-only-wrap",), "one layer", range(1, 2))
         assert self.named("unused-suppression", "pass").status == "not_applicable"
-        assert self.named("unused-suppression", "pass", suppressions=(comment,), followed="from the script on").status == "pass"
+        assert (
+            self.named("unused-suppression", "pass", suppressions=(comment,), followed="from the script on").status
+            == "pass"
+        )
 
 
 @cases("line, status", (3, "pass"), (4, "fail"))
