@@ -134,15 +134,19 @@ test_gradients_consumed_once = judged_as(
 class TestRestored:
     rule = "state-restored"
 
-    def both(self, then: dict[str, Any], now: dict[str, Any]) -> Evidence:
+    def both(
+        self, then: dict[str, Any], now: dict[str, Any], first_rank: dict[str, Any] | None = None, loss: float = 1.0
+    ) -> Evidence:
+        """`first_rank`: what rank 0 begins with after the resume, where that is not what rank 1 does."""
         train = [*steps(4)[:6], SAVE, *steps(4)[6:]]
         first = {
             path: {**value, "value": -1.0} if value["value"] is not None else tensor(9.0)
             for path, value in then.items()
         }
         train = [state(1, **first), *train, state(3, **then)]
-        resumed = run(*[[micro(1, rows=(3,)), step(1), stepped(1), state(1, **now)]] * 2, role="resume")
-        return of(train, train, resume=resumed)
+        ranks = (now if first_rank is None else first_rank, now)
+        begun = [[micro(1, loss, rows=(3,)), step(1), stepped(1), state(1, **mine)] for mine in ranks]
+        return of(train, train, resume=run(*begun, role="resume"))
 
     @cases("name, then, now",
         ("ema", tensor(1.0), tensor(0.5)),
@@ -153,6 +157,22 @@ class TestRestored:
         found = judge(self.rule, self.both({name: then}, {name: now}))
         assert found.status == "fail"
         assert name.replace("__", ".") in found.evidence
+
+    def test_what_is_lost_on_another_rank(self) -> None:
+        then = {"main__buffer__items[0]": tensor(1.0, "object")}
+        found = judge(self.rule, self.both(then, {"main__buffer__items[0]": tensor(0.5, "object")}, then))
+        assert (found.status, "`main.buffer.items[0]` on rank 1" in found.evidence) == ("fail", True)
+
+    @cases("name, now, words",
+        ("main__geco__average", {"main__geco__average": held(0.0, "object")}, "`main.geco.average` = 0 instead of 2"),
+        ("main__geco__average", {}, "`main.geco.average` = nothing instead of 2"),
+        ("main__start", {"main__start": held(2.0)}, ""))  # fmt: skip
+    def test_an_inexact_resume_names_what_objects_begin_with(self, name: str, now: dict[str, Any], words: str) -> None:
+        kind = "local" if name == "main__start" else "object"
+        evidence = self.both({name: held(2.0, kind)}, now, loss=0.5)
+        found = judge("resume-is-exact", evidence)
+        assert (found.status, "begins there with" in found.evidence) == ("fail", bool(words))
+        assert words in found.evidence and judge(self.rule, evidence).status != "fail"
 
     @cases("later, status", (tensor(4.0, "module"), "pass"), (tensor(3.5, "module"), "fail"))
     def test_what_each_forward_sets_again(self, later: dict[str, Any], status: str) -> None:

@@ -33,12 +33,12 @@ def states(trace: Trace) -> dict[int, Values]:
     return found
 
 
-def whole(run: Run, step: int) -> dict[str, Held]:
-    """{path: the value of rank 0, of a sharded tensor the whole one} at a step; {} unless all ranks recorded it."""
+def whole(run: Run, step: int, rank: int = 0) -> Values:
+    """{path: the value of one rank, of a sharded tensor the whole one} at a step; {} unless all ranks recorded it."""
     ranks = [states(trace).get(step) for trace in run.traces]
     if not ranks or any(values is None for values in ranks):
         return {}
-    found = dict(ranks[0] or {})
+    found = dict(ranks[rank] or {})
     for path, held in found.items():
         if held.sharded:
             parts = [one for values in ranks if (one := (values or {}).get(path)) is not None and one.copy == 0]
@@ -49,11 +49,11 @@ def whole(run: Run, step: int) -> dict[str, Held]:
     return found
 
 
-def evolving(run: Run) -> set[str]:
-    """The paths whose value on rank 0 is not the same at every step at which they are there."""
+def evolving(run: Run, rank: int = 0) -> set[str]:
+    """The paths whose value on one rank is not the same at every step at which they are there."""
     first: dict[str, Held] = {}
     changed: set[str] = set()
-    for values in states(run.traces[0]).values() if run.traces else ():
+    for values in states(run.traces[rank]).values() if run.traces else ():
         for path, held in values.items():
             if path in first and apart(first[path], held) != 0.0:
                 changed.add(path)
@@ -160,8 +160,13 @@ def decisive(sources: Sources, paths: set[str]) -> set[str]:
     It is assigned from itself or under a condition that reads it, and a condition that reads it does more than log.
     """
     carried = {one for file in sources.project for one in _carried(sources.tree(file))}
+    return {path for path in paths - measuring(sources, paths) if spelled(path) & carried}
+
+
+def measuring(sources: Sources, paths: set[str]) -> set[str]:
+    """Of these paths the times and sums of times."""
     timed = {one for file in sources.project for one in _timed(sources.tree(file))}
-    return {path for path in paths if spelled(path) & carried and not spelled(path) & timed}
+    return {path for path in paths if spelled(path) & timed}
 
 
 def spelled(path: str) -> set[tuple[str, str]]:

@@ -1,29 +1,11 @@
-import re
-from collections import Counter
-
 from ...analysis.designs import saved_in_a_step
 from ...analysis.presence import begins_elsewhere
-from ...analysis.state import (
-    KEPT,
-    LEAST,
-    apart,
-    assigned_anew,
-    attribute,
-    begun_anew,
-    decisive,
-    evolving,
-    of_one_branch,
-    restorable,
-    results_of_calls,
-    whole,
-)
-from ...trace.events import Held
+from ...analysis.restored import SAME, beginning, holder, named
+from ...analysis.state import LEAST, apart, evolving, whole
 from ..base import Evidence, Finding, Rule, Run, some
 from ..checkpoint._resumed import load_line, saved_at
 
 LATER = 3  # steps after the checkpoint
-MOST = 4  # holders that are named one by one
-SAME = 1e-6  # relative; a restored value has the same bits, a forward on it may round differently
 
 
 class StateRestored(Rule):
@@ -37,8 +19,8 @@ class StateRestored(Rule):
     Right:
         dcp.save({"model": model_state, "optimizer": optimizer_state, "average": average}, checkpoint_id=path)
     Fix: Save what is named here in the checkpoint and load it before training continues.
-    Source: law L6: at the first forward of each step the probe records buffers, modules, schedulers, scalers, tensors
-    and numbers that the frames of the training loop reach. Numbers count only if a condition that does more than log
+    Source: law L6: at the first forward of each step every rank records buffers, modules, schedulers, scalers, tensors
+    and numbers that the frames of its training loop reach. Numbers count only if a condition that does more than log
     depends on them, and tensors of one element likewise.
     """
 
@@ -57,47 +39,17 @@ class StateRestored(Rule):
             return self.not_applicable(reason)
         if not whole(resume, 1) or not whole(train, after + 1):
             return self.unknown(f"no state was recorded at step {after + 1} of both the train run and the resumed run")
-        lost, compared = differing(evidence, train, resume, after + 1)
-        if not compared:
+        begins = beginning(evidence, train, resume, after + 1)
+        if not begins.compared:
             what = "nothing that the loop carries beside model and optimizer changes from step to step"
             return self.not_applicable(what)
-        if lost:
-            what = f"step {after + 1} starts after the resume with other values than without it: {some(lost, 4)}"
+        if begins.lost:
+            what = f"step {after + 1} starts after the resume with other values than without it: {some(begins.lost, 4)}"
             return self.failed(what + saved_at(evidence), load_line(evidence))
         if parted := parting(train, resume, after):
             what = "what the resumed run makes of its state is not what the uninterrupted run makes of it"
             return self.failed(f"{what}: {some(parted, 4)}{saved_at(evidence)}", load_line(evidence))
-        return self.passed(f"{compared} values that change from step to step are the same after the resume")
-
-
-def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[list[str], int]:
-    """(what differs, in words, by the variable that holds it; how many values were compared) where a resumed run begins."""
-    mine, theirs = whole(resume, 1), whole(train, step)
-    later, without = whole(resume, 2), whole(train, step + 1)
-    paths = evolving(train)
-    results = results_of_calls(evidence.sources)
-    deciding, anew = (
-        decisive(evidence.sources, paths),
-        assigned_anew(evidence.sources) | of_one_branch(evidence.sources),
-    )
-    functions = begun_anew(evidence.sources)
-    paths = {path for path in paths if path.partition(".")[0] not in functions}
-    same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
-    lost: dict[str, tuple[Held, Held]] = {}
-    compared = 0
-    for path in sorted(paths & theirs.keys() & mine.keys()):
-        now, then = mine[path], theirs[path]
-        known = same_samples or then.holder in KEPT or then.sketch is None
-        known = known and not (then.holder == "module" and attribute(path) in results)
-        if tuple(path.rsplit(".", 1)) in anew or not restorable(path, then, deciding) or not known:
-            continue
-        compared += 1
-        # what the loop or a forward sets in each step, before anything reads it
-        both = then.holder in ("optimizer", "module") and path in later and path in without
-        set_again = both and apart(later[path], without[path]) <= SAME
-        if apart(now, then) > SAME and not set_again:
-            lost[path] = (now, then)
-    return _named(lost), compared
+        return self.passed(f"{begins.compared} values that change from step to step are the same after the resume")
 
 
 def parting(train: Run, resume: Run, after: int) -> list[str]:
@@ -114,8 +66,8 @@ def parting(train: Run, resume: Run, after: int) -> list[str]:
         differ = {p: pairs[p] for p in pairs if p in paths and not theirs[p].live and apart(*pairs[p]) > SAME}
         if differ:
             around = {above for path in differ for above in _above(path)}
-            numbers = {p: pair for p, pair in pairs.items() if _holder(p) in around and pair[0].value is not None}
-            return _named(differ | {p: pair for p, pair in numbers.items() if pair[0].value != pair[1].value})
+            numbers = {p: pair for p, pair in pairs.items() if holder(p) in around and pair[0].value is not None}
+            return named(differ | {p: pair for p, pair in numbers.items() if pair[0].value != pair[1].value})
     return []
 
 
@@ -134,25 +86,6 @@ def _same_step(train: Run, resume: Run, after: int, step: int) -> bool:
 def _above(path: str) -> list[str]:
     """All that holds a value, from the inside: `main.ema['head.weight']` -> `main.ema`, `main`."""
     found = [path]
-    while _holder(found[-1]) != found[-1]:
-        found.append(_holder(found[-1]))
+    while holder(found[-1]) != found[-1]:
+        found.append(holder(found[-1]))
     return [one for one in found[1:] if "." in one]
-
-
-def _named(lost: dict[str, tuple[Held, Held]]) -> list[str]:
-    """What is lost, in words: numbers with both values, tensors by the variable or module that holds them."""
-    values = {path: (now.value, then.value) for path, (now, then) in lost.items()}
-    known = ((path, now, then) for path, (now, then) in values.items() if now is not None and then is not None)
-    numbers = [f"`{path}` = {now:.6g} instead of {then:.6g}" for path, now, then in known]
-    holders = Counter(path for path, (now, _) in values.items() if now is None)
-    while len(holders) > MOST and any(_holder(path) != path for path in holders):
-        shorter: Counter[str] = Counter()
-        for path, number in holders.items():
-            shorter[_holder(path)] += number
-        holders = shorter
-    return numbers + [f"`{path}`" + (f" ({number} tensors)" if number > 1 else "") for path, number in holders.items()]
-
-
-def _holder(path: str) -> str:
-    """What holds a value: `main.ema['head.weight']` -> `main.ema`."""
-    return re.sub(r"(\[[^\[]*\]|\.\w+)$", "", path)

@@ -1,9 +1,14 @@
 from ...analysis.designs import begun_before_save, resumable
 from ...analysis.presence import begins_elsewhere
+from ...analysis.restored import beginning
 from ...analysis.root_cause import root_cause
 from ...trace.events import LoaderStarted, Step, Stepped
 from ..base import Evidence, Finding, Rule, Run, count, some
 from ..checkpoint._resumed import RAISED, load_line, saved_at
+
+OTHER = (
+    "Save what is named here in the checkpoint and load it, where a step reads it; else the RNG state of every rank."
+)
 
 
 class ResumeIsExact(Rule):
@@ -55,7 +60,12 @@ class ResumeIsExact(Rule):
                     what = f"{others}: {what}"
                 if frozen := _frozen(train.at_step(Step, after + 1), resume.at_step(Step, 1)):
                     what = f"{what}: in step {after + 1} {frozen}"
-                return self.failed(f"{what} (allowed: no difference){saved_at(evidence)}", load_line(evidence))
+                what = f"{what} (allowed: no difference)"
+                more: dict[str, str] = {}
+                if other := beginning(evidence, train, resume, after + 1).other:
+                    what = f"{what}; step {after + 1} begins there with {some(other, 3)}"
+                    more = {"fix": OTHER}
+                return self.failed(f"{what}{saved_at(evidence)}", load_line(evidence), **more)
         return self.passed(f"losses and weights of {count(steps, 'step')} after step {after} are bitwise equal")
 
     def _of_a_begun_step(self, evidence: Evidence, train: Run, resume: Run, after: int) -> Finding:

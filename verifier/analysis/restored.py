@@ -1,0 +1,119 @@
+"""State beside the weights after a resume: what each rank begins with that it did not have without the resume."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..evidence import Evidence
+from ..trace import Run
+from ..trace.events import Held
+from .state import (
+    KEPT,
+    apart,
+    assigned_anew,
+    attribute,
+    begun_anew,
+    decisive,
+    evolving,
+    measuring,
+    of_one_branch,
+    restorable,
+    results_of_calls,
+    whole,
+)
+
+SAME = 1e-6  # relative; a restored value has the same bits, a forward on it may round differently
+_MOST = 3  # holders that are named one by one
+_OWNED = ("module", "optimizer", "scheduler", "scaler", "object")  # holders of what outlives a function call
+Pairs = Mapping[str, tuple[Held | None, Held | None]]  # {path: (with, without the resume)}
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """`lost`: state that a resumed run must have again and has not; `other`: further values of objects that are not the same; in words.
+    `compared` counts the values that must be the same.
+    """
+
+    lost: list[str]
+    other: list[str]
+    compared: int
+
+
+def beginning(evidence: Evidence, train: Run, resume: Run, step: int) -> Beginning:
+    """What the resumed run has at its first step that the uninterrupted run had not at the same `step`."""
+    lost: list[str] = []
+    other: list[str] = []
+    known: set[str] = set()  # paths that an earlier rank has
+    compared = 0
+    for rank in range(len(train.traces)):
+        must, may, number = _of_rank(evidence, train, resume, step, rank)
+        compared += number
+        on = f" on rank {rank}" if rank else ""
+        lost += [words + on for words in named({path: pair for path, pair in must.items() if path not in known})]
+        other += [words + on for words in named({path: pair for path, pair in may.items() if path not in known})]
+        known |= must.keys() | may.keys()
+    return Beginning(lost, other, compared)
+
+
+def _of_rank(evidence: Evidence, train: Run, resume: Run, step: int, rank: int) -> tuple[Pairs, Pairs, int]:
+    """What one rank must have again and has not, what else of its objects is not the same, and how many values must be the same."""
+    mine, theirs = whole(resume, 1, rank), whole(train, step, rank)
+    later, without = whole(resume, 2, rank), whole(train, step + 1, rank)
+    both = {path for path in mine.keys() & theirs.keys() if not (rank and theirs[path].sharded)}  # compared once, whole
+    sources, results = evidence.sources, results_of_calls(evidence.sources)
+    anew, functions = assigned_anew(sources) | of_one_branch(sources), begun_anew(sources)
+    paths = {path for path in evolving(train, rank) if path.partition(".")[0] not in functions}
+    deciding = decisive(sources, paths)
+    same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
+    lost: dict[str, tuple[Held, Held]] = {}
+    compared = 0
+    for path in sorted(paths & both):
+        now, then = mine[path], theirs[path]
+        known = same_samples or then.holder in KEPT or then.sketch is None
+        known = known and not (then.holder == "module" and attribute(path) in results)
+        if tuple(path.rsplit(".", 1)) in anew or not restorable(path, then, deciding) or not known:
+            continue
+        compared += 1
+        # what the loop or a forward sets in each step, before anything reads it
+        again = then.holder in ("optimizer", "module") and path in later and path in without
+        set_again = again and apart(later[path], without[path]) <= SAME
+        if apart(now, then) > SAME and not set_again:
+            lost[path] = (now, then)
+    apart_now = {path for path in both if apart(mine[path], theirs[path]) > SAME}
+    objects = {
+        path for path, held in (theirs | mine).items() if held.holder in _OWNED and attribute(path) not in results
+    }
+    unlike = (apart_now | (mine.keys() ^ theirs.keys())) & objects - lost.keys()
+    return (
+        lost,
+        {path: (mine.get(path), theirs.get(path)) for path in sorted(unlike - measuring(sources, unlike))},
+        compared,
+    )
+
+
+def named(lost: Pairs) -> list[str]:
+    """What is lost, in words: numbers with both values, tensors by the variable or module that holds them."""
+    numbers, holders = [], Counter[str]()
+    for path, (now, then) in lost.items():
+        if (now or then).sketch is not None:  # type: ignore[union-attr]  # one of both is there
+            holders[path] += 1
+        else:
+            numbers.append(f"`{path}` = {_shown(now)} instead of {_shown(then)}")
+    while len(holders) > _MOST and any(holder(path) != path for path in holders):
+        shorter: Counter[str] = Counter()
+        for path, number in holders.items():
+            shorter[holder(path)] += number
+        holders = shorter
+    return numbers + [f"`{path}`" + (f" ({number} tensors)" if number > 1 else "") for path, number in holders.items()]
+
+
+def _shown(held: Held | None) -> str:
+    return "nothing" if held is None or held.value is None else f"{held.value:.6g}"
+
+
+def holder(path: str) -> str:
+    """What holds a value: `main.ema['head.weight']` -> `main.ema`."""
+    return re.sub(r"(\[[^\[]*\]|\.\w+)$", "", path)
