@@ -16,7 +16,7 @@ demo: $(VENV)/installed  ## quickstart: check a spec, write its project, verify 
 	$(BIN)/fsdp2 new examples/quickstart.yaml $(DEMO)/project
 	$(BIN)/fsdp2 verify $(DEMO)/project --report json=$(DEMO)/report.json --report text
 
-test: lint types unit  ## lint, types and the tests that decide: 6 minutes on 2 cores
+test: lint types unit  ## lint, types and the tests that decide: 6 to 13 minutes on 2 cores
 
 test-all: lint types unit-all  ## and the tests marked `full`: 20 minutes on 2 cores
 

@@ -40,8 +40,8 @@ examples:
   fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore --html plan.html    the same as a page, with plots
   fsdp2 plan train.py --nproc 8 --gpu h100 --explore "--batch 1,2,4" --explore "--ac none,full"
 
-exit codes: 0 it fits (or no memory was given), 1 it does not fit or an error was found, 2 bad usage, 4 the script could not be followed
-to the end of its first step, or whether it fits depends on the allocator.
+exit codes: 0 it fits (or, which is said, only without what the allocator adds; or no memory was given), 1 it does not fit or an error was
+found, 2 bad usage, 4 the script could not be followed to the end of its first step.
 """
 
 

@@ -57,8 +57,16 @@ OPTIONS = (
         "the project's folder, if it is not the script's own: findings name the lines of its packages, too",
     ),
     ("--nproc", "N", "ranks (default 2)"),
-    ("--steps", "K", "optimizer steps to compare (default auto: 5 to 40, as a first run of the whole script suggests)"),
-    ("--reshard-to", "N,M", "other world sizes to resume on (default 1 and twice --nproc)"),
+    (
+        "--steps",
+        "K",
+        "optimizer steps to compare (default auto: 5 to 100, as a first run of the whole script suggests)",
+    ),
+    (
+        "--reshard-to",
+        "N,M",
+        "other world sizes to resume on (default 1, twice --nproc, and 3 if the global batch divides)",
+    ),
     ("--save-args", "ARGS", "arguments that make the script save a checkpoint, after one of the steps 1 to K-1"),
     ("--resume-args", "ARGS", "arguments that make the script resume from that checkpoint"),
     ("--single-args", "ARGS", "arguments that make one process take the whole global batch at once"),

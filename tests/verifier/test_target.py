@@ -1,5 +1,6 @@
 """Where a target comes from, and what wrong input gets."""
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,19 @@ def test_a_script_needs_no_file(project: Path) -> None:
     assert (target.nproc, target.args, target.reshard_to) == (2, ("--lr", "1 2"), (1, 2))
     assert target.command[3:] == ("--reshard-to", "1,2", "--", "--lr", "1 2")
     assert [resolve(project, {"steps": value}).steps for value in ("auto", "7")] == [0, 7]
+
+
+@cases(
+    "value, words",
+    ("--resume", ("--resume-args=--resume",)),
+    ("--resume {checkpoint}", ("--resume-args", "--resume {checkpoint}")),
+)
+def test_the_command_can_be_given_again(value: str, words: tuple[str, ...], project: Path) -> None:
+    target = resolve(project / "train.py", {"resume_args": value})
+    assert target.command[3:] == words
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--resume-args")
+    assert parser.parse_args(target.command[3:]).resume_args == value
 
 
 @cases(

@@ -188,8 +188,10 @@ def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, n
     given = {key: value for key, value in flags.items() if value is not None}
     own = given.pop("args", [])
     for key, value in [(k, one) for k, v in given.items() for one in (v if k == "watch" else [v])]:
-        option = "-m" if key == "module" else "--" + key.replace("_", "-")
-        words += [option, *([] if value is True else [str(value)])]
+        option, text = "-m" if key == "module" else "--" + key.replace("_", "-"), str(value)
+        # argparse takes one word with a dash for an option of its own
+        joined = [f"{option}={text}"] if text.startswith("-") and " " not in text else [option, text]
+        words += [option] if value is True else joined
     return (*words, *(["--", *_words("args", own)] if own else []))
 
 
