@@ -19,7 +19,7 @@ from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.probe.events.data import _parts as divided
 from verified_fsdp2.verifier.probe.events.fed import _origin as origin_of
 from verified_fsdp2.verifier.probe.frames import Frames
-from verified_fsdp2.verifier.probe.measures import vocabulary
+from verified_fsdp2.verifier.probe.measures import stream, vocabulary
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Micro, Place
 
@@ -403,3 +403,14 @@ def test_the_function_that_made_a_batch(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_what_is_a_vocabulary(value: object, known: int) -> None:
     assert len(vocabulary(value)) == known
+
+
+@pytest.mark.parametrize("kind", [torch.Generator, random.Random])
+def test_the_state_of_a_random_generator_is_a_number(kind: type[Any]) -> None:
+    one, other = kind(), kind()
+    for made in (one, other):
+        made.manual_seed(1) if kind is torch.Generator else made.seed(1)
+    known = stream(one)
+    assert known is not None and stream(other) == known
+    torch.rand(1, generator=one) if kind is torch.Generator else one.random()
+    assert stream(one) != known and stream(torch.zeros(3)) is None

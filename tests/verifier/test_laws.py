@@ -166,9 +166,10 @@ class TestRestored:
     @cases("name, now, words",
         ("main__geco__average", {"main__geco__average": held(0.0, "object")}, "`main.geco.average` = 0 instead of 2"),
         ("main__geco__average", {}, "`main.geco.average` = nothing instead of 2"),
+        ("main__noise", {"main__noise": held(0.0, "generator")}, "the state of `main.noise`"),
         ("main__start", {"main__start": held(2.0)}, ""))  # fmt: skip
     def test_an_inexact_resume_names_what_objects_begin_with(self, name: str, now: dict[str, Any], words: str) -> None:
-        kind = "local" if name == "main__start" else "object"
+        kind = {"main__start": "local", "main__noise": "generator"}.get(name, "object")
         evidence = self.both({name: held(2.0, kind)}, now, loss=0.5)
         found = judge("resume-is-exact", evidence)
         assert (found.status, "begins there with" in found.evidence) == ("fail", bool(words))

@@ -110,6 +110,9 @@ test_the_status = judged_as(
     row(PARTIAL, "not_applicable", [model(parameter(sharded=False)), *BASE]),
     row(SURVIVE, "fail", [*PLAIN, LEFT, *STEP_2], names=("w",)),
     row(SURVIVE, "pass", [*PLAIN, LEFT]),  # left at the end
+    row(
+        SURVIVE, "fail", [model(), micro(), step(unsynced=["w"], held=["v"]), stepped(), LEFT, *STEP_2], names=("w",)
+    ),  # of a GAN
     row(SURVIVE, "pass", [model(), LEFT, {"kind": "discarded"}, *BASE]),
     row(SURVIVE, "pass", UNSYNCED),  # what a step had not reduced is another fault
     row(RESYNC, "fail", UNSYNCED),

@@ -27,7 +27,14 @@ from .state import (
 
 SAME = 1e-6  # relative; a restored value has the same bits, a forward on it may round differently
 _MOST = 3  # holders that are named one by one
-_OWNED = ("module", "optimizer", "scheduler", "scaler", "object")  # holders of what outlives a function call
+_OWNED = (
+    "module",
+    "optimizer",
+    "scheduler",
+    "scaler",
+    "object",
+    "generator",
+)  # holders of what outlives a function call
 Pairs = Mapping[str, tuple[Held | None, Held | None]]  # {path: (with, without the resume)}
 
 
@@ -83,10 +90,9 @@ def _of_rank(evidence: Evidence, train: Run, resume: Run, step: int, rank: int) 
         if apart(now, then) > SAME and not set_again:
             lost[path] = (now, then)
     apart_now = {path for path in both if apart(mine[path], theirs[path]) > SAME}
-    objects = {
-        path for path, held in (theirs | mine).items() if held.holder in _OWNED and attribute(path) not in results
-    }
-    unlike = (apart_now | (mine.keys() ^ theirs.keys())) & objects - lost.keys()
+    missing = (theirs.keys() - mine.keys()) & paths
+    objects = {path for path, held in theirs.items() if held.holder in _OWNED and attribute(path) not in results}
+    unlike = (apart_now | missing) & objects - lost.keys()
     return (
         lost,
         {path: (mine.get(path), theirs.get(path)) for path in sorted(unlike - measuring(sources, unlike))},
@@ -100,6 +106,8 @@ def named(lost: Pairs) -> list[str]:
     for path, (now, then) in lost.items():
         if (now or then).sketch is not None:  # type: ignore[union-attr]  # one of both is there
             holders[path] += 1
+        elif (now or then).holder == "generator":  # type: ignore[union-attr]
+            numbers.append(f"the state of `{path}`")
         else:
             numbers.append(f"`{path}` = {_shown(now)} instead of {_shown(then)}")
     while len(holders) > _MOST and any(holder(path) != path for path in holders):

@@ -1,6 +1,7 @@
 """Small measurements of modules, tensors, optimizers and vocabularies, as values that go into a record."""
 
 import hashlib
+import random
 from collections.abc import Iterable
 from itertools import islice
 
@@ -78,6 +79,19 @@ def random_state() -> str:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         digest.update(bytes(torch.cuda.get_rng_state().tolist()))
     return digest.hexdigest()[:16]
+
+
+def stream(value: object) -> int | None:
+    """48 bits for the state of a random generator of torch, Python or NumPy; None for what is none."""
+    if isinstance(value, torch.Generator):
+        state = bytes(value.get_state().tolist())
+    elif isinstance(value, random.Random):
+        state = repr(value.getstate()).encode()
+    elif type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
+        state = repr(value.bit_generator.state).encode()
+    else:
+        return None
+    return int(hashlib.sha256(state).hexdigest()[:12], 16)
 
 
 def optimizer_state(

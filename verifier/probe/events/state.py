@@ -23,7 +23,7 @@ from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
 from ..compat.tensors import address, layout, local, own_buffers, own_parameters
-from ..measures import element_hash, vocabulary
+from ..measures import element_hash, stream, vocabulary
 from ..session import Session
 from ..sketch import sketch
 from ..watched import evaluated, variables
@@ -92,7 +92,9 @@ class Walk:
         if depth > _DEPTH or id(value) in self._seen or value is None or isinstance(value, str | bytes | type):
             return
         self._seen.add(id(value))
-        if isinstance(value, torch.Tensor):
+        if (drawn := stream(value)) is not None:
+            yield path, "generator", drawn
+        elif isinstance(value, torch.Tensor):
             if getattr(type(value), "replaced", False):
                 return  # to look at it would count as a read (events/replaced.py)
             value = value.values() if value.is_nested else value
@@ -354,7 +356,8 @@ def _has_modes(module: nn.Module) -> bool:
 
 def _held(value: Any, holder: str, rank: int) -> Held:
     if not isinstance(value, torch.Tensor):
-        return Held(holder=holder, value=float(value), dtype=type(value).__name__)
+        kind = "generator" if holder == "generator" else type(value).__name__
+        return Held(holder=holder, value=float(value), dtype=kind)
     placed, dtype = layout(value, rank), str(value.dtype).removeprefix("torch.")
     if value.numel() == 1 and not placed.sharded:
         return Held(holder=holder, value=float(local(value).real), dtype=dtype)

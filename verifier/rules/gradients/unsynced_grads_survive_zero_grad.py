@@ -27,7 +27,8 @@ class UnsyncedGradsSurviveZeroGrad(UnreducedRule):
                 optimizer.step()
                 optimizer.zero_grad()
     Fix: Sync on the last micro-batch of the epoch too, or drop an incomplete window before its first backward. To
-    abandon a window that has begun, also call `model.reset_iter_state()` (torch 2.13), not only `zero_grad()`.
+    abandon a window that has begun, also call `model.reset_iter_state()` (torch 2.13), not only `zero_grad()`. Where
+    another model's loss passes through these parameters, freeze them (`requires_grad_(False)`) instead.
     Source: measured (a relative error of 1.02 in the next gradient); the docstring of `FSDPModule.reset_iter_state`.
     """
 
@@ -45,7 +46,7 @@ class UnsyncedGradsSurviveZeroGrad(UnreducedRule):
 def _leaked(trace: Trace) -> Zeroed | None:
     """The first `zero_grad` that left unreduced gradients for a later step.
 
-    What was unreduced at the step before it already is the fault of that step, and of accum-never-resynced.
+    What the optimizer of the step before it held unreduced already is the fault of that step, and of accum-never-resynced.
     """
     left: Zeroed | None = None
     known: set[str] = set()
@@ -53,7 +54,7 @@ def _leaked(trace: Trace) -> Zeroed | None:
         if isinstance(record, Step):
             if left is not None:
                 return left
-            known = set(record.unsynced)
+            known = set(record.unsynced) & set(record.held)
         elif isinstance(record, Micro):
             known = set()
         elif isinstance(record, Zeroed) and left is None and not known.issuperset(record.unsynced):

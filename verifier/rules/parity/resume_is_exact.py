@@ -6,9 +6,7 @@ from ...trace.events import LoaderStarted, Step, Stepped
 from ..base import Evidence, Finding, Rule, Run, count, some
 from ..checkpoint._resumed import RAISED, load_line, saved_at
 
-OTHER = (
-    "Save what is named here in the checkpoint and load it, where a step reads it; else the RNG state of every rank."
-)
+OTHER = "Save what is named here, of each rank its own, and load it; if no step reads it, look at the RNG state of every rank."
 
 
 class ResumeIsExact(Rule):

@@ -8,8 +8,9 @@ from ..typed import Located, Part, Place
 class Held(Part):
     """One value that the training loop can reach.
 
-    `holder`: what holds it ("module", "optimizer", "scheduler", "scaler", "object", "dataset", "local"), or "parameter" for one
-    that is in no model. A tensor has a sketch of this rank's part and its number of elements; a number has a value.
+    `holder`: what holds it ("module", "optimizer", "scheduler", "scaler", "object", "dataset", "local"), "parameter" for one that
+    is in no model, or "generator" for the state of a random generator, of which the value is a hash of 48 bits. A tensor has
+    a sketch of this rank's part and its number of elements; a number has a value.
     """
 
     holder: str
