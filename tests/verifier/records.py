@@ -127,9 +127,13 @@ def trained(
     losses: tuple[float, ...] = (3.0, 2.0, 1.0),
     micros: int = 1,
     along: float = -0.1,
+    between: Sequence[Mapping[str, float]] = (),
+    states: Sequence[Mapping[str, Any]] = (),
     **more: Any,
 ) -> Run:
-    """A run of as many steps as losses; `moves[k]` are extra lengths of weights after step k+1, by parameter."""
+    """A run of as many steps as losses; `moves[k]` are extra lengths of weights after step k+1, `between[k]` before it, by parameter;
+    `states[k]` is what it holds when step k+1 begins.
+    """
     records: list[list[dict[str, Any]]] = []
     found = {"grads": gradients(grads), "grads_at_step": gradients(grads if at_step is None else at_step)}
     for rank in range(ranks):
@@ -138,9 +142,11 @@ def trained(
             extra = moves[k] if moves else {}
             before, after = (
                 {name: [1.0, *(x * (1.0 - 0.1 * at + more_of.get(name, 0.0)) for x in DIRECTION)] for name in NAMES}
-                for at, more_of in ((k, {}), (k + 1, extra))
+                for at, more_of in ((k, between[k] if between else {}), (k + 1, extra))
             )
             own = tuple(range(1, 9))[rank::ranks]
+            if states:
+                rows += [{"kind": "state", "step": k + 1, "values": states[k], "evaluations": 0, "in_eval": []}]
             rows += [micro(k + 1, loss, own)] + [micro(k + 1, 0.0)] * (micros - 1)
             rows += [step(k + 1, **found, weights=before)]
             rows += [stepped(k + 1, weights=after, moved={key: [0.01, along, 8.0] for key in NAMES})]

@@ -91,6 +91,33 @@ def test_what_only_the_division_over_ranks_changes() -> None:
     assert "count of its own" not in known(ranks, trained(1, losses=(6.0, 2.0, 1.0)))
 
 
+def coefficient(*values: float) -> list[dict[str, Any]]:
+    return [{"main.coef": {"holder": "object", "value": value, "dtype": "float"}} for value in values]
+
+
+@cases(
+    "mine, oracle, words",
+    (
+        {"states": coefficient(1, 1, 1)},
+        {"states": coefficient(1, 2, 2)},
+        "step 2 begins with other state than in one process: `main.coef` = 1 instead of 2",
+    ),
+    ({"between": ({}, {"head.weight": 0.1}, {})}, {}, "code between it and step 2 changes head.weight"),
+    ({"states": coefficient(1, 1, 1)}, {"states": coefficient(1, 1, 1)}, "state carried between steps"),
+    (
+        {"states": coefficient(1, 1, 1)},
+        {"states": coefficient(2, 2, 2)},
+        "state carried between steps",
+    ),  # from the beginning
+)
+def test_what_was_otherwise_before_two_runs_part(mine: dict[str, Any], oracle: dict[str, Any], words: str) -> None:
+    one, other = trained(2, moves=({}, {}, {"head.weight": 0.05}), **mine), trained(1, **oracle)
+    assert words in meaning(part(one, other, ALLOWED), one, "one process", "agrees", other, ALLOWED)
+    found = judge("matches-single-process", one, single=other)
+    assert (found.status, words in found.evidence) == ("fail", True)
+    assert ("Make what is named here" in (found.fix or "")) is ("carried" not in words)
+
+
 def test_what_a_finding_names() -> None:
     oracles = {"reference": trained(2, 1.1), "single": trained(1, losses=(6, 4, 2))}
     found = judge("matches-single-process", trained(2, 1.1), **oracles)

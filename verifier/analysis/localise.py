@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ..trace import Run, difference
-from ..trace.events import Place, Step, Traffic
+from ..trace.events import Held, Place, Step, Stepped, Traffic
 from .comparison import (
     Gradients,
     changes,
@@ -18,6 +18,8 @@ from .comparison import (
     without_gradients,
 )
 from .factors import readings, words
+from .restored import named
+from .state import apart, whole
 from .wording import count, some
 
 EXACT = 1e-3  # relative: how near to a number a factor must be to be called that number
@@ -117,6 +119,8 @@ def meaning(
         and (known := _learning_rates(parting, run, oracle, label))
     ):
         return known
+    elif oracle is not None and parting.stage == "later" and (known := since(parting, run, oracle, label)):
+        text = known
     else:
         factor = f" (by {parting.factor:.4g} x)" if parting.factor is not None else ""
         stage = (
@@ -144,6 +148,53 @@ def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str) -> str:
     return ""
 
 
+def since(parting: Parting, run: Run, oracle: Run, label: str) -> str:
+    """What was otherwise first where two runs part in a later step: state, or what changes weights between two steps; "" if neither."""
+    return _begun_otherwise(parting, run, oracle, label) or _changed_between(parting, run, oracle, label)
+
+
+def _begun_otherwise(parting: Parting, run: Run, oracle: Run, label: str) -> str:
+    """Which state a step begins with that is not the oracle's, the last time before the two part that there is any."""
+    last, pairs, known = 0, dict[str, tuple[Held | None, Held | None]](), set[str]()
+    for step in range(1, parting.step + 1):
+        mine, theirs = whole(run, step), whole(oracle, step)
+        same = {path for path in mine.keys() & theirs.keys() if mine[path].numel == theirs[path].numel}
+        new = {path for path in same - known if apart(mine[path], theirs[path]) > EXACT}
+        known |= new
+        new = {path for path in new if mine[path].holder != "generator"}
+        sums = {path for path in new if mine[path].holder == "local" and mine[path].value is not None}
+        if step > 1 and new:  # what is a number of the loop may be a sum for a log
+            last, pairs = step, {path: (mine[path], theirs[path]) for path in sorted(new - sums or new)}
+    return (
+        f"the steps before agree; step {last} begins with other state than in {label}: {some(named(pairs), 3)}"
+        if pairs
+        else ""
+    )
+
+
+def _changed_between(parting: Parting, run: Run, oracle: Run, label: str) -> str:
+    """Which weights code between two optimizer steps changes otherwise than in the oracle."""
+    for step in range(2, parting.step + 1):
+        mine, theirs = _between(run, step), _between(oracle, step)
+        pairs = {name: (mine.get(name, [0.0] * len(change)), change) for name, change in theirs.items()}
+        apart = [name for name, (a, b) in pairs.items() if difference(a, b) > EXACT * max(_size(a), _size(b))]
+        if apart:
+            known = f"so do the weights behind step {step - 1}"
+            return f"the steps before agree, {known}; code between it and step {step} changes {some(apart)} otherwise than in {label}"
+    return ""
+
+
+def _size(change: list[float]) -> float:
+    return difference(change, [0.0] * len(change))
+
+
+def _between(run: Run, step: int) -> dict[str, list[float]]:
+    """{parameter: the sketch of its change between the optimizer steps before a step and of it}; see `changes`."""
+    before, after = run.whole(Stepped, "weights", step - 1), run.whole(Step, "weights", step)
+    pairs = {name: (a, b) for name, a in before.items() if a is not None and (b := after.get(name)) is not None}
+    return {name: [0.0, *(y - x for x, y in zip(a[1:], b[1:], strict=True))] for name, (a, b) in pairs.items()}
+
+
 def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, float]) -> str:
     """What it means that one process differs and DDP does not, as far as the records show it."""
     if parting.stage == "clip":
@@ -152,6 +203,8 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
             counted = f"the squared norm counts each gradient {round(times)} times"
             return f"{parting.factor:.4g} is 1/sqrt({round(times)}): {counted}, as a sum over ranks that hold the same one does"
         return "DDP agrees: what it computes depends on the number of ranks, not on their shards"
+    if parting.stage == "later" and since(parting, run, oracle, "one process"):
+        return "DDP agrees: what it is made of depends on the number of ranks"
     if parting.stage != "gradient":
         return ""
     if loss_apart(run, oracle, 1) <= allowed["loss"]:

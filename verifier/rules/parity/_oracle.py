@@ -14,7 +14,7 @@ from ...analysis.comparison import (
     unlike,
     without_gradients,
 )
-from ...analysis.localise import meaning, part, where
+from ...analysis.localise import meaning, part, since, where
 from ...analysis.scaling import clip_was_reached
 from ...trace.events import Micro, Step, Stepped, Stress, ToEmpty
 from ..base import Evidence, Finding, Rule, Run, count, some
@@ -23,6 +23,7 @@ UNREPRODUCIBLE = 0.05
 _ON_SHARDS = (
     "Compute what changes gradients or weights (a clip, an optimizer) on whole DTensors, never on `to_local()`."
 )
+_NAMED = "Make what is named here of the samples of all ranks and of whole tensors, as one process does."
 _SUMMED = "Sum losses over all ranks, and draw directions for whole parameters, before they change weights."
 _SECOND = {"DDP": ("single", "one process"), "one process": ("reference", "DDP")}  # of the original there is none
 
@@ -98,11 +99,11 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     same_script = None if label == "the original" else oracle
     text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script, allowed)}"
     line = run.line_of(Micro if parting.stage in ("gradient", "loss") else Step)
-    fix = (
-        {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
-        if parting.stage in ("clip", "optimizer") and same_script
-        else {}
-    )
+    fix = {}
+    if same_script and parting.stage in ("clip", "optimizer"):
+        fix = {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
+    elif same_script and parting.stage == "later" and since(parting, run, same_script, label):
+        fix = {"fix": _NAMED}
     return rule.failed(f"differs from {label} {text}", line, measured=over[name], limit=allowed[name], **fix)
 
 
