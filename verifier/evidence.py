@@ -84,6 +84,8 @@ class Evidence:
     reference: Run | None = None
     perturbed: Run | None = None
     scaled: Run | None = None  # one step, of which the lines are recorded that change gradients behind the backward
+    layers: Run | None = None  # one step, of which the outputs of modules are recorded, and the same with DDP
+    layers_reference: Run | None = None
     single: Run | None = None
     ending: Run | None = None  # all steps in one process: what it prints and writes behind them
     ending_perturbed: Run | None = None  # the same, from weights one unit in the last place away

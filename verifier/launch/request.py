@@ -44,6 +44,7 @@ class Request:
     own_steps: str = ""
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
+    layers: bool = False  # record what each module makes in step 1
     scales: bool = False  # record the lines that change gradients between the first backward and the step
     full_precision: bool = False  # no mixed precision, autocast or dropout
     dropless: bool = False  # no dropout, all else as it is

@@ -10,7 +10,7 @@ from ..evidence import Evidence
 from ..launch.planned import PlannedRun
 from .faults import faults
 from .oracles import fallbacks, oracles, original
-from .second_looks import NOT_QUICK, completed, endings, perturbed, scaled, to_the_end
+from .second_looks import NOT_QUICK, completed, endings, layers, perturbed, scaled, to_the_end
 from .settings import QUICK, Settings
 from .train import first, repeats, survey
 
@@ -32,7 +32,7 @@ Stage = Callable[[Settings, Evidence], list[PlannedRun]]
 
 def last(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The measure of noise, which needs the reference, second looks, and what is left of the faults."""
-    found = [run for look in (perturbed, endings, to_the_end, scaled) for run in look(settings, evidence)]
+    found = [run for look in (perturbed, endings, to_the_end, scaled, layers) for run in look(settings, evidence)]
     return found if found and evidence.course.created else [*found, *faults(settings, evidence)]
 
 

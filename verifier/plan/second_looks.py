@@ -4,6 +4,7 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
+from ..analysis.comparison import loss_apart
 from ..analysis.ending import SAME_END, both_end, comparable_end, last_step, weights_apart
 from ..analysis.precision import needs_full_precision
 from ..analysis.reasons import RESUMED, missing, no_damage
@@ -17,6 +18,7 @@ from .oracles import in_one_process
 from .settings import QUICK, Settings, trained
 from .train import SURVEY_SECONDS, SURVEYED
 
+LAYERS_FROM = 1e-4  # relative difference of the first losses
 NOT_QUICK = "--quick does not make this run"
 AFTER_TRAIN = ("full_precision", "reference", "single", "original", "inspect", "provoked", *RESUMED)
 
@@ -109,6 +111,24 @@ def scaled(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         return []
     words = settings.target.save_args
     return [settings.run("scaled", settings.target.nproc, *words, steps=1, optional=True, probe={"scales": True})]
+
+
+def layers(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """One step with fully_shard and with DDP, whose losses differ: which module is the first that computes otherwise?"""
+    rule, run, oracle = RULES["matches-ddp"], evidence.full_precision, evidence.reference
+    if evidence.layers is not None or rule.name not in settings.chosen or run is None or oracle is None:
+        return []
+    known = completed(settings, evidence)
+    if not (run.completed and oracle.completed and _fails(rule, known)) or loss_apart(run, oracle, 1) <= LAYERS_FROM:
+        return []
+    probe = {"layers": True, "full_precision": needs_full_precision(run)}
+    manual = {"by_hand": True} if "manual" in evidence.course.ways else {}
+    mode = "alone" if evidence.course.ways[-1:] == ("alone",) else "ddp"
+    nproc, fields = settings.target.nproc, {"steps": 1, "optional": True}
+    return [
+        settings.run("layers", nproc, probe=probe, **fields),
+        settings.run("layers_reference", nproc, mode=mode, probe=probe | manual, **fields),
+    ]
 
 
 def _fails(rule: Rule, evidence: Evidence) -> bool:

@@ -21,6 +21,8 @@ ROLES = {
     "reference": "DDP instead of fully_shard",
     "perturbed": "from weights one unit in the last place away",
     "scaled": "one step, for the lines that change gradients",
+    "layers": "one step, for what each module makes",
+    "layers_reference": "the same with DDP",
     "single": "one process, the whole global batch",
     "ending": "one process, the whole script, for what it prints and writes at its end",
     "ending_perturbed": "the same, from weights one unit in the last place away",

@@ -23,6 +23,8 @@ NOT_COMPARED = (
     "provoked",
     "repeat",
     "scaled",
+    "layers",
+    "layers_reference",
     "resumed_ending",
     "resharded_ending",
     "crash",

@@ -14,6 +14,7 @@ from ...analysis.comparison import (
     unlike,
     without_gradients,
 )
+from ...analysis.layers import first_layer
 from ...analysis.localise import meaning, part, since, where
 from ...analysis.scaling import clip_was_reached
 from ...trace.events import Micro, Step, Stepped, Stress, ToEmpty
@@ -24,6 +25,10 @@ _ON_SHARDS = (
     "Compute what changes gradients or weights (a clip, an optimizer) on whole DTensors, never on `to_local()`."
 )
 _NAMED = "Make what is named here of the samples of all ranks and of whole tensors, as one process does."
+_MODULE = (
+    "Look at what this forward reads: parameters that were written while gathered (which are freed again), inputs that"
+    " `mp_policy` casts, values of one rank's shards."
+)
 _SUMMED = "Sum losses over all ranks, and draw directions for whole parameters, before they change weights."
 _SECOND = {"DDP": ("single", "one process"), "one process": ("reference", "DDP")}  # of the original there is none
 
@@ -104,6 +109,8 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
         fix = {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
     elif same_script and parting.stage == "later" and since(parting, run, same_script, label):
         fix = {"fix": _NAMED}
+    if label == "DDP" and (module := first_layer(evidence)) is not None:
+        text, line, fix = f"{apart}; {module[0]}", module[1] or line, {"fix": _MODULE}
     return rule.failed(f"differs from {label} {text}", line, measured=over[name], limit=allowed[name], **fix)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import field
 
-from ..typed import Event, Located, Part, Place
+from ..typed import Event, Line, Located, Part, Place
 
 
 class Criterion(Part):
@@ -143,6 +143,19 @@ class Drawn(Located):
     function: str
     shape: list[int]
     digest: int
+
+
+class Layer(Event):
+    """A module was called for the first time in step 1 (events/layers.py), in the order in which these calls end.
+
+    `given`, `made`: sketches of its first input and output, of this rank; `forward`: that of its class, if that is the project's.
+    """
+
+    name: str
+    cls: str
+    given: list[float] | None = None
+    made: list[float] | None = None
+    forward: Line | None = None
 
 
 class Inexact(Event):
