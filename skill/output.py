@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from ..verifier.report.sanitize import sanitize
 from ..verifier.report.wrapping import paragraphs, width, wrapped
 
-NOT_LOOKED_AT = "not looked at (--offline): data, tokenizer, pretrained weights; train.py checks them where it runs"
-URLS_NOT_LOOKED_AT = "not looked at (URLs): {}; prepare.py reads them where it runs"
+_NOT_LOOKED_AT = "not looked at (--offline): data, tokenizer, pretrained weights; train.py checks them where it runs"
+_URLS = "not looked at (URLs): {}; prepare.py reads them where it runs"
 LINES, CHARACTERS = 150, 8_000  # of an error; what agents read of one command's output
 
 
@@ -54,6 +54,14 @@ def add_no_plan(parser: Any) -> None:
     """`--no-plan`."""
     text = "no plan on the device that launch names, which takes seconds for a large model"
     parser.add_argument("--no-plan", dest="plan", action="store_false", help=text)
+
+
+def say_not_looked_at(offline: bool, urls: Sequence[str]) -> None:
+    """Which files of a spec were not opened, if any were not."""
+    if offline:
+        say(_NOT_LOOKED_AT)
+    elif urls:
+        say(_URLS.format(", ".join(urls)))
 
 
 def say(text: str) -> None:

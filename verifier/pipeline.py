@@ -40,8 +40,6 @@ from .trace import Run
 from .trace.events import Start
 from .verdict import Verdict
 
-TIERS = ("static", "simulate", "ranks")
-
 
 def verify(
     target: Target,

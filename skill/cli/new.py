@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..output import NOT_LOOKED_AT, URLS_NOT_LOOKED_AT, add_command, add_no_plan, add_offline, add_set, emit_json, say
+from ..output import add_command, add_no_plan, add_offline, add_set, emit_json, say, say_not_looked_at
 
 EXAMPLES = """examples:
   fsdp2 new spec.yaml my-run
@@ -62,10 +62,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"  {path:<20} {text.count(chr(10)):>4} lines")
     if edited:
         say(f"{'would replace' if args.dry_run else 'replaced'} your edits of: {', '.join(edited)}")
-    if args.offline:
-        say(NOT_LOOKED_AT)
-    elif loaded.urls:
-        say(URLS_NOT_LOOKED_AT.format(", ".join(loaded.urls)))
+    say_not_looked_at(args.offline, loaded.urls)
     for line in plan.lines() if plan is not None else ():
         say(line)
     if plan is not None and plan.refused:

@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import PASS, USAGE, UserError
-from ..output import (
-    NOT_LOOKED_AT,
-    URLS_NOT_LOOKED_AT,
-    Help,
-    add_command,
-    add_no_plan,
-    add_offline,
-    add_set,
-    emit_json,
-    say,
-)
+from ..output import Help, add_command, add_no_plan, add_offline, add_set, emit_json, say, say_not_looked_at
 
 if TYPE_CHECKING:
     from ..spec import Spec
@@ -109,10 +99,7 @@ def _check(args: argparse.Namespace) -> int:
             say(f"{path}: ok: {_summary(spec)}")
             for line in plan.lines() if plan is not None else ():
                 say(f"  {line}")
-            if args.offline:
-                say(NOT_LOOKED_AT)
-            elif spec.urls:
-                say(URLS_NOT_LOOKED_AT.format(", ".join(spec.urls)))
+            say_not_looked_at(args.offline, spec.urls)
     if args.json:
         problems = [problem.to_dict() for error in errors for problem in error.problems]
         emit_json({"ok": not errors, "offline": args.offline, "problems": problems})

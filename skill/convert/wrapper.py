@@ -87,7 +87,6 @@ class Options:
         self.options: dict[str, str] = {}
         self.imports: set[tuple[str, str]] = set()
         self.left: list[Construct] = []
-        self.settled = {row.row for row in rows}
         for name, arg in given.items():
             self._argument(name, arg)
 

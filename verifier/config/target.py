@@ -145,7 +145,7 @@ def _one(
     for words in (target.save_args, target.resume_args, target.single_args, target.reshard_args):
         applied((*target.args, *words), target.cwd, "", Path())  # what is wrong with them is known before anything runs
     command = _command(path, flags, config, entry.name)
-    target = replace(target, reference=_reference(target, cwd), prepare=_prepare(target, cwd))
+    target = replace(target, reference=_reference(target, cwd), prepare=_other("prepare", target.prepare, cwd))
     return replace(target, name=entry.name, policy=entry.policy, command=command)
 
 
@@ -161,22 +161,21 @@ def _only(folder: Path, unknown_rule: CheckName) -> Entry:
 def _reference(target: Target, base: Path) -> tuple[str, ...]:
     if not target.reference:
         return ()
-    script = base / target.reference[0]
-    if not script.is_file():
-        raise UserError(f"reference: {script}: no such file (first the script, then its arguments)")
-    parse(script)
+    words = _other("reference", target.reference, base)
+    parse(script := base / target.reference[0])
     if script.resolve() == target.script:
         raise UserError(f"reference: {script} is the script that is verified: name the one that it was converted from")
-    return (str(script.resolve()), *target.reference[1:])
+    return words
 
 
-def _prepare(target: Target, base: Path) -> tuple[str, ...]:
-    if not target.prepare:
+def _other(key: str, words: tuple[str, ...], base: Path) -> tuple[str, ...]:
+    """Another script and its arguments, with its whole path. Raises UserError if it is not there."""
+    if not words:
         return ()
-    script = base / target.prepare[0]
+    script = base / words[0]
     if not script.is_file():
-        raise UserError(f"prepare: {script}: no such file (first the script, then its arguments)")
-    return (str(script.resolve()), *target.prepare[1:])
+        raise UserError(f"{key}: {script}: no such file (first the script, then its arguments)")
+    return (str(script.resolve()), *words[1:])
 
 
 def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, name: str) -> tuple[str, ...]:

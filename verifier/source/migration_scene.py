@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from .events import Event, Flow
@@ -19,7 +19,6 @@ Values = dict[str, str]
 Seen = tuple[str, Event, Values]
 Found = Iterator[Seen]
 Table = dict[str, tuple[str, ...]]  # a row: the external functions whose every call is one
-Finder = Callable[["Scene"], Found]
 
 
 def rows(row: str, events: Iterable[Event]) -> Found:

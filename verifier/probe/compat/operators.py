@@ -1,6 +1,7 @@
 """What a rehearsal asks of torch's operators and of its autograd graph by private names; run on torch 2.13.0."""
 
 import functools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -9,6 +10,15 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 
 FUSED_NORM = "_fused_rms_norm"
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments or results of an operator, and in lists of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
 
 
 def schema(operator: Any) -> Any:

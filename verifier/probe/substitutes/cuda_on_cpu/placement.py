@@ -5,14 +5,14 @@ backward, where it copies the options of a tensor. So a tensor that is marked as
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...compat.cuda import TorchDispatchMode, is_fake, kernel_of
-from ...compat.operators import composed, is_composite
+from ...compat.operators import composed, is_composite, tensors_in
 from ...dispatcher import Call
 from ...session import Session
 from .marks import CPU, CUDA, PLAIN, device_from, mark_of, put
@@ -54,7 +54,7 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if execute is not None and wanted is None and is_composite(func):
             with self:
                 return composed(func, args, kwargs)
-        given = list(_tensors((*args, *kwargs.values())))
+        given = list(tensors_in((*args, *kwargs.values())))
         marks = [mark_of(tensor) for tensor in given]
         there = wanted or next((mark for mark in marks if mark is not None and mark.type == "cuda"), None)
         if wanted is None and there is not None and _name(func) in _TOGETHER:
@@ -68,7 +68,7 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
             there = CPU
         if there is not None:
             unseen = not hasattr(func, "overloadpacket")  # a higher-order operator, whose parts were not seen
-            for tensor in _tensors((result,)):
+            for tensor in tensors_in((result,)):
                 if wanted is not None or unseen or mark_of(tensor) is None:
                     put(tensor, there)
         return result
@@ -83,14 +83,6 @@ def install(session: Session) -> None:
             return proceed()
 
     session.around("threading:Thread.run", replace=started)
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _refuse_two_devices(given: list[Tensor], marks: list[torch.device | None], there: torch.device) -> None:

@@ -1,6 +1,6 @@
 """Collectives: each returns at once, and is recorded with its group, the bytes of the whole tensor and its dtype."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compat.names import RESOLVE_GROUP, need
-from ...compat.operators import is_process_group, schema
+from ...compat.operators import is_process_group, schema, tensors_in
 from ...rehearsal.recorder import Recorder
 from .storage import is_hollow
 
@@ -60,7 +60,7 @@ def communicate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execut
     if func.namespace != "c10d":
         result = execute()
         if (kind := _FUNCTIONAL.get(name)) is not None:
-            size = max(_bytes(list(_all(args))), _bytes(list(_all((result,)))))
+            size = max(_bytes(list(tensors_in(args))), _bytes(list(tensors_in((result,)))))
             group = next((value for value in reversed(args) if isinstance(value, str)), "")
             Recorder.now.collective(kind, need(RESOLVE_GROUP)(group), size, _dtype(args))
         return result
@@ -68,9 +68,9 @@ def communicate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execut
         boxed = next(
             one for one in (*args, *kwargs.values()) if isinstance(one, torch.ScriptObject) and is_process_group(one)
         )
-        sides = [_bytes(list(_all((value,)))) for value in args]
+        sides = [_bytes(list(tensors_in((value,)))) for value in args]
         Recorder.now.collective(kind, dist.ProcessGroup.unbox(boxed), max(sides, default=0), _dtype(args))
-    given = list(_all(args))
+    given = list(tensors_in(args))
     if _bytes(given) <= SMALL and not any(is_hollow(one) for one in given):
         return func(*args, **kwargs)  # such as pickled objects
     return _with_own(func(*map(_small, args), **kwargs), args)
@@ -91,17 +91,9 @@ def _small(value: Any) -> Any:
     return value
 
 
-def _all(values: Sequence[Any]) -> Any:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _all(value)
-
-
 def _bytes(tensors: list[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _dtype(args: Any) -> str:
-    return next((str(one.dtype).removeprefix("torch.") for one in _all(args)), "")
+    return next((str(one.dtype).removeprefix("torch.") for one in tensors_in(args)), "")

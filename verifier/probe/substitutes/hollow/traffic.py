@@ -1,12 +1,12 @@
 """Bytes that operators without matrix products read and write, if each is a kernel of its own, as without torch.compile."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ...compat.operators import schema
+from ...compat.operators import schema, tensors_in
 
 # They read a part of their first tensor, or nothing of it.
 _PARTS = frozenset(
@@ -34,7 +34,7 @@ def moved(func: Any, given: Sequence[Tensor], result: Any) -> int:
         return 0
     if writes:
         return sum(map(_bytes, given[1:] if name in _PARTS_IN_PLACE else given))
-    made = sum(map(_bytes, _tensors((result,))))
+    made = sum(map(_bytes, tensors_in((result,))))
     return made + (0 if name in _PARTS else sum(map(_bytes, given)))
 
 
@@ -44,14 +44,6 @@ def _bytes(tensor: Tensor) -> int:
     for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
         count *= size if stride else min(size, 1)
     return count
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 @functools.cache
