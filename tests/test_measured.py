@@ -77,6 +77,16 @@ def test_public_trainers() -> None:
         assert list((ROOT / "benchmarks" / "field").glob(f"{row['name']}.yaml")), row["name"]
 
 
+def test_the_cost_on_a_public_trainer() -> None:
+    results = result("field_cost")
+    full, quick = (results["in_plain_runs"][kind] for kind in ("full", "quick"))
+    assert (
+        f"{results['trainer']} {full['seconds']} plain runs in full and {quick['seconds']} with `--quick`"
+        in RELIABILITY
+    )
+    assert f"at its largest {full['mebibytes']} and {quick['mebibytes']} times the memory" in RELIABILITY
+
+
 def test_seeds_in_public_trainers() -> None:
     results = result("field_seeds")
     assert totals(results["rows"]) == results["totals"]
