@@ -239,7 +239,7 @@ def table(results: dict[str, Any]) -> list[str]:
         "",
         "Made by `benchmarks/gpu.sh` and `benchmarks/gpu.py --table` from `benchmarks/results/gpu.json`; do not edit.",
         f"{known['gpus'][0]}, torch {known['torch']}, {len(known['gpus'])} device, which {RANKS} or more ranks share",
-        f"(`--device cuda --oversubscribe`, NCCL over loopback): {quiet} of {len(rights)} right scripts without a finding,",
+        f"(`--device cuda --oversubscribe`, NCCL over loopback): {len(rights) - quiet} of {len(rights)} right scripts failed,",
         f"{len(seeded) - len(judged['missed'])} of {len(seeded)} seeded faults found, {named} named by the first finding.",
         "",
         f"A project of the scaffold on {trained['ranks']} rank: a decoder, {of_model} tokens in a",
