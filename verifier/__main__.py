@@ -19,10 +19,8 @@ if not __package__:
     assert _spec is not None and _spec.loader is not None
     _module = importlib.util.module_from_spec(_spec)
     sys.modules["verified_fsdp2"] = _module
-    _written, sys.dont_write_bytecode = (
-        sys.dont_write_bytecode,
-        True,
-    )  # a project that holds a copy gets no __pycache__ in it
+    # a project that holds a copy gets no __pycache__ in it
+    _written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     _spec.loader.exec_module(_module)
     sys.dont_write_bytecode = _written
     __package__, __spec__ = "verified_fsdp2.verifier", None  # Python 3.12 warns where they differ

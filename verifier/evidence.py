@@ -152,9 +152,8 @@ class Evidence:
         if named is not None and named[1] in found:
             return named[1]
         last = max(early or found, default=None)
-        begins = {
-            r.step - 1 for r in self.train.places(LoaderStarted)
-        }  # an epoch: there a lost position in it does not show
+        # an epoch: there a lost position in it does not show
+        begins = {r.step - 1 for r in self.train.places(LoaderStarted)}
         half = [step for step in early if step >= self.train.steps() / 2]
         # cycles (of an average, an accumulation, an evaluation) end at steps of many divisors, where their state does not show
         cycles = {step: sum(step % other == 0 for other in range(2, step)) for step in half}

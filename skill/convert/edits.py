@@ -29,10 +29,8 @@ _SAVED = {"model.state_dict()": "get_model_state_dict", "optimizer.state_dict()"
 _SAVED |= {"optim_state_dict": "get_optimizer_state_dict"}
 # What holds of a file as soon as the state dicts in it are converted.
 FILES = ("torch.save", "torch.save of the model alone", "torch.load")
-SETTLED = (
-    "no seed before the model",
-    "a seed by rank before the model",
-)  # by the broadcast of the function that shards
+# by the broadcast of the function that shards
+SETTLED = ("no seed before the model", "a seed by rank before the model")
 
 
 class Edits(cst.CSTTransformer):

@@ -14,13 +14,8 @@ from .crosschecks_parallel import TP_SIZES, verification_mesh
 from .meshes import production
 from .model import decoder_parameters
 
-BYTES = {
-    "adamw": 16,
-    "adamw8bit": 10,
-    "sgd": 12,
-    "muon": 12,
-    "schedule_free": 16,
-}  # of a parameter: float32 weight, gradient, and Adam's two moments (of 32 or 8 bits) or one momentum
+# of a parameter: float32 weight, gradient, and Adam's two moments (of 32 or 8 bits) or one momentum
+BYTES = {"adamw": 16, "adamw8bit": 10, "sgd": 12, "muon": 12, "schedule_free": 16}
 SHAPE = ("layers", "width", "heads", "kv_heads", "ffn", "experts", "qk_norm", "vocabulary", "tied_embeddings")
 
 

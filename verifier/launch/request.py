@@ -53,9 +53,8 @@ class Request:
     leave_starting_point: bool = False
     nudge: bool = False  # load the weights one unit in the last place away
     by_hand: bool = False  # average gradients without DDP's reducer
-    watch: list[str] = field(
-        default_factory=list
-    )  # expressions in the frames of the training loop, `file:` and patterns
+    # expressions in the frames of the training loop, `file:` and patterns
+    watch: list[str] = field(default_factory=list)
     # {prefix of the names of a model: its parameters and their shapes} of the train run: a resumed one may build the last of them only
     models: dict[str, str] = field(default_factory=dict)
     # of these, those that no optimizer holds any more where it resumes

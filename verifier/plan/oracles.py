@@ -105,9 +105,8 @@ def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         else:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
             found.append(settings.run("reference", world, mode="ddp", probe={"full_precision": exact, "by_hand": True}))
     if evidence.single is not None and not evidence.single.completed and "fsdp" not in evidence.course.single_ways:
-        found.append(
-            in_one_process(settings, exact, "fsdp")
-        )  # what DDP cannot stand in for, fully_shard on one rank may
+        # what DDP cannot stand in for, fully_shard on one rank may
+        found.append(in_one_process(settings, exact, "fsdp"))
     return found or _with_the_whole_batch(settings, evidence, exact)
 
 

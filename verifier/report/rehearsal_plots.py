@@ -17,13 +17,8 @@ from .rehearsal import GIB, size
 Figure = dict[str, Any]
 OTHERS = "others"
 MUCH = 3.0  # times the peak: a limit above it is not in the drawing
-LASTING = (
-    "sharded parameters",
-    "parameters that are not sharded",
-    "optimizer state",
-    "gradients",
-    "buffers",
-)  # drawn at the bottom
+# drawn at the bottom
+LASTING = ("sharded parameters", "parameters that are not sharded", "optimizer state", "gradients", "buffers")
 NARROW = 60  # of a phase in the drawing, below which its name does not fit
 
 

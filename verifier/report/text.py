@@ -19,6 +19,7 @@ from .wrapping import width, wrapped
 
 LIMIT = 9_000  # characters; what agents read of one command's output
 INDENT = "     "
+# roles whose losses differ by design, or are of one step
 NOT_COMPARED = (
     "provoked",
     "repeat",
@@ -30,7 +31,7 @@ NOT_COMPARED = (
     "crash",
     "recovered",
     "damaged",
-)  # roles whose losses differ by design
+)
 RESUMED = ("resume", "resume_full_precision", "reshard")
 REASONS, RULES_OF_ONE = 8, 10  # how many reasons, and rules with one reason, are listed without -v
 _CELL = 12

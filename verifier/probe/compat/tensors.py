@@ -18,10 +18,8 @@ from torch.distributed.tensor import DTensor
 from ...trace.events import Mesh
 from .names import LEAVES, SHARD_POSITION, need
 
-NO_STORAGE = (
-    NotImplementedError,
-    RuntimeError,
-)  # what the storage of a sparse tensor raises, and that of one of functorch
+# what the storage of a sparse tensor raises, and that of one of functorch
+NO_STORAGE = (NotImplementedError, RuntimeError)
 
 
 def own_tensors() -> AbstractContextManager[None]:

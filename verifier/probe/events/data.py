@@ -19,11 +19,8 @@ from ..sketch import row_hashes
 ORDERS = 256  # that are recorded of a line
 LONGEST = 1 << 20
 OWN_ORDER = "torch/utils/data/sampler.py"  # of a RandomSampler, which knows of no other ranks: recorded where another sampler divides it
-DRAWS = {
-    "torch:randperm": None,
-    "random:shuffle": 0,
-    "random:Random.shuffle": 1,
-}  # which argument is the order; None: the result
+# which argument is the order; None: the result
+DRAWS = {"torch:randperm": None, "random:shuffle": 0, "random:Random.shuffle": 1}
 
 
 def install(session: Session) -> None:
