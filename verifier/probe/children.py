@@ -39,9 +39,7 @@ def hand_on(request: dict[str, Any]) -> None:
 
     def prepared(name: str) -> dict[str, Any]:
         data = of_python(name)
-        if (
-            name == _FORKSERVER
-        ):  # would import the script as it is; each process that the server forks imports it itself
+        if name == _FORKSERVER:  # would import the script as it is; each process that it forks imports it itself
             return {key: value for key, value in data.items() if not key.startswith("init_main")}
         return {"fsdp2": _Begin(request), **data}
 

@@ -105,9 +105,8 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         probe.stopped = True
         return 0
     except SystemExit as error:
-        if error.code == 1 and isinstance(
-            error.__context__, Exception
-        ):  # a launcher such as Hydra's reported this error
+        # a launcher such as Hydra's reported this error
+        if error.code == 1 and isinstance(error.__context__, Exception):
             return _failed(probe, error.__context__)
         code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
         message = error.code if isinstance(error.code, str) else ""

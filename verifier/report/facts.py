@@ -62,9 +62,8 @@ def facts(evidence: Evidence, work: Path) -> Facts:
 def _horizon(evidence: Evidence) -> Facts:
     """What of the user's code no run reached, or only the survey run, after the compared steps; {} where there was no survey."""
     survey = evidence.survey
-    if survey is None or not (
-        survey.completed or survey.timed_out
-    ):  # ranks that crash do not say which lines they reached
+    # ranks that crash do not say which lines they reached
+    if survey is None or not (survey.completed or survey.timed_out):
         return {}
     found = [
         {"file": one.file, "first": one.block.first, "last": one.block.last, "code": one.code, "after_step": one.step}

@@ -71,9 +71,8 @@ def with_training(evidence: Evidence, script: Path) -> Evidence:
     if train is None:
         return evidence
     loaded = {(r.at_line.file, r.at_line.line) for r in train.places(Checkpoint) if r.op in LOADS and r.at_line}
-    if evidence.loading and loaded.issuperset(
-        (line.file, line.line) for line in evidence.loading
-    ):  # no other load could resume
+    others = {(line.file, line.line) for line in evidence.loading} - loaded
+    if evidence.loading and not others:  # no other load could resume
         evidence = replace(evidence, saving=evidence.exporting)
     if evidence.followed:
         return evidence
