@@ -280,9 +280,8 @@ def apply(plans: Sequence[Plan]) -> None:
                 _remove_if_empty(folder)
         for plan in plans:
             if plan.action == "uninstall":
-                shutil.rmtree(
-                    copies.cache(str(plan.target.folder)), ignore_errors=True
-                )  # bytecode, which nothing else reads
+                # bytecode, which nothing else reads
+                shutil.rmtree(copies.cache(str(plan.target.folder)), ignore_errors=True)
     except BaseException:
         for folder, before in reversed(done):
             write_files(before, folder)

@@ -12,9 +12,8 @@ from .dump import to_yaml
 from .meshes import Mesh, verified
 from .presets import values_of
 
-OFF = [(key, None) for key in ("preset", "window", "full_attention_every", "experts")] + [
-    ("qk_norm", False)
-]  # not written to the spec of a project
+# not written to the spec of a project
+OFF = [(key, None) for key in ("preset", "window", "full_attention_every", "experts")] + [("qk_norm", False)]
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,12 @@ class Frames:
             return _place(own[0], inside, own[1:])
         return _place(inside[0]) if inside else None
 
+    def defined(self, function: object) -> Line | None:
+        """The first line of a function of the project; None for another."""
+        code = getattr(function, "__code__", None)
+        own = code is not None and self.owns(code.co_filename)
+        return line_at(code.co_filename, code.co_firstlineno, code.co_name) if code is not None and own else None
+
     def own(self) -> Iterator[FrameType]:
         """The frames of the project on the stack, innermost first."""
         return (frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if self.owns(frame.f_code.co_filename))

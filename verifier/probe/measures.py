@@ -81,6 +81,14 @@ def random_state() -> str:
     return digest.hexdigest()[:16]
 
 
+def first_sketch(values: object) -> list[float] | None:
+    """The sketch of the first tensor in what a module was given or has made; None without one."""
+    if isinstance(values, torch.Tensor):
+        return sketch(values.detach())
+    inside = values.values() if isinstance(values, dict) else values if isinstance(values, list | tuple) else ()
+    return next((found for value in inside if (found := first_sketch(value)) is not None), None)
+
+
 def stream(value: object) -> int | None:
     """48 bits for the state of a random generator of torch, Python or NumPy; None for what is none."""
     if isinstance(value, torch.Generator):

@@ -69,9 +69,8 @@ class Session:
         self.tops: list[weakref.ref[nn.Module]] = []  # the outermost sharded modules
         self.micro = 0
         self.own = 0  # in the survey run: backwards of a script that no optimizer of torch has stepped in yet
-        self.pending: Callable[[], bool] = lambda: (
-            False
-        )  # whether weights have changed since the last step that is recorded
+        # whether weights have changed since the last step that is recorded
+        self.pending: Callable[[], bool] = lambda: False
         self.rows: list[int] = []
         self.rows_in_eval: list[int] = []  # of forwards in eval mode: those of a script that trains in it
         self.tokens = 0

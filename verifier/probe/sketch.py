@@ -52,9 +52,8 @@ def _sketch(part: torch.Tensor, shape: tuple[int, ...], own: tuple[int, ...], of
         squares = sum(float(block.to(torch.float64).square().sum()) for block, _ in _blocks(real, (0,) * real.dim()))
         return [squares, *[float("nan")] * PROBES]
     total = torch.zeros(1 + PROBES, dtype=torch.float64, device=TENSOR_DEVICE(part))
-    for block, corner in _blocks(
-        part.reshape(own), offset
-    ):  # one tensor of sums: small ones would lie between freed blocks
+    # one tensor of sums: small ones would lie between freed blocks
+    for block, corner in _blocks(part.reshape(own), offset):
         values = block.to(torch.float64).reshape(-1)
         total[0] += values.square().sum()
         total[1:] += _weights(shape, tuple(block.shape), corner, TENSOR_DEVICE(values)) @ values

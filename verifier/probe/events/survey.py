@@ -100,9 +100,8 @@ def install(session: Session) -> None:
     def ends(call: Call) -> None:
         nonlocal weights, still
         found = _named(models)
-        trained = (
-            not session.optimizers or writes(tensor for _, tensor in found) == written
-        )  # else the script has put others in their place, such as the best
+        # else the script has put others in their place, such as the best
+        trained = not session.optimizers or writes(tensor for _, tensor in found) == written
         weights = _digest(tensor for _, tensor in found) if trained else ""
         still = sorted({name for name, tensor in found if (name, _digest([tensor])) in first})[:_STILL]
 
@@ -139,9 +138,8 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
     for part in (plain(local(tensor.detach())) for tensor in tensors):
         if part.device.type != "meta":
             parts += 1
-            copy = part.cpu().clone(
-                memory_format=torch.contiguous_format
-            )  # numpy() forbids FSDP to resize what it shares
+            # numpy() forbids FSDP to resize what it shares
+            copy = part.cpu().clone(memory_format=torch.contiguous_format)
             digest.update(copy.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest() if parts else ""
 

@@ -154,9 +154,8 @@ def _begun(trace: Trace) -> dict[Place | None, list[Sampler]]:
     return found
 
 
-Used = list[
-    tuple[dict[int, set[int]], bool]
-]  # for each rank {step: the samples of an order}, and whether the next one was drawn
+# for each rank {step: the samples of an order}, and whether the next one was drawn
+Used = list[tuple[dict[int, set[int]], bool]]
 
 
 def _own_orders(traces: list[Trace]) -> Iterator[tuple[Place, int, list[Used]]]:

@@ -66,9 +66,8 @@ class SnapshotIsACopy(Rule):
             return self.failed(f"{what} {'is' if len(shared.names) == 1 else 'are'} {follow}", shared.at_line, fix=fix)
         kept: set[str] = set()
         for trace in evidence.trained.traces:
-            before = next(
-                iter(states(trace).values()), {}
-            )  # a list that is made before training is none of its history
+            # a list that is made before training is none of its history
+            before = next(iter(states(trace).values()), {})
             for step, values in states(trace).items():
                 new = {path for path in values if path not in before and spelled(_variable(path)) & windows}
                 held = {path for path in values if spelled(_variable(path)) & named}

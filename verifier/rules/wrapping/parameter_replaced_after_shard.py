@@ -36,8 +36,7 @@ class ParameterReplacedAfterShard(ShardedRule):
             if flow.managed_by(event.on, event) is not None:
                 yield f"{text(event.node)} is replaced after fully_shard sharded it", event
         for event in called_on_sharded(flow, "load_state_dict"):
-            plain = made_by(
-                next(iter(event.args), None), *_PLAIN_FILES
-            )  # DTensors may be assigned before the optimizer is built
+            # DTensors may be assigned before the optimizer is built
+            plain = made_by(next(iter(event.args), None), *_PLAIN_FILES)
             if plain is not None and is_const(event.kwargs.get("assign"), True):
                 yield f"{text(event.node)} replaces the sharded parameters", event

@@ -73,9 +73,8 @@ def _executed(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor], there: torch.device | None
 ) -> Any:
     manner, name = _manner(func)
-    if manner == _VIEW or (
-        name == "new_empty" and 0 in args[1]
-    ):  # FSDP2 makes an empty chunk for each rank beyond the rows
+    # FSDP2 makes an empty chunk for each rank beyond the rows
+    if manner == _VIEW or (name == "new_empty" and 0 in args[1]):
         return func(*args, **kwargs)
     device = kwargs.get("device")
     if device.type == "meta" if device is not None else any(one.is_meta for one in given):

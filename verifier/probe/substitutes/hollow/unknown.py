@@ -17,9 +17,8 @@ _CALLED = {"_local_scalar_dense": "item()", "is_nonzero": "bool()"}
 _TRUE = frozenset(("equal", "allclose", "is_same_size"))
 _YES = frozenset(("all", "isfinite"))
 _VALUES = frozenset(("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"))
-SIZED = frozenset(
-    ("nonzero", "masked_select", "_unique2", "unique_consecutive")
-)  # the host waits for the size of the result
+# the host waits for the size of the result
+SIZED = frozenset(("nonzero", "masked_select", "_unique2", "unique_consecutive"))
 
 
 def note(name: str) -> None:
