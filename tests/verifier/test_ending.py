@@ -90,6 +90,24 @@ def test_a_survey_that_did_not_end() -> None:
     assert judge(RULE, replace(made, survey=None)).status == "not_applicable"
 
 
+@cases(
+    "theirs, status",
+    (["w", "b"], "fail"),
+    (["w", "b", "model1.w"], "not_applicable"),  # it found the teacher that the survey run has trained first
+)
+def test_models_that_only_the_first_run_trains(theirs: list[str], status: str) -> None:
+    def ends(names: list[str], *more: dict[str, Any]) -> list[dict[str, Any]]:
+        values = {name: [1.0, 1.0, 0.0, 0.0, 0.0] for name in names}
+        return [{"kind": "reached", "steps": 0, "stack": [at(4)]}, *more, {"kind": "final", "weights": values}]
+
+    survey = run(ends(["w", "b"], shown("validation 0.500", PLAIN)), ends(["w", "b"]), role="survey")
+    ending = run(ends(theirs, shown("validation 0.600", PLAIN)), role="ending")
+    rank = [*steps(), state(1, main__best=tensor(1.0))]
+    sources = Sources({"train.py": TEXT}, ("train.py",))
+    evidence = of(rank, rank, single=alone(rank), survey=survey, ending=ending)
+    assert judge(RULE, replace(evidence, sources=sources)).status == status
+
+
 @cases("batch, words", ("--batch 8", ["--batch", "8"]), ("-", []), ("", []))
 def test_the_options_of_the_run_of_one_process_are_those_of_its_end(
     batch: str, words: list[str], tmp_path: Path

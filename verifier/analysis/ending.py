@@ -46,6 +46,12 @@ def comparable_end(evidence: Evidence) -> bool:
     return both_end(evidence) and survey is not None and bool(survey.all(Printed) or survey.all(Written))
 
 
+def same_models(run: Run, other: Run) -> bool:
+    """Whether the ranks of two whole runs called the same models; not where the first trains one into a file that others find."""
+    last = (trace.of(Final)[-1:] for one in (run, other) for trace in one.traces)
+    return len({frozenset(final[0].weights) for final in last if final}) <= 1
+
+
 def comes_to_the_same_end(evidence: Evidence) -> int:
     """The steps of a resumed run up to the end of the script, where its weights are those of the uninterrupted one bit by bit; else 0."""
     survey, resumed_ending = evidence.survey, evidence.resumed_ending

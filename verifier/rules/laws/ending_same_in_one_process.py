@@ -1,5 +1,5 @@
 from ...analysis.comparison import MULTIPLE
-from ...analysis.ending import comparable_end, ended
+from ...analysis.ending import comparable_end, ended, same_models
 from ...trace.events import Printed, Written
 from ..base import Evidence, Finding, Run, count
 from ._one_process import OneProcessRule
@@ -46,6 +46,8 @@ class EndingSameInOneProcess(OneProcessRule):
             return "one process does not make the same first steps, or not in full precision"
         if evidence.ending is None or not evidence.ending.completed:
             return evidence.missing.get("ending", "one process did not come to the script's end in its time")
+        if not same_models(survey, evidence.ending):
+            return "the survey run called other models than one process, as where the first run makes a file for later ones"
         return ""
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
