@@ -27,14 +27,8 @@ from .state import (
 
 SAME = 1e-6  # relative; a restored value has the same bits, a forward on it may round differently
 _MOST = 3  # holders that are named one by one
-_OWNED = (
-    "module",
-    "optimizer",
-    "scheduler",
-    "scaler",
-    "object",
-    "generator",
-)  # holders of what outlives a function call
+# holders of what outlives a function call
+_OWNED = ("module", "optimizer", "scheduler", "scaler", "object", "generator")
 Pairs = Mapping[str, tuple[Held | None, Held | None]]  # {path: (with, without the resume)}
 
 
@@ -55,7 +49,7 @@ def beginning(evidence: Evidence, train: Run, resume: Run, step: int) -> Beginni
     other: list[str] = []
     known: set[str] = set()  # paths that an earlier rank has
     compared = 0
-    for rank in range(len(train.traces)):
+    for rank in range(min(len(train.traces), len(resume.traces))):
         must, may, number = _of_rank(evidence, train, resume, step, rank)
         compared += number
         on = f" on rank {rank}" if rank else ""
