@@ -176,9 +176,9 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
     # of what rounding leaves of a sum that cancels, such as the gradient of a bias before a softmax, Adam makes whole updates
     chance = {n for n in run.faint.keys() & oracle.faint.keys() if run.faint[n] or oracle.faint[n]}
     mine, theirs = ({n: change for n, change in one.items() if n not in chance} for one in (mine, theirs))
-    size = sum(_length(change) ** 2 for change in theirs.values())
+    size = sum(length(change) ** 2 for change in theirs.values())
     apart = sum(difference(mine.get(name, [0.0] * len(b)), b) ** 2 for name, b in theirs.items())
-    own = sum(_length(change) ** 2 for change in mine.values())
+    own = sum(length(change) ** 2 for change in mine.values())
     return _relative(own if size == 0.0 else apart, size), math.sqrt(size)
 
 
@@ -208,7 +208,7 @@ def first_updates_apart(evidence: Evidence, rule: str) -> dict[str, tuple[float,
 def _first_updates(run: Run, oracle: Run) -> dict[str, float]:
     """{parameter: difference of its change in step 1, relative to that of the oracle}."""
     mine, theirs = changes(run, 1), changes(oracle, 1)
-    return {n: difference(mine[n], b) / _length(b) for n, b in theirs.items() if n in mine and _length(b) > 0.0}
+    return {n: difference(mine[n], b) / length(b) for n, b in theirs.items() if n in mine and length(b) > 0.0}
 
 
 def limits(evidence: Evidence, rule: str) -> Limits:
@@ -291,13 +291,22 @@ def _relative(apart: float, size: float) -> float:
     return math.sqrt(apart / size) if size != 0.0 else (0.0 if apart == 0.0 else math.inf)
 
 
-def _length(change: Sketch) -> float:
+def length(change: Sketch) -> float:
     """The length of a change of weights."""
     return difference(change, [0.0] * len(change))
 
 
 def changes(run: Run, step: int) -> dict[str, Sketch]:
-    """{parameter: sketch of its change}; the first number of a sketch is not linear and is left at zero."""
-    before, after = run.whole(Step, "weights", 1), run.whole(Stepped, "weights", step)
+    """{parameter: sketch of its change up to the end of `step`}."""
+    return apart_by_name(run.whole(Step, "weights", 1), run.whole(Stepped, "weights", step))
+
+
+def changes_between(run: Run, step: int) -> dict[str, Sketch]:
+    """{parameter: sketch of its change behind the optimizer step before `step`, until that of `step`}."""
+    return apart_by_name(run.whole(Stepped, "weights", step - 1), run.whole(Step, "weights", step))
+
+
+def apart_by_name(before: Mapping[str, Sketch | None], after: Mapping[str, Sketch | None]) -> dict[str, Sketch]:
+    """The differences of sketches; the first number of a sketch is not linear and is left at zero."""
     pairs = {name: (a, b) for name, a in before.items() if a is not None and (b := after.get(name)) is not None}
     return {name: [0.0, *(y - x for x, y in zip(a[1:], b[1:], strict=True))] for name, (a, b) in pairs.items()}

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ..trace import Run, difference
-from ..trace.events import Held, Place, Step, Stepped, Traffic
+from ..trace.events import Held, Place, Step, Traffic
 from .comparison import (
     Gradients,
     changes,
+    changes_between,
     first_gradients,
     gradients_apart,
+    length,
     loss_apart,
     norm_apart,
     update_apart,
@@ -175,24 +177,13 @@ def _begun_otherwise(parting: Parting, run: Run, oracle: Run, label: str) -> str
 def _changed_between(parting: Parting, run: Run, oracle: Run, label: str) -> str:
     """Which weights code between two optimizer steps changes otherwise than in the oracle."""
     for step in range(2, parting.step + 1):
-        mine, theirs = _between(run, step), _between(oracle, step)
+        mine, theirs = changes_between(run, step), changes_between(oracle, step)
         pairs = {name: (mine.get(name, [0.0] * len(change)), change) for name, change in theirs.items()}
-        apart = [name for name, (a, b) in pairs.items() if difference(a, b) > EXACT * max(_size(a), _size(b))]
+        apart = [name for name, (a, b) in pairs.items() if difference(a, b) > EXACT * max(length(a), length(b))]
         if apart:
             known = f"so do the weights behind step {step - 1}"
             return f"the steps before agree, {known}; code between it and step {step} changes {some(apart)} otherwise than in {label}"
     return ""
-
-
-def _size(change: list[float]) -> float:
-    return difference(change, [0.0] * len(change))
-
-
-def _between(run: Run, step: int) -> dict[str, list[float]]:
-    """{parameter: the sketch of its change between the optimizer steps before a step and of it}; see `changes`."""
-    before, after = run.whole(Stepped, "weights", step - 1), run.whole(Step, "weights", step)
-    pairs = {name: (a, b) for name, a in before.items() if a is not None and (b := after.get(name)) is not None}
-    return {name: [0.0, *(y - x for x, y in zip(a[1:], b[1:], strict=True))] for name, (a, b) in pairs.items()}
 
 
 def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, float]) -> str:

@@ -93,7 +93,7 @@ def stream(value: object) -> int | None:
     """48 bits for the state of a random generator of torch, Python or NumPy; None for what is none."""
     if isinstance(value, torch.Generator):
         state = bytes(value.get_state().tolist())
-    elif isinstance(value, random.Random):
+    elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):  # which has none
         state = repr(value.getstate()).encode()
     elif type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
         state = repr(value.bit_generator.state).encode()
