@@ -130,7 +130,7 @@ def main() -> int:
     commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, text=True).strip()
     commits = sorted({*results.get("commits", ()), commit})
     named = [key for key in every if key[1].startswith(tuple(options.only.split(",")))]
-    order = sorted(named, key=lambda key: (key in came, not first[key].get("new"), random.random()))
+    order = sorted(named, key=lambda key: (key in came, not first[key].get("new"), key[2] == "fault", random.random()))
     cases = {key: (*every[key], rule_of(first[key])) for key in order}
     for key, row in judged(cases, options.jobs, ends):
         came[key] = outcome(key, row, first.get((*key[:2], "twin"), {"failed": []}))

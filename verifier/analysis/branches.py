@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ..evidence import Sources
-from .syntax import last_name
+from .syntax import last_name, walk
 
 _RANK = re.compile(r"(?i)rank|main_process|is_main|master|process_zero|coordinator|chief|primary")
 _COMMON = re.compile(r"(?i)step|epoch|args|cfg|config|max_|every|world|iter")
@@ -104,7 +104,7 @@ def loop_of(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
 
 def loop_is_plain(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
     """The lines of the loop whose head is at `line`, if it takes every item: no break, return or raise, no slice of it."""
-    for node in ast.walk(sources.tree(file)):
+    for node in walk(sources.tree(file)):
         if isinstance(node, ast.For) and node.lineno <= line <= node.iter.end_lineno:  # type: ignore[operator]
             cut = any(name in ast.unparse(node.iter) for name in ("islice", "zip", "range"))
             leaves = _holds(node, (ast.Break, ast.Return, ast.Raise))
@@ -137,21 +137,21 @@ def _in_branch(node: ast.If | ast.While, line: int) -> bool:
 
 
 def _holds(node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> bool:
-    return any(isinstance(n, kinds) for n in ast.walk(node))
+    return any(isinstance(n, kinds) for n in walk(node))
 
 
 def _ifs(node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> Iterator[ast.If]:
     """The `if` statements in a node that hold a statement of these kinds."""
-    return (n for n in ast.walk(node) if isinstance(n, ast.If) and _holds(n, kinds))
+    return (n for n in walk(node) if isinstance(n, ast.If) and _holds(n, kinds))
 
 
 def _on_rank(tree: ast.Module, test: ast.AST) -> bool:
     """Whether a condition depends on the rank, directly or through a name that was set from it."""
     if _RANK.search(ast.unparse(test)):
         return True
-    names = {last_name(n) for n in ast.walk(test) if isinstance(n, ast.Name | ast.Attribute)}
+    names = {last_name(n) for n in walk(test) if isinstance(n, ast.Name | ast.Attribute)}
     conditions = ast.Compare | ast.BoolOp | ast.UnaryOp
-    sets = (n for n in ast.walk(tree) if isinstance(n, ast.Assign) and names & set(map(last_name, n.targets)))
+    sets = (n for n in walk(tree) if isinstance(n, ast.Assign) and names & set(map(last_name, n.targets)))
     return any(isinstance(n.value, conditions) and _RANK.search(ast.unparse(n.value)) is not None for n in sets)
 
 

@@ -8,7 +8,7 @@ from ..evidence import Evidence, Sources
 from ..trace import Run, Trace
 from ..trace.events import UNKNOWN, Measured, Place
 from .comparison import nudged
-from .syntax import functions_of, loops
+from .syntax import functions_of, loops, walk
 
 Key = tuple[int, str, str]  # step, function, path
 
@@ -82,5 +82,5 @@ def _of_a_loop(sources: Sources, function: str, path: str) -> bool:
         for one in functions_of(sources)
         if one.name == function.rpartition(".")[2]
         for loop in loops(one)
-        for node in ast.walk(loop)
+        for node in walk(loop)
     )

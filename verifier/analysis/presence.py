@@ -8,6 +8,7 @@ from functools import lru_cache
 from ..evidence import LOADS, Evidence, Sources
 from ..trace import Run
 from ..trace.events import Checkpoint, Micro, SetState, Shard, Step, Wrap
+from .syntax import walk
 
 UNSHARDED = "no call of fully_shard was seen"
 _NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.arg: "arg", ast.alias: "name"}
@@ -113,7 +114,7 @@ def _names(sources: Sources, file: str, words: tuple[str, ...]) -> bool:
 @lru_cache(maxsize=256)
 def _words(tree: ast.Module) -> frozenset[str]:
     """Every name, attribute, keyword, import and word of a string, except docstrings."""
-    return frozenset(word for node in ast.walk(tree) for word in _words_of(node))
+    return frozenset(word for node in walk(tree) for word in _words_of(node))
 
 
 def _words_of(node: ast.AST) -> Iterator[str]:

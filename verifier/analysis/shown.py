@@ -10,7 +10,7 @@ from ..evidence import Sources
 from ..trace import Run
 from ..trace.events import Place, Reached
 from .state import apart, states
-from .syntax import last_name
+from .syntax import last_name, walk
 
 _PASSED_THROUGH = {"math", "torch", "np", "numpy"}  # what their functions return is a value of their arguments
 Loop = dict[str, set[int]]  # {file: lines of the loops in which steps are made}
@@ -21,7 +21,7 @@ def lines_of_loop(run: Run, sources: Sources) -> Loop:
     stacks = [record.stack for record in run.all(Reached) if record.stack]
     found: Loop = {}
     for place in stacks[-1] if stacks else []:
-        for node in ast.walk(sources.tree(place.file)):
+        for node in walk(sources.tree(place.file)):
             if isinstance(node, ast.For | ast.While) and node.lineno <= place.line <= (node.end_lineno or 0):
                 found.setdefault(place.file, set()).update(range(node.lineno, (node.end_lineno or 0) + 1))
     return found
@@ -41,7 +41,7 @@ def without_own_values(text: str, places: list[Place], loop: Loop, run: Run, sou
 
 
 def _calls_on(tree: ast.AST, line: int) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Call)
@@ -51,7 +51,7 @@ def _calls_on(tree: ast.AST, line: int) -> Iterator[ast.Call]:
 
 
 def _assigned(tree: ast.AST, lines: set[int]) -> set[str]:
-    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    names = (node for node in walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     return {node.id for node in names if node.lineno in lines}
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from ..evidence import Sources
 from .state import assigned_in
-from .syntax import called, functions, loops, names_read
+from .syntax import called, functions, loops, names_read, walk
 
 _TRAINS = frozenset({"backward", "step"})
 
@@ -44,15 +44,15 @@ def kept_under_a_comparison(sources: Sources) -> set[tuple[str, str]]:
 @lru_cache(maxsize=256)
 def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
-    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
+    attributes = [n for n in walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
     read = [(n.lineno, f"self.{n.attr}") for n in attributes]  # `self` stands for any object
     for body in [tree.body, *(function.body for function in functions(tree))]:
         read += [(n.lineno, n.id) for n in _from_before(body, set())]
-    for scope in ast.walk(tree):
+    for scope in walk(tree):
         if not isinstance(scope, ast.FunctionDef | ast.Module):
             continue
         name = scope.name if isinstance(scope, ast.FunctionDef) else ""
-        for branch in (n for n in ast.walk(scope) if isinstance(n, ast.If) and _by_size(n.test)):
+        for branch in (n for n in walk(scope) if isinstance(n, ast.If) and _by_size(n.test)):
             end = branch.end_lineno or branch.lineno
             for expression in assigned_in(branch):
                 if any(text == expression and not branch.lineno <= line <= end for line, text in read):
@@ -66,13 +66,13 @@ def _from_before(body: list[ast.stmt], own: set[str]) -> Iterator[ast.Name]:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             continue
         inner = [part for name in ("body", "orelse", "finalbody", "handlers") for part in getattr(statement, name, [])]
-        inside = {id(n) for part in inner for n in ast.walk(part)}
-        nodes = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
+        inside = {id(n) for part in inner for n in walk(part)}
+        nodes = [n for n in walk(statement) if isinstance(n, ast.Name)]
         yield from (n for n in nodes if isinstance(n.ctx, ast.Load) and id(n) not in inside and n.id not in own)
         for name in ("body", "orelse", "finalbody"):
             first = set() if isinstance(statement, ast.For | ast.While) else set(own)
             if isinstance(statement, ast.For) and name == "body":
-                first = {n.id for n in ast.walk(statement.target) if isinstance(n, ast.Name)}
+                first = {n.id for n in walk(statement.target) if isinstance(n, ast.Name)}
             yield from _from_before(getattr(statement, name, []), first)
         for handler in getattr(statement, "handlers", ()):
             yield from _from_before(handler.body, set(own))
@@ -87,13 +87,13 @@ def appended(sources: Sources) -> set[tuple[str, str]]:
 
 @lru_cache(maxsize=256)
 def _appended_in(tree: ast.Module) -> set[tuple[str, str]]:
-    calls = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    calls = [n.func for n in walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
     lists = [f.value for f in calls if f.attr in ("append", "appendleft") and isinstance(f.value, ast.Attribute)]
-    loads = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
+    loads = [n for n in walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
     others = {n.attr for n in loads if all(n is not one for one in lists)}
     return {("", f"self.{one.attr}") for one in lists if one.attr in others}
 
 
 def _by_size(test: ast.expr) -> bool:
-    compares = (n for n in ast.walk(test) if isinstance(n, ast.Compare))
+    compares = (n for n in walk(test) if isinstance(n, ast.Compare))
     return any(isinstance(n.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE) for n in compares)

@@ -11,7 +11,7 @@ from ..trace import Run, Trace, difference
 from ..trace.events import Held, State
 from ..trace.sketches import add
 from .comparison import nudged
-from .syntax import called, functions, functions_of, last_name, loops, names_read
+from .syntax import called, functions, functions_of, last_name, loops, names_read, walk
 
 Values = dict[str, Held]
 _WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
@@ -85,7 +85,7 @@ def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for function in functions_of(sources):
         for stmt in (n for loop in loops(function) for n in loop.body if isinstance(n, ast.Assign)):
-            names = {n.id for target in stmt.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+            names = {n.id for target in stmt.targets for n in walk(target) if isinstance(n, ast.Name)}
             found |= {(function.name, name) for name in names - _read(stmt.value)}
     return found
 
@@ -94,11 +94,11 @@ def of_one_branch(sources: Sources) -> set[tuple[str, str]]:
     """(function, name) of what a branch of a loop assigns before it reads it, and nothing else reads: a sum for a log."""
     found: set[tuple[str, str]] = set()
     for function in functions_of(sources):
-        reads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-        for branch in (n for loop in loops(function) for n in ast.walk(loop) if isinstance(n, ast.If)):
+        reads = [n for n in walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        for branch in (n for loop in loops(function) for n in walk(loop) if isinstance(n, ast.If)):
             for number, stmt in enumerate(branch.body):
                 if isinstance(stmt, ast.Assign) and all(isinstance(target, ast.Name) for target in stmt.targets):
-                    behind = {id(n) for later in branch.body[number + 1 :] for n in ast.walk(later)}
+                    behind = {id(n) for later in branch.body[number + 1 :] for n in walk(later)}
                     names = {last_name(target) for target in stmt.targets}
                     found |= {(function.name, x) for x in names if all(id(n) in behind for n in reads if n.id == x)}
     return found
@@ -111,7 +111,7 @@ def begun_anew(sources: Sources) -> set[str]:
     goes_on = {
         f.name
         for f in functions_of(sources)
-        if any(called(loop) & stepping for loop in loops(f)) or any(isinstance(n, ast.Yield) for n in ast.walk(f))
+        if any(called(loop) & stepping for loop in loops(f)) or any(isinstance(n, ast.Yield) for n in walk(f))
     }
     return (called_in_loops & stepping) - goes_on
 
@@ -122,15 +122,11 @@ def results_of_calls(sources: Sources) -> set[str]:
     kept: set[str] = set()
     anew: set[str] = set()
     summed: set[str] = set()
-    for cls in (n for file in sources.project for n in ast.walk(sources.tree(file)) if isinstance(n, ast.ClassDef)):
+    for cls in (n for file in sources.project for n in walk(sources.tree(file)) if isinstance(n, ast.ClassDef)):
         for method in (n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
-            nodes = list(ast.walk(method))
+            nodes = list(walk(method))
             ends = {
-                id(t): n.end_lineno
-                for n in nodes
-                if isinstance(n, ast.Assign)
-                for one in n.targets
-                for t in ast.walk(one)
+                id(t): n.end_lineno for n in nodes if isinstance(n, ast.Assign) for one in n.targets for t in walk(one)
             }
             summed |= {last_name(n.target) for n in nodes if isinstance(n, ast.AugAssign)}
             own = [n for n in nodes if isinstance(n, ast.Attribute) and last_name(n.value) == "self"]
@@ -194,7 +190,7 @@ def _carried(tree: ast.Module) -> set[tuple[str, str]]:
 def _carried_in(scope: ast.AST) -> set[str]:
     from_itself: set[str] = set()
     deciding: set[str] = set()
-    for node in ast.walk(scope):
+    for node in walk(scope):
         if isinstance(node, ast.AugAssign):
             from_itself.add(ast.unparse(node.target))
         elif isinstance(node, ast.Assign):
@@ -222,7 +218,7 @@ def _timed(tree: ast.Module) -> set[tuple[str, str]]:
     for _ in range(2):  # of what a later line assigns, too
         for scope in (tree, *functions(tree)):
             name = scope.name if isinstance(scope, ast.FunctionDef) else ""
-            for node in (n for n in ast.walk(scope) if isinstance(n, ast.Assign | ast.AugAssign)):
+            for node in (n for n in walk(scope) if isinstance(n, ast.Assign | ast.AugAssign)):
                 if _is_time(node.value, name, known):
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                     known |= {_scoped(target, name) for target in targets}
@@ -248,12 +244,12 @@ def _asks_for_none(test: ast.expr) -> bool:
 
 
 def _read(node: ast.AST) -> set[str]:
-    return {ast.unparse(n) for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
+    return {ast.unparse(n) for n in walk(node) if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
 
 
 def assigned_in(node: ast.If | ast.While) -> set[str]:
     found = set()
-    for inner in (n for part in (*node.body, *node.orelse) for n in ast.walk(part)):
+    for inner in (n for part in (*node.body, *node.orelse) for n in walk(part)):
         if isinstance(inner, ast.Assign):
             found |= {ast.unparse(one) for target in inner.targets for one in getattr(target, "elts", [target])}
         elif isinstance(inner, ast.AugAssign):
@@ -263,7 +259,7 @@ def assigned_in(node: ast.If | ast.While) -> set[str]:
 
 def _acts(node: ast.If | ast.While) -> bool:
     """Whether a branch does more than write to a log."""
-    inside = [n for part in (*node.body, *node.orelse) for n in ast.walk(part)]
+    inside = [n for part in (*node.body, *node.orelse) for n in walk(part)]
     leaves = any(isinstance(n, ast.Break | ast.Return | ast.Raise) for n in inside)
     return leaves or any(isinstance(n, ast.Call) and not _QUIET.match(last_name(n.func)) for n in inside)
 
@@ -303,10 +299,10 @@ def _evaluations(sources: Sources) -> set[str]:
     classes = {
         cls.name
         for tree in trees
-        for cls in ast.walk(tree)
+        for cls in walk(tree)
         if isinstance(cls, ast.ClassDef) and any(f in quiet and f.name == "__call__" for f in cls.body)
     }
-    made = (n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Assign))
+    made = (n for tree in trees for n in walk(tree) if isinstance(n, ast.Assign))
     objects = {
         last_name(t) for n in made if isinstance(n.value, ast.Call) and called(n.value) & classes for t in n.targets
     }
@@ -324,17 +320,17 @@ def _leading_to(sources: Sources, name: str) -> set[str]:
 
 def _switches(node: ast.AST) -> bool:
     """Whether gradients are switched off in the decorators of a function, or in a statement."""
-    return any(last_name(n) in _WITHOUT_GRADIENTS for n in ast.walk(node))
+    return any(last_name(n) in _WITHOUT_GRADIENTS for n in walk(node))
 
 
 def _from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple[str, str]]:
     """(function, expression) of what is assigned without gradients, from a call of one of these functions, or from such values."""
     top = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
     for scope, body in [("", top), *((function.name, function.body) for function in functions(tree))]:
-        inside = [n for stmt in body for n in ast.walk(stmt)]
+        inside = [n for stmt in body for n in walk(stmt)]
         blocks = [n for n in inside if isinstance(n, ast.With) and any(_switches(item) for item in n.items)]
-        without = {id(n) for block in blocks for n in ast.walk(block)}
-        looped = {id(n) for loop in inside if isinstance(loop, ast.For | ast.While) for n in ast.walk(loop)}
+        without = {id(n) for block in blocks for n in walk(block)}
+        looped = {id(n) for loop in inside if isinstance(loop, ast.For | ast.While) for n in walk(loop)}
         stored = [n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         steady = {n.id for n in stored if id(n) not in looped} - {n.id for n in stored if id(n) in looped}
         known: set[str] = set()
@@ -350,7 +346,7 @@ def _from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple
 
 def _made_of(node: ast.expr | None, known: set[str], steady: set[str]) -> bool:
     """Whether an expression reads nothing but such values, beside modules, functions and what the loop around it does not assign."""
-    nodes = list(ast.walk(node)) if node is not None else []
+    nodes = list(walk(node)) if node is not None else []
     functions = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
     names = {n.id for n in nodes if isinstance(n, ast.Name) and id(n) not in functions}
     return bool(names & known) and names <= known | steady | {"self", "torch", "math", "dist", "float"}
@@ -360,8 +356,8 @@ def handed_on(sources: Sources, path: str) -> bool:
     """Whether a local number is read only to compute another variable, such as its mean over ranks."""
     scope, _, name = _holding(path).rpartition(".")
     found = []
-    for nodes in (list(ast.walk(function)) for function in functions_of(sources) if function.name == scope):
-        inside = {id(n) for stmt in nodes if isinstance(stmt, ast.Assign) for n in ast.walk(stmt.value)}
+    for nodes in (list(walk(function)) for function in functions_of(sources) if function.name == scope):
+        inside = {id(n) for stmt in nodes if isinstance(stmt, ast.Assign) for n in walk(stmt.value)}
         named = (n for n in nodes if isinstance(n, ast.Name) and n.id == name)
         found += [id(n) in inside for n in named if isinstance(n.ctx, ast.Load)]
     return bool(found) and all(found)
@@ -370,7 +366,7 @@ def handed_on(sources: Sources, path: str) -> bool:
 def divided(sources: Sources, path: str) -> bool:
     """Whether a local number is divided, or multiplied, where it is read: a sum over ranks of which no mean is kept."""
     scope, _, name = _holding(path).rpartition(".")
-    for node in (n for function in functions_of(sources) if function.name == scope for n in ast.walk(function)):
+    for node in (n for function in functions_of(sources) if function.name == scope for n in walk(function)):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult) and name in names_read(node):
             return True
     return False

@@ -2,10 +2,17 @@
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ..evidence import Sources
 
 Loop = ast.For | ast.While
+
+
+@lru_cache(maxsize=1 << 14)
+def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Every node of a tree as `ast.walk` gives them, kept: many questions are asked of the same trees."""
+    return tuple(ast.walk(tree))
 
 
 def functions_of(sources: Sources) -> Iterator[ast.FunctionDef]:
@@ -15,17 +22,17 @@ def functions_of(sources: Sources) -> Iterator[ast.FunctionDef]:
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
     """Every function of a tree."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return (node for node in walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 def loops(tree: ast.AST) -> Iterator[Loop]:
     """Every loop of a tree."""
-    return (node for node in ast.walk(tree) if isinstance(node, Loop))
+    return (node for node in walk(tree) if isinstance(node, Loop))
 
 
 def called(node: ast.AST) -> set[str]:
     """The last names of what a tree calls: `step` of `optimizer.step()`."""
-    return {last_name(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
+    return {last_name(n.func) for n in walk(node) if isinstance(n, ast.Call)}
 
 
 def last_name(node: ast.AST) -> str:
@@ -35,5 +42,5 @@ def last_name(node: ast.AST) -> str:
 
 def names_read(node: ast.AST | None) -> set[str]:
     """The variables that a tree reads."""
-    names = (n for n in ast.walk(node) if isinstance(n, ast.Name)) if node is not None else ()
+    names = (n for n in walk(node) if isinstance(n, ast.Name)) if node is not None else ()
     return {n.id for n in names if isinstance(n.ctx, ast.Load)}

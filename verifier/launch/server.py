@@ -14,6 +14,7 @@ import select
 import socket
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], unus
         os.dup2(answers.fileno(), 1)
         os.execv(sys.executable, [sys.executable, "-u", sys.argv[0], "cpu", str(ranks), str(versions["devices"])])
     gc.freeze()  # nor does a rank look among it
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False  # nor take apart, at its end, the libraries of operators that torch has made
     gc.enable()
     processes.outlive_parent()
     _answer(answers, {**versions, "unused": unused})

@@ -1,10 +1,12 @@
 """The user's lines on the stack, without those of torch, Python and the verifier."""
 
+import ast
 import linecache
 import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -90,6 +92,15 @@ def place_at(frame: FrameType, line: int, callers: Iterable[FrameType] = ()) -> 
 def line_at(file: str, line: int, function: str) -> Line:
     """A line with its code."""
     return Line(**_line((file, line, function)))
+
+
+@lru_cache(maxsize=16)
+def tree_of(file: str) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax; () if it has none."""
+    try:
+        return tuple(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+    except SyntaxError:
+        return ()
 
 
 def running() -> Iterator[_Frame]:

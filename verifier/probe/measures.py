@@ -3,12 +3,14 @@
 import hashlib
 import random
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import islice
 
 import torch
 from torch import nn
 
 from ..trace.events import Block
+from .compat.cuda import TENSOR_DEVICE, without_modes
 from .compat.tensors import elements, local, plain, version
 from .sketch import sketch
 
@@ -68,9 +70,15 @@ def element_hash(tensor: torch.Tensor) -> int:
     some = elements(plain(local(tensor)))
     some = (torch.view_as_real(some) if some.is_complex() else some).reshape(-1)
     some = some[:: max(1, some.numel() // _SAMPLED)].to(torch.float64)
-    # Sines of integers: no sum of whole multiples of them is 0, as it is of 1, 2, 3 and 4 for [-1, 1, 1, -1] (biases of experts).
-    weights = torch.arange(1, some.numel() + 1, dtype=torch.float64, device=some.device).sin()
-    return hash((float(some.sum()), float(some @ weights)))
+    return hash(tuple((_sines(some.numel(), TENSOR_DEVICE(some)) @ some).tolist()))
+
+
+@lru_cache(maxsize=64)
+def _sines(length: int, device: torch.device) -> torch.Tensor:
+    """Ones, and sines of integers: no sum of their multiples is 0, as it is of 1, 2, 3 and 4 for [-1, 1, 1, -1] (biases of experts)."""
+    with without_modes():
+        ones = torch.ones(length, dtype=torch.float64, device=device)
+        return torch.stack([ones, torch.arange(1, length + 1, dtype=torch.float64, device=device).sin()])
 
 
 def random_state() -> str:

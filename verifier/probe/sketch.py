@@ -51,14 +51,22 @@ def _sketch(part: torch.Tensor, shape: tuple[int, ...], own: tuple[int, ...], of
         real = torch.view_as_real(part) if part.is_complex() else part
         squares = sum(float(block.to(torch.float64).square().sum()) for block, _ in _blocks(real, (0,) * real.dim()))
         return [squares, *[float("nan")] * PROBES]
-    total = torch.zeros(1 + PROBES, dtype=torch.float64, device=TENSOR_DEVICE(part))
-    # one tensor of sums: small ones would lie between freed blocks
-    for block, corner in _blocks(part.reshape(own), offset):
-        values = block.to(torch.float64).reshape(-1)
-        total[0] += values.square().sum()
-        total[1:] += _weights(shape, tuple(block.shape), corner, TENSOR_DEVICE(values)) @ values
+    part = part.reshape(own)
+    if part.numel() <= _BLOCK:
+        total = _sums(part, shape, offset)
+    else:
+        total = torch.zeros(1 + PROBES, dtype=torch.float64, device=TENSOR_DEVICE(part))
+        # one tensor of sums: small ones would lie between freed blocks
+        for block, corner in _blocks(part, offset):
+            total += _sums(block, shape, corner)
     sums: list[float] = total.tolist()
     return sums
+
+
+def _sums(block: torch.Tensor, shape: tuple[int, ...], corner: tuple[int, ...]) -> torch.Tensor:
+    values = block.reshape(-1).to(torch.float64)
+    probes = _weights(shape, tuple(block.shape), corner, TENSOR_DEVICE(values)) @ values
+    return torch.cat([values.square().sum().reshape(1), probes])
 
 
 def _blocks(part: torch.Tensor, corner: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:

@@ -1,7 +1,6 @@
 """`Module.to_empty`: uninitialised memory, filled with a mark that shows what the script does not initialise."""
 
 import ast
-import linecache
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,7 @@ from ...trace.events import Line, Place, ToEmpty, Unset
 from ...trace.origin import is_machinery
 from ..compat.tensors import local
 from ..dispatcher import Call
-from ..frames import line_at
+from ..frames import line_at, tree_of
 from ..session import Session
 
 _NAMES = 8
@@ -73,11 +72,7 @@ def _holders(root: nn.Module, key: str) -> Iterator[Line]:
 
 def _names(cls: type, file: str, name: str) -> int:
     """The first line of a class that has a name as text (`register_buffer`) or as an attribute of `self` that it sets; 0 without one."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return 0
-    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
+    classes = (node for node in tree_of(file) if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
     for node in (node for body in classes for node in ast.walk(body)):
         if isinstance(node, ast.Constant) and node.value == name:
             return node.lineno

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import linecache
 from collections.abc import Callable
 from dataclasses import replace
 from types import CodeType, FrameType, FunctionType, GeneratorType
@@ -14,7 +13,7 @@ from torch import nn
 from ...trace.events import Fed, Line, Place
 from ...trace.origin import is_machinery
 from ..compat.tensors import address
-from ..frames import line_at, place_at
+from ..frames import line_at, place_at, tree_of
 from ..session import Session
 from ..watched import variables
 
@@ -77,11 +76,11 @@ def _within(value: Any, wanted: Wanted, depth: int = 0) -> tuple[int, int] | Non
 def _bound(frame: FrameType, name: str) -> ast.stmt | None:
     """The last statement up to the running line that binds a name in this frame's file."""
     first = frame.f_code.co_firstlineno
-    try:
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-    except SyntaxError:
-        return None
-    before = (node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.For | ast.AnnAssign | ast.With))
+    before = (
+        node
+        for node in tree_of(frame.f_code.co_filename)
+        if isinstance(node, ast.Assign | ast.For | ast.AnnAssign | ast.With)
+    )
     binds = [node for node in before if first <= node.lineno <= frame.f_lineno and name in _stored(node)]
     return max(binds, key=lambda node: node.lineno, default=None)
 

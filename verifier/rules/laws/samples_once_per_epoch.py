@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from ...analysis.chance import log_equal_batches
 from ...analysis.comparison import parted
+from ...analysis.syntax import walk
 from ...evidence import Sources
 from ...source.values import RANK_NAMES
 from ...trace import Trace
@@ -196,21 +197,19 @@ def _used(trace: Trace, orders: list[Order]) -> Used:
 def _taken_by_rank(sources: Sources, place: Place) -> bool:
     """Whether the code takes by the rank what it has drawn at a line: `order[rank::world]`, `self.order(epoch)[rank]`."""
     tree = sources.tree(place.file)
-    around = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _covers(node, place.line)]
+    around = [node for node in walk(tree) if isinstance(node, ast.FunctionDef) and _covers(node, place.line)]
     scope: ast.AST = around[-1] if around else tree
-    variables = {
-        part for node in ast.walk(scope) if isinstance(node, ast.stmt) for part in _drawn_into(node, place.line)
-    }
+    variables = {part for node in walk(scope) if isinstance(node, ast.stmt) for part in _drawn_into(node, place.line)}
 
     def drawn(node: ast.AST, inside: bool) -> bool:
         if isinstance(node, ast.Call):
             return _last(node.func) == place.function or (_covers(node, place.line) and _last(node.func) == "randperm")
         return (inside or isinstance(node, ast.Attribute)) and ast.unparse(node) in variables
 
-    within = {id(node) for node in ast.walk(scope)}
-    parts = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
-    by_rank = (one for one in parts if any(_last(part) in RANK_NAMES for part in ast.walk(one.slice)))
-    return any(drawn(part, id(part) in within) for one in by_rank for part in ast.walk(one.value))
+    within = {id(node) for node in walk(scope)}
+    parts = (node for node in walk(tree) if isinstance(node, ast.Subscript))
+    by_rank = (one for one in parts if any(_last(part) in RANK_NAMES for part in walk(one.slice)))
+    return any(drawn(part, id(part) in within) for one in by_rank for part in walk(one.value))
 
 
 def _drawn_into(node: ast.stmt, line: int) -> list[str]:

@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ...analysis.syntax import called, names_read
+from ...analysis.syntax import called, names_read, walk
 from ...source.events import hit_at
 from ...source.looks import text
 from ...source.project import Module
@@ -82,7 +82,7 @@ def _read_late(loop: ast.AST) -> Iterator[tuple[ast.Lambda | ast.FunctionDef, st
         kept = [part for statement in loop.body for part in _kept(statement, loop)]
     else:
         return
-    named = {n.name: n for n in ast.walk(loop) if isinstance(n, ast.FunctionDef)}
+    named = {n.name: n for n in walk(loop) if isinstance(n, ast.FunctionDef)}
     for node in kept:
         parts = node.elts if isinstance(node, ast.Tuple) else [node]
         for part in parts:
@@ -119,7 +119,7 @@ def _kept(statement: ast.stmt, loop: ast.For) -> Iterator[ast.expr]:
 def _count(loop: ast.AST, wanted: ast.AST) -> int:
     """How often an expression stands in a loop."""
     dumped = ast.dump(wanted)
-    return sum(type(node) is type(wanted) and ast.dump(node) == dumped for node in ast.walk(loop))
+    return sum(type(node) is type(wanted) and ast.dump(node) == dumped for node in walk(loop))
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
@@ -138,8 +138,8 @@ def _bound(node: ast.AST) -> set[str]:
 def _free(function: ast.Lambda | ast.FunctionDef) -> set[str]:
     """The variables of the surroundings that a function reads when it is called."""
     body: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else [*function.body]
-    given = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+    given = {a.arg for a in walk(function.args) if isinstance(a, ast.arg)}
     own = set().union(
-        *({n.id for n in ast.walk(b) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} for b in body)
+        *({n.id for n in walk(b) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} for b in body)
     )
     return set().union(*map(names_read, body)) - given - own
