@@ -25,12 +25,9 @@ class Lines:
     def __init__(self, frames: Frames, asked: Mapping[str, Sequence[int]] | None = None) -> None:
         self._frames = frames
         self._asked = None if asked is None else {str(Path(file).resolve()): (file, set(asked[file])) for file in asked}
-        self._files: dict[
-            str, tuple[str, set[int]]
-        ] = {}  # what is asked for of a file, by the name that code objects have
-        self._missing: dict[
-            CodeType, set[int] | None
-        ] = {}  # lines of a code object yet to come; None: not the project's
+        self._files: dict[str, tuple[str, set[int]]] = {}  # asked for, by the name of the file in code objects
+        self._missing: dict[int, set[int] | None] = {}  # lines yet to come, by id of the code; None: not ours
+        self._codes: list[CodeType] = []  # kept, so that no other gets the id of one
         self._new: dict[str, set[int]] = {}
         self._kept: set[CodeType] = set()  # whose frames are never left alone
 
@@ -58,14 +55,15 @@ class Lines:
         return {file: sorted(lines) for file, lines in found.items()}
 
     def _lines_of(self, code: CodeType) -> set[int] | None:
-        if self._asked is not None and not self._wanted(code.co_filename)[1]:
-            return None
-        if code not in self._missing:
-            own = self._asked is not None or self._frames.owns(code.co_filename)
-            lines = {line for _, _, line in code.co_lines() if line}
-            lines = lines if self._asked is None else lines & self._wanted(code.co_filename)[1]
-            self._missing[code] = lines if own else None
-        return self._missing[code]
+        if (key := id(code)) in self._missing:  # its hash would read all of it, at every call of any function
+            return self._missing[key]
+        own = self._asked is not None or self._frames.owns(code.co_filename)
+        lines = {line for _, _, line in code.co_lines() if line} if own else None
+        if lines and self._asked is not None:
+            lines &= self._wanted(code.co_filename)[1]
+        self._missing[key] = lines
+        self._codes.append(code)
+        return lines
 
     def _wanted(self, file: str) -> tuple[str, set[int]]:
         """The name by which a file was asked for, and its lines that were."""

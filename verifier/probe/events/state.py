@@ -184,7 +184,6 @@ class Watch:
         self.ran = False  # whether a backward has ended since
         self.trained = False  # whether any has begun
         self.coarse: dict[str, torch.Tensor] = {}  # path -> tensors of 16 bits as they were at the last step
-        self.marks: dict[str, int] = {}  # gradients after the last backward
         self.consumed: dict[str, _Consumed] = {}  # by an optimizer, and not cleared or changed since
 
     def called(self, module: nn.Module, given: object) -> None:
@@ -213,7 +212,6 @@ class Watch:
     def after_backward(self, tensors: object) -> None:
         """A backward has ended."""
         self.ran = True
-        self.marks = {s.name: element_hash(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
 
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
         """An optimizer is about to step: in a training without backward this is where its state is recorded."""
@@ -256,11 +254,7 @@ class Watch:
         factors: dict[str, float | None] = {}
         for slot in slots:
             before, grad = self.session.grads.get(slot.name), slot.param.grad
-            if (
-                slot.name not in self.marks
-                or before is None
-                or (grad is not None and element_hash(grad) == self.marks[slot.name])
-            ):
+            if before is None:
                 continue
             now = sketch(grad) if grad is not None else [0.0] * len(before)
             if difference(now, before) > 1e-7 * max(before[0], now[0]) ** 0.5:
