@@ -26,14 +26,16 @@ from queue import SimpleQueue
 from typing import Any
 
 from corpus import Case, faults, right
-from detection_table import in_page
+from detection_table import by_rule, in_page
 from results_file import write
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
 
-DETAILS = Path(__file__).resolve().parents[1] / "build" / "detection.json"
+ROOT = Path(__file__).resolve().parents[1]
+DETAILS = ROOT / "build" / "detection.json"
+BY_RULE = ROOT / "tests" / "faults" / "README.md"
 COLUMNS = ("case", "rule", "tier", "silent", "strength", "kind", "ranks", "found", "first", "failed", "seconds")
 OTHER_SIZES = (4, 1)
 RESUMED = {"resume", "reshard", "crash", "damaged"}
@@ -205,6 +207,7 @@ def main() -> int:
     if options.table:
         page = options.table.read_text(encoding="utf-8")
         options.table.write_text(in_page(page, results), encoding="utf-8")
+        BY_RULE.write_text(by_rule(results), encoding="utf-8")
     print(
         f"{results['found']} of {results['faults']} faults found, "
         f"{results['false_alarms']} false alarms on {results['right_scripts']} right scripts in {results['right_runs']} runs"

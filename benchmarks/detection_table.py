@@ -1,4 +1,4 @@
-"""The results of `detection.py` as the last section of references/reliability.md."""
+"""The results of `detection.py`: the last section of references/reliability.md, and rule by rule in tests/faults/README.md."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
 
 def table(results: dict[str, Any]) -> str:
     """The whole section."""
-    return "\n".join([*_head(results), *_by_kind(results), *_by_rule(results), *_missed(results), *_limit(), ""])
+    return "\n".join([*_head(results), *_by_kind(results), *_missed(results), *_limit(), ""])
+
+
+def by_rule(results: dict[str, Any]) -> str:
+    """The page that says for each rule which of its faults it found."""
+    return "\n".join([*_by_rule(results), ""])
 
 
 def in_page(page: str, results: dict[str, Any]) -> str:
@@ -76,6 +81,7 @@ def _head(results: dict[str, Any]) -> Iterator[str]:
     yield f"| seconds for one verification: median, longest | {statistics.median(seconds):.1f}, {max(seconds):.1f} | |"
     yield ""
     yield "The corpus is this project's own, so the shares say how the rules do on the faults that it knows, not on all there are."
+    yield "Rule by rule: `tests/faults/README.md` in the repository."
     yield ""
 
 
@@ -92,7 +98,9 @@ def _by_kind(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _by_rule(results: dict[str, Any]) -> Iterator[str]:
-    yield "### By rule"
+    yield "# Seeded faults, rule by rule"
+    yield ""
+    yield "Made by `make detection` from `benchmarks/results/corpus.json`; do not edit. What it means: `references/reliability.md`."
     yield ""
     yield "| rule that should name it | found | interval | named first | tier | seconds |"
     yield "|---|---|---|---|---|---|"
@@ -105,7 +113,6 @@ def _by_rule(results: dict[str, Any]) -> Iterator[str]:
         tiers = ", ".join(sorted({row["tier"] for row in rows}))
         seconds = statistics.median(row["seconds"] for row in rows)
         yield f"| {rule} | {found} of {len(rows)} | {low:.0%} to {high:.0%} | {named} | {tiers} | {seconds:.1f} |"
-    yield ""
 
 
 def _missed(results: dict[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from field_seeds import table as table_of_seeds
 
 import detection
 from check_grader import KINDS
-from detection_table import in_page
+from detection_table import by_rule, in_page
 from install_matrix import good
 from install_matrix import table as table_of_installs
 from results_file import text, with_section, write
@@ -64,6 +64,7 @@ def test_recall_and_false_alarms() -> None:
     measured = (results["found"], results["faults"], results["false_alarms"], results["right_scripts"])
     assert claimed(pattern) == measured
     assert in_page(RELIABILITY, detection.read(CORPUS)) == RELIABILITY, "run `make detection`"
+    assert by_rule(detection.read(CORPUS)) == detection.BY_RULE.read_text(encoding="utf-8"), "run `make detection`"
 
 
 def test_public_trainers() -> None:

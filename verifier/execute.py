@@ -1,4 +1,4 @@
-"""Makes planned runs: a folder for each, fresh files, as many at a time as there are cores or devices, each bounded in time."""
+"""Makes planned runs: a folder for each, fresh files, as many at a time as fit, each bounded in time."""
 
 import math
 import os
@@ -27,11 +27,12 @@ from .launch.client import Launcher
 from .launch.devices import free
 from .launch.planned import PlannedRun
 from .launch.request import Request
+from .launch.room import free_memory, room
 from .launch.trial import shares_a_gpu
 from .launch.workspace import COMMON, Workspace
 from .probe.compat.names import averages, runs_on_cpu
 from .trace import Run, read_run
-from .trace.events import Killed
+from .trace.events import Killed, Memory
 
 LEAST_TIMEOUT, SLOWER = 60.0, 10.0
 UNPAID = "left out by --budget"
@@ -80,6 +81,7 @@ class Executor:
         self.backend, self.budget, self._begun = backend, budget, time.monotonic()
         self.cuda_on_cpu = False
         self.longest = 0.0
+        self.own, self.free = 0, free_memory()  # bytes that a rank took so far, and that there were
         self._number = 0
         self._going: list[_Going] = []
         self._secret = os.urandom(16).hex()
@@ -115,11 +117,10 @@ class Executor:
                 raise UserError(f"the script refuses {one.planned.given} (its {one.planned.role} run): {words}")
         return found
 
-    @cached_property
+    @property
     def room(self) -> int:
         """How many ranks may go on at a time."""
-        cores = len(os.sched_getaffinity(0))
-        return int(self.launcher.versions["devices"]) or 2 * cores + 1  # ranks wait for one another
+        return room(int(self.launcher.versions["devices"]), self.own, self.free)
 
     def timeout(self, planned: PlannedRun) -> float:
         """Once a run has ended, the limit for others is a multiple of its time, in whole minutes."""
@@ -192,6 +193,7 @@ class Executor:
         run = replace(run, note=going.note)
         wrote = self.files.end(folder, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
         self.ended.append(run)
+        self.own = max(self.own, *((m.peak or 0) - (m.before or 0) for m in run.all(Memory)), 0)
         # The time of a run that hung, or trained nothing, says nothing about other runs.
         if run.completed and run.steps():
             self.longest = max(self.longest, run.seconds)

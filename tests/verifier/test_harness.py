@@ -22,6 +22,7 @@ from verified_fsdp2.verifier.launch import devices, manager, sharing
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.planned import PlannedRun
 from verified_fsdp2.verifier.launch.request import Request
+from verified_fsdp2.verifier.launch.room import room
 from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.source import environment as settings
@@ -198,13 +199,13 @@ def test_with_torchrun_settings_before_torch_have_their_effect(launcher: Launche
 def test_runs_beside_one_another_give_the_same(launcher: Launcher, tmp_path: Path, monkeypatch: Patch) -> None:
     script = ZOO / "minimal.py"
     found = []
-    for room in (2, 8):
-        monkeypatch.setattr("verified_fsdp2.verifier.execute.Executor.room", room)
-        work = tmp_path / str(room)
+    for ranks in (2, 8):
+        monkeypatch.setattr("verified_fsdp2.verifier.execute.Executor.room", ranks)
+        work = tmp_path / str(ranks)
         verdict = verify_with(launcher, resolve(script, {}), work, select(("parity",), ()))
         found.append([(f.rule, f.status, f.evidence) for f in verdict.findings])
         times = [[record["at"] for record in _records(folder)] for folder in sorted(work.glob("0*"))]
-        assert any(a[0] < b[-1] and b[0] < a[-1] for a in times for b in times if a is not b) == (room == 8)
+        assert any(a[0] < b[-1] and b[0] < a[-1] for a in times for b in times if a is not b) == (ranks == 8)
     assert found[0] == found[1]
 
 
@@ -273,6 +274,26 @@ def test_runs_side_by_side_have_no_gpu_in_common(tmp_path: Path) -> None:
     work = tmp_path / "work"
     Executor(launcher, work, Workspace(work)).make(runs)  # the third waits for the first
     assert [request.devices for request in launcher.requests] == [[0, 1], [2], [0, 1]]
+
+
+@cases(
+    "devices, own, free, expected",
+    (0, 0, None, 5),
+    (0, 60 << 20, 8 << 30, 5),
+    (0, 200 << 20, 8 << 30, 4),  # large ranks: no more than two a core
+    (0, 2 << 30, 8 << 30, 3),
+    (0, 20 << 30, 8 << 30, 1),
+    (2, 20 << 30, 8 << 30, 2),
+)
+def test_ranks_at_a_time(devices: int, own: int, free: int | None, expected: int, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert room(devices, own, free) == expected
+
+
+def test_the_ranks_of_a_run_say_what_they_took(launcher: Launcher, tmp_path: Path) -> None:
+    executor = Executor(launcher, tmp_path / "work", Workspace(tmp_path / "work"))
+    executor.make([planned(resolve(ZOO / "minimal.py", {}), ["matches-ddp"]).run("train", 2)])
+    assert 1 << 20 < executor.own < executor.free
 
 
 @cases(
