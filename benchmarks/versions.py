@@ -26,7 +26,7 @@ from results_file import with_section, write
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "versions.json"
 LIMIT = 3600  # seconds for the verifications of one environment
-TORCH = ("2.14.1", "2.13.0", "2.12.1", "2.11.0", "2.10.0", "2.9.1", "2.8.0", "2.7.1", "2.6.0")
+TORCH = ("2.15.0", "2.14.1", "2.13.0", "2.12.1", "2.11.0", "2.10.0", "2.9.1", "2.8.0", "2.7.1", "2.6.0")
 PYTHONS = ("3.12", "3.13")  # with the version of torch below; all others run on 3.11
 DEVELOPED_ON = "2.13.0"
 MORE_FAULTS = ("faults/load_without_set", "faults/state_restored", "faults/evaluation_same_in_one_process")

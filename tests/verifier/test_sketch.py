@@ -11,9 +11,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from records import cases
 from verified_fsdp2.verifier.probe import sketch as module
 from verified_fsdp2.verifier.probe.compat.tensors import tensors
 from verified_fsdp2.verifier.probe.events.state import Walk, _token
+from verified_fsdp2.verifier.probe.measures import element_hash
 from verified_fsdp2.verifier.probe.sketch import row_hashes, sketch
 from verified_fsdp2.verifier.trace import difference
 
@@ -175,3 +177,20 @@ def test_tensors_that_hold_others_are_sketched_by_these() -> None:
     a, b = torch.rand(3), torch.rand(3)
     assert sketch(Readable(a, b)) == sketch(torch.cat([a, b])) == sketch(Halves(a, b))
     assert sketch(Halves(a, torch.zeros(1))) != sketch(Halves(a, torch.ones(1)))
+
+
+@cases("dtype", torch.float32, torch.bfloat16, torch.bool, torch.complex64)
+@cases("shape", (), (3, 5), (400, 300))
+def test_a_change_of_one_element_changes_the_hash(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor = torch.ones(shape).to(dtype)
+    before = element_hash(tensor)
+    assert element_hash(tensor.clone()) == before
+    tensor.reshape(-1)[0] = 0
+    assert element_hash(tensor) != before
+
+
+def test_a_hash_of_what_is_not_in_a_row_or_not_a_number() -> None:
+    tensor = torch.arange(6.0).reshape(2, 3)
+    assert element_hash(tensor.t()) == element_hash(tensor.t().contiguous()) != element_hash(tensor)
+    assert element_hash(torch.tensor([1.0, torch.nan])) == element_hash(torch.tensor([1.0, torch.nan]))
+    assert element_hash(torch.nn.Parameter(tensor)) == element_hash(tensor)

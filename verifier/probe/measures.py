@@ -51,7 +51,8 @@ def writes(tensors: Iterable[torch.Tensor]) -> int:
 
 _WORDS = 64  # of a vocabulary
 _DIGESTED = 1 << 16
-_SAMPLED = 1 << 13  # elements that are looked at to see a change
+_SAMPLED = 1 << 13  # elements of a large tensor that are looked at to see a change
+_WHOLE = 1 << 16  # bytes up to which all are
 
 
 def shard_digest(part: torch.Tensor) -> str | None:
@@ -66,8 +67,12 @@ def shard_digest(part: torch.Tensor) -> str | None:
 
 
 def element_hash(tensor: torch.Tensor) -> int:
-    """A hash of at most 2 * _SAMPLED elements of this rank's part, spread over all of it."""
-    some = elements(plain(local(tensor)))
+    """A hash of this rank's part, for this process alone: of its bytes, or of 2 * _SAMPLED elements spread over a large one."""
+    part = plain(local(tensor)).detach()
+    usual = type(part) is torch.Tensor and part.layout == torch.strided and not (part.is_complex() or part.is_neg())
+    if usual and part.numel() * part.element_size() <= _WHOLE:
+        return hash(part.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    some = elements(part)
     some = (torch.view_as_real(some) if some.is_complex() else some).reshape(-1)
     some = some[:: max(1, some.numel() // _SAMPLED)].to(torch.float64)
     return hash(tuple((_sines(some.numel(), TENSOR_DEVICE(some)) @ some).tolist()))
@@ -82,10 +87,9 @@ def _sines(length: int, device: torch.device) -> torch.Tensor:
 
 
 def random_state() -> str:
-    state = bytes(torch.get_rng_state().tolist())
-    digest = hashlib.sha256(state)
+    digest = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        digest.update(bytes(torch.cuda.get_rng_state().tolist()))
+        digest.update(torch.cuda.get_rng_state().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
