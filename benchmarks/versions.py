@@ -30,6 +30,7 @@ TORCH = ("2.15.0", "2.14.1", "2.13.0", "2.12.1", "2.11.0", "2.10.0", "2.9.1", "2
 PYTHONS = ("3.12", "3.13")  # with the version of torch below; all others run on 3.11
 DEVELOPED_ON = "2.13.0"
 MORE_FAULTS = ("faults/load_without_set", "faults/state_restored", "faults/evaluation_same_in_one_process")
+NO_FAULT_SINCE = {"faults/reduce_dtype_follows_param_dtype": (2, 15)}  # torch reduces in the parameter's own dtype
 KERNELS = ("nvidia", "cuda-", "triton")
 PLATFORM = "gloo-avg-is-sum"  # a warning: this torch itself is at fault, and only on the CPU
 HEADING = "## Versions"
@@ -130,11 +131,15 @@ def quickstart(fsdp2: Path, project: Path) -> str:
 
 def here(out: Path) -> None:
     """In an environment: right scripts and faults, through the installed verifier."""
+    import torch
+
     from corpus import IN_EVERY_TEST_RUN, REPRESENTATIVE, faults, right
     from detection import judge
     from verified_fsdp2.verifier.launch.client import Launcher
 
-    names = (*IN_EVERY_TEST_RUN, *REPRESENTATIVE, *MORE_FAULTS)
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    none = {name for name, since in NO_FAULT_SINCE.items() if version >= since}
+    names = {*IN_EVERY_TEST_RUN, *REPRESENTATIVE, *MORE_FAULTS} - none
     judged = []
     with Launcher() as launcher:
         for case in (case for case in (*faults(), *right()) if case.name in names):

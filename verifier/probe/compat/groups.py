@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from .names import GET_STATE, REPLICATED_MESH, SHARDED_MESH, MissingName, need
 from .tensors import local
+
+_OWN_DECIDES = hasattr(MixedPrecisionPolicy, "param_dtype_override_fn")  # both came with torch 2.15
 
 
 @dataclass
@@ -29,6 +31,20 @@ class Slot:
 def groups(root: nn.Module) -> list[tuple[str, Any]]:
     """(module name, FSDP parameter group) of every group with parameters below `root`."""
     return _groups(root.named_modules())
+
+
+def dtypes_of(group: Any) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """In which a group computes and reduces; None: as its gradients come. Of parameters that differ, those that compute in 16 bits."""
+    policies = [group.mp_policy] if hasattr(group, "mp_policy") else [item.mp_policy for item in group.fsdp_params]
+    policy = next((one for one in policies if one.param_dtype in (torch.bfloat16, torch.float16)), policies[0])
+    return policy.param_dtype, reduces_in(policy, (item.sharded_param for item in group.fsdp_params))
+
+
+def reduces_in(policy: MixedPrecisionPolicy | None, params: Iterable[torch.Tensor]) -> torch.dtype | None:
+    """The dtype in which gradients of these parameters are reduced. From torch 2.15 on their own decides where the policy names none."""
+    own = next((param for param in params), None) if _OWN_DECIDES else None
+    named = policy.reduce_dtype if policy is not None else None
+    return named or (own.grad_dtype if own is not None else None)
 
 
 def _groups(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, Any]]:

@@ -29,6 +29,7 @@ VERSIONS = {
     "2.12.1": MEAN,
     "2.13.0": MEAN,
     "2.14.1": MEAN,
+    "2.15.0": MEAN,
 }
 
 _SHARD = "torch.distributed.fsdp._fully_shard"

@@ -1,14 +1,14 @@
 """Models at their first forward: they are recorded, and load the common starting point or save it for other runs."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from ...trace.events import Buffer, Group, Model, Parameter, signature
 from .. import starting_point
-from ..compat.groups import Slot, groups, slots
+from ..compat.groups import Slot, dtypes_of, groups, slots
 from ..compat.tensors import layout, local, own_parameters
 from ..measures import dtype_name, repeated_blocks
 from ..session import Session
@@ -50,7 +50,7 @@ class Models:
                 for slot, before in zip(held, untouched, strict=True)
             ],
             buffers=[Buffer(name=key, shape=list(b.shape), unset=unset(session, b)) for key, b in buffers],
-            groups=[_group(name + key, group.mp_policy) for key, group in found],
+            groups=[_group(name + key, group) for key, group in found],
             blocks=repeated_blocks(root),
             starting_point=loaded,
             at_line=session.here(),
@@ -134,6 +134,6 @@ def gradient_sketches(held: list[Slot]) -> dict[str, list[float] | None]:
     return {name: None if grad is None else sketch(grad) for name, grad in found.items()}
 
 
-def _group(module: str, policy: MixedPrecisionPolicy) -> Group:
-    param, reduce = (None if d is None else dtype_name(d) for d in (policy.param_dtype, policy.reduce_dtype))
+def _group(module: str, group: Any) -> Group:
+    param, reduce = (None if dtype is None else dtype_name(dtype) for dtype in dtypes_of(group))
     return Group(module=module, param_dtype=param, reduce_dtype=reduce)

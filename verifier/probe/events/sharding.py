@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy
 
 from ...trace.events import Divide, Shard, ShardedParameter, Sync
+from ..compat.groups import reduces_in
 from ..compat.tensors import layout, tensors
 from ..dispatcher import Call
 from ..measures import class_name, dtype_name
@@ -28,8 +29,9 @@ def install(session: Session) -> None:
     def shard(modules: list[nn.Module], options: dict[str, Any]) -> None:
         below = {id(inner) for module in modules for inner in module.modules()}
         session.tops = [top for top in session.tops if id(top()) not in below] + [weakref.ref(m) for m in modules]
-        fields = ("param_dtype", "reduce_dtype", "output_dtype")
-        dtypes = [getattr(options.get("mp_policy"), field, None) for field in fields]
+        policy = options.get("mp_policy")
+        reduces = reduces_in(policy, (one for module in modules for one in module.parameters())) if policy else None
+        dtypes = (getattr(policy, "param_dtype", None), reduces, getattr(policy, "output_dtype", None))
         param, reduce, output = (None if dtype is None else dtype_name(dtype) for dtype in dtypes)
         session.write(
             Shard(

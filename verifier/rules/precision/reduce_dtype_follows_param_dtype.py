@@ -1,4 +1,5 @@
 from ...analysis.precision import LOW
+from ...source.installed import installed_torch
 from ...source.looks import is_const, text, trains
 from ..base import Evidence, Finding, Flow, Hits, Run, count
 from ._low import LowRule, low_groups, low_policies_of_trained
@@ -7,8 +8,8 @@ from ._low import LowRule, low_groups, low_policies_of_trained
 class ReduceDtypeFollowsParamDtype(LowRule):
     """`reduce_dtype` is set where `param_dtype` is low precision.
 
-    Why: `reduce_dtype=None` means the dtype of the unsharded gradient, so with `param_dtype=bfloat16` gradients are
-    reduced in bfloat16. The sharded `.grad` is float32 all the same, and the error grows with the world size.
+    Why: before torch 2.15 `reduce_dtype=None` means `param_dtype`, so with bfloat16 gradients are reduced in bfloat16. The
+    sharded `.grad` is float32 all the same, and the error grows with the world size. From 2.15 on it means the parameter's own.
     Wrong:
         shard(Decoder(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     Right:
@@ -32,12 +33,15 @@ class ReduceDtypeFollowsParamDtype(LowRule):
         return self.passed("; ".join(sorted(kinds)) + frozen)
 
     def detect(self, flow: Flow) -> Hits:
-        if not trains(flow):
+        if not trains(flow) or installed_torch() >= (2, 15):
             return
         for event in low_policies_of_trained(flow):
             reduce = event.arg(1, "reduce_dtype")
             if not event.open and (reduce is None or is_const(reduce, None)):
-                yield f"{text(event.node)} has no reduce_dtype: gradients are reduced in 16 bits", event
+                yield (
+                    f"{text(event.node)} has no reduce_dtype: before torch 2.15 gradients are then reduced in 16 bits",
+                    event,
+                )
 
 
 def _reduces_low(run: Run) -> bool:

@@ -1,0 +1,14 @@
+"""Which torch the sources are read for: the one that is installed here. It is not imported."""
+
+import importlib.metadata
+from functools import cache
+
+
+@cache
+def installed_torch() -> tuple[int, int]:
+    """Its major and minor version; (0, 0) without one."""
+    try:
+        major, minor = importlib.metadata.version("torch").split(".")[:2]
+        return int(major), int(minor)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return 0, 0
