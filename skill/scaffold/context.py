@@ -12,7 +12,7 @@ from ..spec import Spec, pretrained
 from ..spec.build import debug_shape
 from ..spec.crosschecks_model import CONV1D
 from ..spec.crosschecks_reshard import numbers, runs
-from ..spec.torch_versions import GROUPED_MM, STAGER_SERVES_ONCE, chosen
+from ..spec.torch_versions import GROUPED_MM, SET_TIMEOUT, STAGER_SERVES_ONCE, chosen
 from ..spec.urls import packages as url_packages
 from .data import data_context
 from .launch import launch_context
@@ -94,6 +94,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
         "grouped_mm": values["precision"]["param_dtype"] == "bfloat16" and chosen(values["torch"]) >= GROUPED_MM,
+        "set_timeout": chosen(values["torch"]) >= SET_TIMEOUT,
         "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
         "as_llama": checkpoint["export"] == "huggingface",
         "exported_as": _architecture(values["model"]),

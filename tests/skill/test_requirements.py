@@ -46,6 +46,12 @@ def test_torch_is_that_of_the_spec_or_the_installed_one(tmp_path: Path) -> None:
     assert '"torch==2.9.*"' in made(tmp_path, "torch='2.9'")["pyproject.toml"]
 
 
+@pytest.mark.parametrize(("torch", "called"), [("2.13", "_set_pg_timeout("), ("2.15", "dist.set_timeout(")])
+def test_time_outs_are_set_as_this_torch_wants_it(tmp_path: Path, torch: str, called: str) -> None:
+    text = made(tmp_path, f"torch='{torch}'")["distributed.py"]
+    assert called in text and ("_set_pg_timeout" in text) == (torch == "2.13")
+
+
 @pytest.mark.parametrize(
     ("directory", "ignored"),
     [("out", "/out/"), ("runs/a/", "/runs/a/"), ("/scratch/runs", None), ("../out", None), ("o*t", None)],
