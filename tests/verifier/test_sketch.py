@@ -192,5 +192,6 @@ def test_a_change_of_one_element_changes_the_hash(shape: tuple[int, ...], dtype:
 def test_a_hash_of_what_is_not_in_a_row_or_not_a_number() -> None:
     tensor = torch.arange(6.0).reshape(2, 3)
     assert element_hash(tensor.t()) == element_hash(tensor.t().contiguous()) != element_hash(tensor)
+    assert element_hash(torch.arange(6)[::2]) == element_hash(torch.tensor([0, 2, 4]))
     assert element_hash(torch.tensor([1.0, torch.nan])) == element_hash(torch.tensor([1.0, torch.nan]))
     assert element_hash(torch.nn.Parameter(tensor)) == element_hash(tensor)

@@ -71,7 +71,7 @@ def element_hash(tensor: torch.Tensor) -> int:
     part = plain(local(tensor)).detach()
     usual = type(part) is torch.Tensor and part.layout == torch.strided and not (part.is_complex() or part.is_neg())
     if usual and part.numel() * part.element_size() <= _WHOLE:
-        return hash(part.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return hash(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     some = elements(part)
     some = (torch.view_as_real(some) if some.is_complex() else some).reshape(-1)
     some = some[:: max(1, some.numel() // _SAMPLED)].to(torch.float64)
