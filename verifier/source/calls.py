@@ -7,7 +7,7 @@ import ast
 from .coverage import LIMIT
 from .events import CALL, NEW, SHARD, STORE, Event
 from .expressions import mesh_rank
-from .known import COLLECTIONS, COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, STARTERS, SYNCS
+from .known import ASKS_NAMES, COLLECTIONS, COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, STARTERS, SYNCS
 from .missed import Noting
 from .names import Frame
 from .project import ClassInfo
@@ -123,7 +123,7 @@ class Calls(Noting):
             self.store(args[0], args[1].const, args[2], event.node)
         if op in COLLECTIONS and first is not None:
             if first.kind in ("list", "tuple", "dict") and op != "builtins.dict":
-                return Value("list", first.name, first.parts)
+                return Value("list", first.name, first.parts, rank=first.rank, local=first.local)
             inside = self.element(first) if first.kind != "dict" else None
             return first if inside is None else Value("list", "many", [inside])
         if op == "builtins.dict":
@@ -181,6 +181,8 @@ class Calls(Noting):
             return value
         value.rank = value.rank or on.rank
         value.local = value.local or on.local
+        if name in ASKS_NAMES and args and args[0].name == "text":
+            value.rank, value.local = on.rank, value.local or bool(args[0].rank)
         if name in ("full_tensor", "wait") or (name == "load_state_dict"):
             value.local = False
         if event.given_rank and name not in ("info", "debug", "warning", "print", "format"):

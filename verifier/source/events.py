@@ -205,8 +205,9 @@ class Flow:
 
     def managed_by(self, value: Value, event: Event) -> Event | None:
         """The call that had sharded a value, or what holds it."""
-        found = (self.sharded_by(holder, event) for holder in holders(value))
-        return next((shard for shard in found if shard is not None), None)
+        found = ((holder, self.sharded_by(holder, event)) for holder in holders(value))
+        known = (one for holder, one in found if one and (holder is value or "ignored_params" not in one.kwargs))
+        return next(known, None)  # those may be the parameters of this part
 
     @cached_property
     def optimizers(self) -> list[tuple[Event, list[Value]]]:

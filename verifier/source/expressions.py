@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from .events import ITERATE, Guard
+from .known import ASKS_NAMES
 from .names import Frame, Names
 from .values import GLOBAL, SUB, Value, choices, const, derived, either
 
@@ -182,7 +183,7 @@ class Expressions(Names):
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
         outer = self.frame
         self.frame = Frame(outer.module, outer.function, outer)
-        saved, loops, chosen = self.guards, self.loops, 0
+        saved, loops, chosen, local = self.guards, self.loops, 0, False  # of each rank: its files
         self.loops = (*loops, node)
         for clause in node.generators:
             source = self.evaluate(clause.iter)
@@ -190,13 +191,14 @@ class Expressions(Names):
             self.bind(clause.target, self.element(source))
             for test in clause.ifs:
                 held = self.evaluate(test)
-                chosen = max(chosen, held.rank)
+                chosen, local = max(chosen, held.rank), local or (held.local and held.name in ASKS_NAMES)
                 self.guards = (*self.guards, Guard(test, held, True))
         if isinstance(node, ast.DictComp):
             entry = derived("entry", [self.evaluate(node.key), self.evaluate(node.value)])
             value = Value("dict", "open", [entry], node=node)
         else:
-            value = Value("list", "many", [self.evaluate(node.elt)], node=node)
+            one = self.evaluate(node.elt)
+            value = Value("list", "many", [Value("derived", "chosen", [one], local=True) if local else one], node=node)
         self.frame, self.guards, self.loops = outer, saved, loops
         value.local, value.rank = value.parts[0].local, max(value.rank, chosen)
         return value

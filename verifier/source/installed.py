@@ -1,14 +1,15 @@
 """Which torch the sources are read for: the one that is installed here. It is not imported."""
 
-import importlib.metadata
 from functools import cache
 
 
 @cache
 def installed_torch() -> tuple[int, int]:
     """Its major and minor version; (0, 0) without one."""
+    from importlib import metadata  # takes longer than a small script
+
     try:
-        major, minor = importlib.metadata.version("torch").split(".")[:2]
+        major, minor = metadata.version("torch").split(".")[:2]
         return int(major), int(minor)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+    except (metadata.PackageNotFoundError, ValueError):
         return 0, 0

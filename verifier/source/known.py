@@ -11,6 +11,7 @@ SAME_MODULE = (
     *("to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16"),
     *("requires_grad_", "to_empty", "apply"),
 )
+ASKS_NAMES = ("endswith", "startswith")  # of files, which hold the rank in their names: no rank goes another way
 COLLECTIONS = ("builtins.list", "builtins.tuple", "builtins.sorted", "builtins.set", "builtins.dict")
 GROWS = ("append", "add", "extend", "insert", "appendleft", "setdefault", "update", "add_module", "register_module")
 LAUNCHERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")

@@ -1,4 +1,5 @@
 from ...analysis.designs import resumable, saved_in_a_step
+from ...source.events import ITERATE
 from ...source.looks import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
 from ...trace.events import Step
@@ -57,7 +58,9 @@ class SchedulerOrProgressNotRestored(ResumeRule):
             return
         for made in flow.matching(lambda name: name.startswith("torch.optim.lr_scheduler.")):
             steps = [e for e in flow.methods("step") if e.on is made.result]
-            kept = [e for e in flow.methods("state_dict", "load_state_dict") if e.on is made.result]
+            lists = {e.node for e in flow.ops(ITERATE) if any(part is made.result for part in reach(e.args[0]))}
+            asked = flow.methods("state_dict", "load_state_dict")
+            kept = any(e.on is made.result or lists & {*e.loops} for e in asked)
             held = any(made.result in e.args for e in flow.events if e.op not in ("", made.op))
             in_loop = len(steps) == 1 and steps[0].loops and not steps[0].caught
             if in_loop and not kept and not held and not flow.escapes(made.result):

@@ -3,8 +3,8 @@ import ast
 from ...analysis.first_run import changes_gradients, clip_is_open
 from ...analysis.scaling import SAME, limit_between_ranks, reduced_by_the_script, scales, stressed_scales, uneven
 from ...source.lines import find_local_norm, may_clip
-from ...source.looks import LOCAL, gradient, names, shared, text
-from ...source.values import reach
+from ...source.looks import LOCAL, gradient, shared, text
+from ...source.values import Value, reach
 from ...trace.events import ClipOfNothing, Clips, Step, Stress
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, count, some
 
@@ -89,12 +89,21 @@ class ManualLocalNormClip(Rule):
             factor = event.args[0]
             for part in reach(factor):
                 taken = part.name in LOCAL and gradient(flow, part, event)
-                if taken and names(factor) & {"norm", "vector_norm", "square", "pow", "Pow"} and not shared(factor):
+                if taken and any(_is_norm(one) for one in reach(factor)) and not shared(factor):
                     node = part.node if part.node is not None else event.node
                     what = f"{text(event.node)} scales by a norm of this rank's shards ({text(node)})"
                     found.setdefault(node, (what, part.event or event))
                     break
         yield from found.values()
+
+
+def _is_norm(part: Value) -> bool:
+    """Whether it is a norm, or a part of one, not over rows alone: these lie on one rank each."""
+    name, event = part.name.rpartition(".")[2], part.event
+    if name not in ("norm", "vector_norm", "square", "pow", "Pow"):
+        return False
+    dim = event.kwargs.get("dim") if event is not None and "norm" in name else None
+    return dim is None or dim.kind != "const" or dim.const in (0, None)
 
 
 def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:

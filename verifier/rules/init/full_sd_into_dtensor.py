@@ -47,7 +47,9 @@ class FullSdIntoDtensor(MixedRule):
             if model is None or state is None or flow.sharded_by(model, event) is None:
                 continue
             parts = list(reach(state))
-            sharded = any(p.rank or p.name in ("tensor.distribute_tensor", "dsd.get_model_state_dict") for p in parts)
+            sharded = any(
+                p.rank or p.local or p.name in ("tensor.distribute_tensor", "dsd.get_model_state_dict") for p in parts
+            )
             if not event.open and "assign" not in event.kwargs and not sharded and any(_full(flow, p) for p in parts):
                 yield f"{text(event.node)} loads full tensors into sharded parameters", event
 

@@ -33,11 +33,12 @@ class ReduceDtypeFollowsParamDtype(LowRule):
         return self.passed("; ".join(sorted(kinds)) + frozen)
 
     def detect(self, flow: Flow) -> Hits:
-        if not trains(flow) or installed_torch() >= (2, 15):
+        if not trains(flow):
             return
         for event in low_policies_of_trained(flow):
             reduce = event.arg(1, "reduce_dtype")
-            if not event.open and (reduce is None or is_const(reduce, None)):
+            unset = not event.open and (reduce is None or is_const(reduce, None))
+            if unset and installed_torch() < (2, 15):
                 yield (
                     f"{text(event.node)} has no reduce_dtype: before torch 2.15 gradients are then reduced in 16 bits",
                     event,

@@ -46,7 +46,7 @@ class RootOnlyWrap(Rule):
         if not flow.certain or not trains(flow) or len({id(module) for _, module in flow.shards}) != 1:
             return
         for event, module in flow.shards:
-            if not is_known(flow, module) or event.loops:
+            if not is_known(flow, module) or event.loops or "ignored_params" in event.kwargs:
                 continue
             for name, part in parts_of(module):
                 if part.name not in ("torch.nn.ModuleList", "torch.nn.Sequential"):
