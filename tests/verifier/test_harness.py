@@ -22,7 +22,7 @@ from verified_fsdp2.verifier.launch import devices, manager, sharing
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.planned import PlannedRun
 from verified_fsdp2.verifier.launch.request import Request
-from verified_fsdp2.verifier.launch.room import room
+from verified_fsdp2.verifier.launch.room import free_memory, room
 from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.source import environment as settings
@@ -288,6 +288,13 @@ def test_runs_side_by_side_have_no_gpu_in_common(tmp_path: Path) -> None:
 def test_ranks_at_a_time(devices: int, own: int, free: int | None, expected: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert room(devices, own, free) == expected
+
+
+def test_files_that_a_container_has_cached_are_free(tmp_path: Path, monkeypatch: Patch) -> None:
+    for name, text in {"max": "1000\n", "current": "900\n", "stat": "anon 300\nfile 600\nfile_mapped 9\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr("verified_fsdp2.verifier.launch.room._CGROUP", tmp_path / "memory.max")
+    assert free_memory() == 700
 
 
 def test_the_ranks_of_a_run_say_what_they_took(launcher: Launcher, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 SMALL = 100 << 20  # bytes that a rank has of its own, beside what it shares with the launcher
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
 _USED = 0.8  # of the memory that is free
 
 
@@ -19,13 +20,16 @@ def room(devices: int, own: int, free: int | None) -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that are free on this machine and in its cgroup (version 2); None where neither says so."""
+    """Bytes that are free on this machine and in its cgroup (version 2, without cached files); None where neither says so."""
     limits = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         limits += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-        most, now = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
-        limits += [int(most) - int(now)] if most.strip() != "max" else []
+        most, now, stat = (
+            _CGROUP.with_name(f"memory.{name}").read_text("ascii") for name in ("max", "current", "stat")
+        )
+        cached = sum(int(line.split()[1]) for line in stat.splitlines() if line.startswith("file "))
+        limits += [int(most) - int(now) + cached] if most.strip() != "max" else []
     except OSError:
         pass
     return min(limits, default=None)

@@ -98,12 +98,12 @@ class ManualLocalNormClip(Rule):
 
 
 def _is_norm(part: Value) -> bool:
-    """Whether it is a norm, or a part of one, not over rows alone: these lie on one rank each."""
+    """Whether it is a norm, or a part of one, not of rows alone (a dim from 1 on): these lie on one rank each."""
     name, event = part.name.rpartition(".")[2], part.event
     if name not in ("norm", "vector_norm", "square", "pow", "Pow"):
         return False
     dim = event.kwargs.get("dim") if event is not None and "norm" in name else None
-    return dim is None or dim.kind != "const" or dim.const in (0, None)
+    return not (dim is not None and isinstance(dim.const, int) and dim.const > 0)
 
 
 def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:
