@@ -4,9 +4,10 @@
 
 A case is a folder with a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is wrong and how its author proved it)
 and `right/train.py`; a fault has `wrong/train.py` too, which differs from its right twin in as few lines as possible. Each script is
-verified with the defaults and these arguments. A fault is found if it fails a rule that its twin does not fail (a warning is no
-failure); a right script whose verdict is `fail` is a false alarm. `named`: the first such finding says what to change, as a reader
-judged it. A round counts once, at first sight: what is published is measured before anything is changed for it.
+verified with the defaults and these arguments; a case that turned out to be wrong itself (`not_right`: why) is left out. A fault is
+found if it fails a rule that its twin does not fail (a warning is no failure); a right script whose verdict is `fail` is a false alarm.
+`named`: the first such finding says what to change, as a reader judged it. A round counts once, at first sight: what is published is
+measured before anything is changed for it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def scripts(folder: Path) -> list[tuple[str, str, Path, dict[str, Any]]]:
     found = []
     for about in sorted(folder.glob("*/case.yaml")):
         case = yaml.safe_load(about.read_text(encoding="utf-8"))
+        if "not_right" in case:
+            continue
         settings = {key: case[key] for key in ("save_args", "resume_args", "args", "nproc") if case.get(key)}
         kinds = {"wrong": "fault", "right": "twin"} if case["kind"] == "fault" else {"right": "right"}
         for name, kind in kinds.items():

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from torch.distributed.fsdp import FSDPModule
 
 from records import cases
 from scripts import ZOO, edited, written
@@ -82,3 +83,29 @@ def test_a_loss_in_chunks_is_one_mean(verify_script, tmp_path: Path, by: str, st
     script = edited(tmp_path, (WHOLE, f"{CHUNKS} / ({by})"), of="sum_reduction")
     verdict = verify_script(script, only=(mean, "token-mean-of-means"))
     assert {f.rule: f.status for f in verdict.findings} == {mean: status, "token-mean-of-means": "pass"}
+
+
+FINALIZED = """\
+        model.set_requires_gradient_sync(False)
+        for part in batch.chunk(2):
+            loss = F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten()) / 2
+            loss.backward()
+        model.set_requires_gradient_sync(True)
+        model.finalize_backward(async_op=True).wait()
+        optimizer.step()
+"""
+WHOLE_BATCH = """\
+        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "finalize_backward"), reason="it came with torch 2.15")
+def test_backwards_that_the_script_finalizes(verify_script, tmp_path: Path) -> None:
+    first = "    for step in range"
+    changes = (first, f"    model.set_manual_backward_finalization(True)\n{first}"), (WHOLE_BATCH, FINALIZED)
+    verdict = verify_script(edited(tmp_path, *changes, of="meta_init_rope"), only=(DDP, SCALE))
+    found = {f.rule: f for f in verdict.findings}
+    assert {rule: f.status for rule, f in found.items()} == {DDP: "pass", SCALE: "pass"}, found[DDP].evidence
+    assert "one process" not in found[DDP].evidence

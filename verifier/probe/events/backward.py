@@ -63,8 +63,13 @@ def install(session: Session) -> None:
         if not session.before_clip and session.roots and session.micro:
             with torch.no_grad():
                 session.before_clip = gradient_sketches(session.all_slots())
+                session.grads = session.grads or session.before_clip
+
+    def finalized(call: Call) -> None:
+        session.grads = {}  # those of the last backward are not reduced yet: what the clip or the step finds is
 
     session.around(BACKWARD, before=before, after=after)
+    session.around("torch.distributed.fsdp:FSDPModule.finalize_backward", before=finalized, optional=True)
     session.subscribe("backward", ended)
     for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
         session.around(f"torch.nn.utils:{name}", before=clipping, optional=True)

@@ -73,6 +73,8 @@ class Steps:
         names = {id(s.param): s.name for s in slots}
         self.models.grow()
         fits = _in_16_bits(slots)
+        at_step = gradient_sketches(slots)
+        session.grads = session.grads or at_step
         session.write(
             Step(
                 step=turn.begun,
@@ -84,7 +86,7 @@ class Steps:
                 unsynced=[s.name for s in slots if s.unsynced],
                 grads=session.before_clip or session.grads,
                 after_backward=session.grads if session.before_clip else {},
-                grads_at_step=gradient_sketches(slots),
+                grads_at_step=at_step,
                 state=optimizer_state(optimizer, names),
                 weights={s.name: sketch(s.param) for s in slots},
                 rounded=[name for name in fits if name in (self.exact or ())],

@@ -115,6 +115,15 @@ def _nothing(self: DDPSubstitute, *args: Any, **kwargs: Any) -> None:
     """A setting of FSDP that does not change the mathematics, or that DDP does not have."""
 
 
+def _finalized(self: DDPSubstitute, *, async_op: bool = False) -> Any:
+    """`finalize_backward` of torch 2.15: what backwards with the sync flag off have left is reduced with the flag as it is now."""
+    _average_the_rest()
+    _state["session"].grads = {}
+    return types.SimpleNamespace(wait=lambda: None) if async_op else None
+
+
+if hasattr(FSDPModule, "finalize_backward"):
+    DDPSubstitute.finalize_backward = _finalized  # type: ignore[attr-defined]
 for _name, _value in vars(FSDPModule).items():
     if callable(_value) and not _name.startswith("__") and _name not in vars(DDPSubstitute):
         setattr(DDPSubstitute, _name, _nothing)
