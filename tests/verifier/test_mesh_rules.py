@@ -40,6 +40,19 @@ def test_replicas_that_differ_by_their_number_alone_are_named_by_that_rule_only(
     assert judge("rank-dependent-init-no-broadcast", *ranks).status == "not_applicable"
 
 
+@cases("alone, status", (1.0, "pass"), (2.0, "fail"))
+def test_weights_that_are_set_on_shards(alone: float, status: str) -> None:
+    """Before that they may be whatever was in memory (`torch.empty`)."""
+
+    def rank(number: int) -> Records:
+        before = {"kind": "shard", "parameters": [{"name": "w", "cls": "M", "sketch": [3.0 + number] * 5}]}
+        entry = parameter("w", placements=["S(0)"], mesh=[2], sketch=[0.5, float(number), 0.0, 0.0, 0.0])
+        return [before, model(entry), micro(), step(), stepped()]
+
+    single = run([model(parameter("w", sketch=[1.0, alone, 0.0, 0.0, 0.0])), micro(), step(), stepped()], role="single")
+    assert judge("rank-dependent-init-no-broadcast", rank(0), rank(1), single=single).status == status
+
+
 test_names_against_positions = judged_as(
     *(
         row(ARGUMENT, status, *[[wrap(GRID, names, shape), model()]] * 4)

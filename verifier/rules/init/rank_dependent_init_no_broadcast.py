@@ -78,6 +78,10 @@ class RankDependentInitNoBroadcast(Rule):
             return self.passed(f"different on the ranks before sharding, but {op} sets all weights after it")
         if (giver := _rank_that_gave_all(run, per_rank)) is not None:
             return self.passed(f"different on the ranks before sharding, but rank {giver}'s are set on all after it")
+        if evidence.single is not None and evidence.single.parameters and _as_one_process(run, evidence.single):
+            return self.passed(
+                "different on the ranks before sharding, but set after it: a single process begins with the same"
+            )
         return self.failed(f"before fully_shard the ranks hold different values of {some(differing)}", line)
 
     def detect(self, flow: Flow) -> Hits:
