@@ -8,7 +8,8 @@ from test_rules_checkpoint import A, saving, tensor, train
 
 from records import LINE, cases, end, ended, judge, judged_as, micro, model, row, run, step, stepped, wrap
 from scripts import written
-from verified_fsdp2.verifier.evidence import Course
+from verified_fsdp2.verifier.analysis.presence import unnamed
+from verified_fsdp2.verifier.evidence import Course, Sources
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
@@ -80,3 +81,15 @@ def test_a_script_without_training_is_inconclusive(verify_script: Any, tmp_path:
     assert "fail" not in {f.status for f in verdict.findings}
     inconclusive = {f.rule for f in verdict.findings if f.status == "inconclusive"}
     assert {"root-not-wrapped", "optim-before-shard", "matches-ddp", "resume-is-exact", "run-completes"} <= inconclusive
+
+
+@cases(
+    "text, uses",
+    ("from a.b import setter", False),
+    ("from a.b import setter\nsetter()", True),
+    ("from a.b import setter as other\nother()", True),
+    ("import a.b as b\nb.setter()", True),
+    ("getattr(b, 'setter')()", True),
+)
+def test_a_name_that_is_imported_and_not_used(text: str, uses: bool) -> None:
+    assert (unnamed(Sources({"a.py": text}, ("a.py",)), "setter") == "") == uses

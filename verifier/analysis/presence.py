@@ -11,7 +11,7 @@ from ..trace.events import Checkpoint, Micro, SetState, Shard, Step, Wrap
 from .syntax import walk
 
 UNSHARDED = "no call of fully_shard was seen"
-_NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.arg: "arg", ast.alias: "name"}
+_NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.arg: "arg"}
 
 
 def unnamed(sources: Sources, *words: str) -> str:
@@ -113,7 +113,7 @@ def _names(sources: Sources, file: str, words: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=256)
 def _words(tree: ast.Module) -> frozenset[str]:
-    """Every name, attribute, keyword, import and word of a string, except docstrings."""
+    """Every name, attribute, keyword and word of a string, except docstrings. What is imported is used by its name, or not at all."""
     return frozenset(word for node in walk(tree) for word in _words_of(node))
 
 
@@ -121,5 +121,8 @@ def _words_of(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Constant) and isinstance(child.value, str) and not isinstance(node, ast.Expr):
             yield from re.findall(r"\w+", child.value)
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        for alias in node.names:
+            yield from alias.name.split(".") if alias.asname or isinstance(node, ast.Import) else ()
     name = getattr(node, _NAMES.get(type(node), ""), None)
-    yield from name.split(".") if name else ()
+    yield from [name] if name else ()
