@@ -104,7 +104,7 @@ class Day:
 
 def worth_showing(lines: list[str]) -> list[str]:
     """What shows how it went; else the end."""
-    printed = [line for line in lines if line.strip() and "it/s]" not in line]
+    printed = [line for line in lines if line.strip() and "it/s]" not in line and not re.match(r"W\d{4} ", line)]
     return ([line for line in printed if SHOWN.match(line)] or printed[-2:])[-9:]
 
 
@@ -144,9 +144,9 @@ def exported(day: Day, folder: str, step: int, packed: str) -> float:
 
 
 def the_day(work: Path) -> dict[str, Any]:
-    day = Day(work)
-    shutil.copytree(ROOT / "examples" / "day", work, dirs_exist_ok=True)
-    shutil.copy(ROOT / "examples" / "chats.jsonl", work)
+    day = Day(work / "day")
+    shutil.copytree(ROOT / "examples" / "day", day.work, dirs_exist_ok=True)
+    shutil.copy(ROOT / "examples" / "chats.jsonl", work)  # beside it: it is named so in chat.yaml
     started = time.monotonic()
     day.command(".", "python tokenizer.py tokenizer")
     day.command(".", "fsdp2 new pretrain.yaml pretrain")
@@ -188,7 +188,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="keep the projects in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fsdp2-day-") as folder:
-        results = {"environment": environment(), **the_day(options.work or Path(folder) / "day")}
+        results = {"environment": environment(), **the_day(options.work or Path(folder))}
     if options.out:
         write(options.out, results)
     print(json.dumps(results["checks"]))
