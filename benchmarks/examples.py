@@ -51,11 +51,11 @@ def row(path: Path, folder: Path) -> dict[str, Any]:
     name = loaded["name"]
     project = folder / name
     scaffold.write(scaffold.render(loaded), project)
-    own = [f"{name}.py" for name in loaded.own_modules]
-    for name in own:
-        shutil.copy(path.with_name(name), project)
+    own = [f"{module}.py" for module in loaded.own_modules]
+    for file in own:
+        shutil.copy(path.with_name(file), project)
     ruff = [sys.executable, "-m", "ruff"]
-    options = ["--isolated", "--no-cache", *(word for name in own for word in ("--exclude", name)), "."]
+    options = ["--isolated", "--no-cache", *(word for file in own for word in ("--exclude", file)), "."]
     linted = all(
         subprocess.run([*ruff, *words, *options], cwd=project, check=False).returncode == 0
         for words in (["check", "-q"], ["format", "-q", "--check"])
