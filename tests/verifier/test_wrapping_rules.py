@@ -190,7 +190,7 @@ class TestPresence:
     @cases(
         "rule, source",
         ("ddp-around-fsdp", "from torch.nn.parallel import DistributedDataParallel as DDP"),
-        ("deepcopy-of-fsdp-model", "from copy import deepcopy"),
+        ("deepcopy-of-fsdp-model", "from copy import deepcopy as copied"),
         ("deepcopy-of-fsdp-model", "getattr(copy, 'deepcopy')"),
         ("inference-mode-before-training", "with torch.inference_mode():\n    pass"),
         ("mesh-refused", "fully_shard(model, mesh=world)"),
