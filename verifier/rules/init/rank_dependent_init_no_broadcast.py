@@ -78,7 +78,7 @@ class RankDependentInitNoBroadcast(Rule):
             return self.passed(f"different on the ranks before sharding, but {op} sets all weights after it")
         if (giver := _rank_that_gave_all(run, per_rank)) is not None:
             return self.passed(f"different on the ranks before sharding, but rank {giver}'s are set on all after it")
-        if evidence.single is not None and evidence.single.parameters and _as_one_process(run, evidence.single):
+        if evidence.single is not None and _as_one_process(run, evidence.single):
             return self.passed(
                 "different on the ranks before sharding, but set after it: a single process begins with the same"
             )
@@ -110,7 +110,8 @@ def _as_one_process(run: Run, single: Run) -> bool:
             return difference(value, alone[name].sketch) <= ROUNDING * math.sqrt(alone[name].sketch[0])
         return name in alone and _near(value, alone[name].sketch)
 
-    return all(same(name, value) for name, value in _whole(run).items())
+    whole = _whole(run)
+    return bool(whole) and all(same(name, value) for name, value in whole.items())
 
 
 def _rank_that_gave_all(run: Run, per_rank: list[list[Shard]]) -> int | None:
