@@ -11,6 +11,20 @@ from model_project import built, imported, values, write
 from trees import DECODER, SMALL, write_project
 
 MUON = ("optimizer={kind: muon, lr: 0.01, momentum: 0.9}",)
+OWN_MODEL = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(8), nn.Linear(8, 8)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+"""
 TOKENS = torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(1))
 
 
@@ -49,6 +63,19 @@ def test_two_steps_of_both_kinds_of_parameters(tmp_path: Path) -> None:
         found = values(model)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value.data, rtol=1e-5, atol=2e-6, msg=name)
+
+
+@pytest.mark.usefixtures("alone")
+def test_matrices_of_the_blocks_of_a_model_of_ones_own(tmp_path: Path) -> None:
+    own = {"kind": "import", "import": "own:Net", "shard": ["Block"], "initialize": "rank-0"}
+    project = write(tmp_path, {**own, "vocabulary": 16, "sequence_length": 8}, *MUON)
+    (project / "own.py").write_text(OWN_MODEL, encoding="utf-8")
+    with imported(project) as modules:
+        model = built(modules)
+        optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
+    names = {param: name for name, param in model.named_parameters()}
+    found = {names[param] for group in optimizer.param_groups if group["muon"] for param in group["params"]}
+    assert found == {"blocks.0.inner.weight", "blocks.1.inner.weight"}
 
 
 @pytest.mark.usefixtures("alone")
