@@ -4,7 +4,7 @@
 
 A step is the product with the head, the loss and their backward, on 4,096 tokens. Its memory is the growth of the resident memory at its
 peak (the kernel's VmHWM, reset before), less the gradients of hidden states and head, which both ways leave: what is left holds the logits,
-and is given as a part of the logits in float32. Steps run in turns, so that a noisy machine slows both; a figure is the median of the rounds.
+and is given as a part of the logits in float32. Steps run in turns, so that a noisy machine slows both; figures are medians of the rounds.
 """
 
 from __future__ import annotations
