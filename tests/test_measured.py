@@ -288,3 +288,13 @@ def test_loaders_on_json_lines() -> None:
         in text
     )
     assert f"{speed['lingua']} by lingua's (437d680), {speed['torchtitan']} by torchtitan's (b5bcd76)" in text
+
+
+def test_the_loss_in_chunks() -> None:
+    found = result("chunked_loss")
+    plain, chunked = found["plain"]["memory"], found["chunked"]["memory"]
+    text = " ".join((ROOT / "references" / "numbers.md").read_text(encoding="utf-8").split())
+    assert (
+        f"held {plain:.1f} times its float32 logits, in chunks {chunked}, in {found['time_ratio']} of the time" in text
+    )
+    assert chunked <= 0.25 and found["time_ratio"] <= 1.1
