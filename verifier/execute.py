@@ -4,7 +4,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,9 @@ from .analysis.batch import takes_the_same
 from .analysis.checkpoints import loaded_before, saved_paths
 from .analysis.horizon import steps_of
 from .analysis.precision import needs_full_precision
-from .analysis.root_cause import ended_by_native_code
+from .analysis.root_cause import ended_by_native_code, root_cause
 from .analysis.usage import usage_error
-from .analysis.wording import count
+from .analysis.wording import count, cut
 from .config.launchers import HERE
 from .config.settings import applied
 from .errors import MachineRefuses, UserError
@@ -36,6 +36,7 @@ from .trace.events import Killed, Memory
 
 LEAST_TIMEOUT, SLOWER = 60.0, 10.0
 UNPAID = "left out by --budget"
+SHOWN = 90  # characters of why a run did not complete
 Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has ended, or ""; the runs that go on
 
 
@@ -84,6 +85,7 @@ class Executor:
         self.own, self.free = 0, free_memory()  # bytes that a rank took so far, and that there were
         self._number = 0
         self._going: list[_Going] = []
+        self._together: set[frozenset[int]] = set()  # pairs of planned runs, by their ids, that go on at the same time
         self._secret = os.urandom(16).hex()
 
     @cached_property
@@ -95,7 +97,8 @@ class Executor:
     def make(self, planned: Sequence[PlannedRun]) -> list[Made]:
         """All of these runs, in any order, to their ends. Raises UserError if the script refuses arguments that the user gave.
 
-        A run that native code has ended is made once more: what does not happen again is no fault of the script.
+        A run that native code has ended is made once more: what does not happen again is no fault of the script. So are runs that
+        went on together and, as is known only now, wrote to the user's files.
         """
         waiting, made, again = list(planned), dict[int, Made](), list[PlannedRun]()
         while waiting or self._going:
@@ -108,9 +111,13 @@ class Executor:
                 number = self.launcher.first_to_end([one.number for one in self._going])
                 done = self._finish(next(one for one in self._going if one.number == number))
                 made[id(done.planned)] = done
-                if done.planned not in again and done.run is not None and ended_by_native_code(done.run):
-                    again.append(done.planned)
-                    waiting.append(done.planned)
+                once_more = self._disturbed(done, made.values())
+                if done.run is not None and ended_by_native_code(done.run):
+                    once_more = [*once_more, done.planned]
+                for planned_again in once_more:
+                    if planned_again not in again:
+                        again.append(planned_again)
+                        waiting.append(planned_again)
         found = [made[id(run)] for run in planned]
         for one in found:
             if one.run is not None and one.planned.given and (words := usage_error(one.run)):
@@ -138,6 +145,19 @@ class Executor:
         common = [one.files in COMMON for one in (planned, *(other.planned for other in self._going))]
         return ranks <= self.room and not alone and (self.files.movable or not common[0] or not any(common[1:]))
 
+    def _disturbed(self, done: Made, others: Collection[Made]) -> list[PlannedRun]:
+        """The run that has ended and those that wrote to the user's files while it did so, too; their results are dropped."""
+        pairs = {frozenset((id(one.planned), id(done.planned))): one for one in others}
+        beside = [one for pair, one in pairs.items() if pair in self._together and one.wrote]
+        self._together -= pairs.keys()
+        if not done.wrote or not beside:
+            return []
+        both = [*beside, done]
+        self.ended[:] = [run for run in self.ended if all(run is not one.run for one in both)]
+        roles = ", ".join(one.planned.role for one in both)
+        self._report(f"{roles}: made again, one by one, since they write to the same files ({Path(done.wrote[0]).name})")
+        return [one.planned for one in both]
+
     def _begin(self, planned: PlannedRun) -> str:
         """Start a run; why it cannot be made, or "". The budget is judged by the longest run so far."""
         if self.longest and time.monotonic() - self._begun + self.longest > self.budget:
@@ -154,6 +174,7 @@ class Executor:
         if planned.damage and not note:
             return "no file of the last save was found"
         request = self._request(planned, folder, checkpoint)
+        self._together |= {frozenset((id(planned), id(other.planned))) for other in self._going}
         self._going.append(_Going(planned, request, self.launcher.start(request), note))
         self._report()
         return ""
@@ -198,9 +219,11 @@ class Executor:
         if run.completed and run.steps():
             self.longest = max(self.longest, run.seconds)
         expected = planned.expected if run.timed_out or planned.role != "survey" else ""
-        why = f", expected: {expected}" if expected else ""
         made = count(steps_of(run) if planned.mode == "survey" else run.steps(), "step")
-        ending = "" if run.completed else f"  did not complete{why}"
+        ending = ""
+        if not run.completed:
+            own = f"its {request.timeout:g} s were over" if run.timed_out else root_cause(run).text
+            ending = f"  did not complete{f', expected: {expected}' if expected else f': {cut(own, SHOWN)}'}"
         self._report(f"{planned.role:<15} {ranks:<8} {made:>8} {run.seconds:6.1f} s{ending}")
         return Made(planned, run, wrote=tuple(map(str, wrote)))
 

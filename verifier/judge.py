@@ -10,6 +10,8 @@ from dataclasses import replace
 from .analysis.ending import comes_to_the_same_end
 from .analysis.kinks import before_the_kink
 from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, replicas_not_reduced
+from .analysis.root_cause import computing
+from .analysis.wording import count
 from .config.policy import BY_HAND, Policy, Skip, Widening
 from .errors import text_of
 from .evidence import Evidence, Sources
@@ -94,7 +96,8 @@ def _slow(rule: Rule, evidence: Evidence) -> str:
     run = next((run for run in evidence.runs if run.slow and run.role in rule.needs), None)
     if run is None:
         return ""
-    what = f"the {run.role} run was still making progress when its {run.timeout:.0f} s were over, after {run.steps()} steps"
+    doing = computing(run) or "it was still making progress"
+    what = f"{doing} when the {run.timeout:.0f} s of the {run.role} run were over, after {count(run.steps(), 'step')}"
     return f"{what}: pass a larger --timeout, a smaller model or fewer --steps"
 
 

@@ -309,10 +309,25 @@ def test_a_progress_log_is_read(tmp_path: Path) -> None:
     assert found == [("data", 8), ("forward", None), ("forward", None), ("data", 8)]
 
 
-@cases("quiet, status", (0.5, "inconclusive"), (9.0, "fail"))
-def test_a_run_that_goes_on_is_slow_and_does_not_hang(quiet: float, status: str) -> None:
-    found = judge("run-completes", run(steps(), timed_out=True, timeout=10.0, quiet=quiet))
+@cases("quiet, busy, status", (0.5, (), "inconclusive"), (9.0, (), "fail"), (9.0, (1,), "inconclusive"))
+def test_a_run_that_goes_on_is_slow_and_does_not_hang(quiet: float, busy: tuple[int, ...], status: str) -> None:
+    found = judge("run-completes", run(steps(), timed_out=True, timeout=10.0, quiet=quiet, busy=busy))
     assert (found.status, "--timeout" in found.evidence) == (status, status == "inconclusive")
+    assert ("rank 1 computed" in found.evidence) is bool(busy)
+
+
+@cases(
+    "body, busy",
+    ("sum(range(10**9))", {0, 1}),
+    ("time.sleep(100)", set()),
+    ("dist.get_rank() or dist.barrier()", set()),
+)
+def test_the_launcher_says_which_ranks_computed(tmp_path: Path, launcher: Any, body: str, busy: set[int]) -> None:
+    loop = "    for step in range(STEPS):\n"
+    script = edited(tmp_path, (loop, f"    import time\n    for step in range(1000):\n        {body}\n"))
+    request = Request(str(tmp_path), str(script), str(tmp_path), 2, steps=1000, timeout=12.0)
+    answer = launcher.finish(launcher.start(request))
+    assert answer["timed_out"] and set(answer["busy"]) == busy
 
 
 @cases("body, slow", ("time.sleep(0.3)", True), ("time.sleep(0.3 if step < 3 else 100)", False))

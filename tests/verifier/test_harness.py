@@ -25,6 +25,7 @@ from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.launch.room import free_memory, room
 from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
+from verified_fsdp2.verifier.probe.outputs import _Outputs
 from verified_fsdp2.verifier.source import environment as settings
 from verified_fsdp2.verifier.source.sources import project_files
 
@@ -420,3 +421,31 @@ def test_a_run_that_native_code_ended_is_made_once_more(tmp_path: Path, codes: l
         launches,
         [codes[launches - 1]],
     )
+
+
+def test_runs_that_wrote_to_the_same_files_side_by_side_are_made_again(tmp_path: Path) -> None:
+    """The first makes a folder and overwrites a file of the user's; what the second finds there is not the user's."""
+    (tmp_path / "project").mkdir()
+    script = written(tmp_path / "project", "")
+    kept, folder = script.with_name("results.csv"), script.with_name("runs")
+    kept.write_text("the user's")
+
+    class Writes(WithGPUs):
+        def start(self, request: Request) -> int:
+            outputs = _Outputs(Path(request.folder))
+            for path in (kept, folder, folder / "log.txt"):
+                outputs.note(path)
+                if path == folder:
+                    path.mkdir(exist_ok=True)
+                else:
+                    path.write_text(request.folder)
+            return super().start(request)
+
+    settings = planned(resolve(script, {"nproc": 1}), ["matches-ddp"])
+    launcher, work = Writes(4), tmp_path / "work"
+    with Workspace(work) as files:
+        executor = Executor(cast("Launcher", launcher), work, files)
+        made = executor.make([settings.run("single", 1), settings.run("reference", 1)])
+    assert [Path(request.folder).name[3:] for request in launcher.requests] == 2 * ["single-1", "reference-1"]
+    assert [one.run for one in made] == executor.ended
+    assert kept.read_text() == "the user's" and not folder.exists()

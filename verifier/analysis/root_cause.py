@@ -141,6 +141,14 @@ def own_frames(text: str) -> tuple[list[Place], bool]:
     return [f for f in frames if is_user(f.file)], bool(frames) and _waits(frames[0])
 
 
+def computing(run: Run) -> str:
+    """Where a rank computed when the time was over; "" if none did."""
+    if not run.busy:
+        return ""
+    rank = run.busy[0]
+    return f"rank {rank} computed{_stack_text(_frames(run.stacks.get(rank, '')), 2)}"
+
+
 def _hang(run: Run) -> RootCause:
     """A time-out: the rank that is not waiting in a collective, else the one that has recorded least."""
     gone = [e.rank for e in run.ended if not e.killed]

@@ -59,11 +59,12 @@ def run(request: dict[str, Any], private: int, live: Live) -> dict[str, Any]:
             processes.become(partial(_be_rank, request, rank, port, live), PROBE_FAILED)
         ranks[pid] = rank
     try:
-        ended, timed_out, quiet = _watch(ranks, request, started, captures.wait)
+        ended, timed_out, quiet, busy = _watch(ranks, request, started, captures.wait)
     finally:
         processes.end_below(wait=captures.wait)
         captures.close()
-    return {"ranks": ended, "timed_out": timed_out, "quiet": quiet, "seconds": time.monotonic() - started}
+    seconds = time.monotonic() - started
+    return {"ranks": ended, "timed_out": timed_out, "quiet": quiet, "busy": busy, "seconds": seconds}
 
 
 def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]:
@@ -141,16 +142,16 @@ def _fork_store(attempts: int = 3) -> int:
 
 def _watch(
     ranks: dict[int, int], request: dict[str, Any], started: float, wait: Callable[[float], object]
-) -> tuple[list[dict[str, Any]], bool, float]:
+) -> tuple[list[dict[str, Any]], bool, float, list[int]]:
     """Wait for every rank. After a failure the others get `grace` seconds; after `timeout` all are asked for their stacks.
 
-    How each ended, whether the time was over, and for how many seconds then no rank had recorded anything.
+    How each ended, whether the time was over, for how many seconds then no rank had recorded anything, and which ranks computed.
     """
     alive = dict(ranks)
     ended: list[dict[str, Any]] = []
     deadline = started + request["timeout"]
     killed = failed = False
-    quiet = 0.0
+    quiet, busy = 0.0, list[int]()
     while alive:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -168,9 +169,17 @@ def _watch(
             wait(min(deadline - time.monotonic(), _NEVER))
         elif pid == 0:
             killed, quiet = True, _quiet(Path(request["folder"]))
+            busy = [] if failed or _on_gpus() else [alive[pid] for pid in processes.at_work(list(alive), wait)]
             processes.ask_for_stacks(list(alive), wait)
             processes.end_below(processes.KILL_GRACE, wait=wait, reap=False)
-    return ended, killed and not failed, quiet
+    return ended, killed and not failed, quiet, busy
+
+
+def _on_gpus() -> bool:
+    """Whether ranks may wait for a GPU, which uses a core, too."""
+    import torch
+
+    return torch.cuda.device_count() > 0
 
 
 def _quiet(folder: Path) -> float:

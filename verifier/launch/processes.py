@@ -14,6 +14,8 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 5.0
+_LOOK = 0.5  # seconds
+_AT_WORK = 0.1  # of a core; ranks share the cores of a machine
 KILL_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # a rank that gets it writes where each of its threads is
 # The function that ends a process, kept before the probe patches `os._exit`.
@@ -73,6 +75,25 @@ def children(pid: int) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             found += [int(word) for word in task.read_text().split()]
     return found
+
+
+def at_work(pids: Sequence[int], wait: Callable[[float], object]) -> list[int]:
+    """Those that compute: their first thread, or a process below them, uses a core. A process that waits for another uses none."""
+    before = {pid: [_used(member) for member in (pid, *descendants(pid))] for pid in pids}
+    until = time.monotonic() + _LOOK
+    while time.monotonic() < until:
+        wait(until - time.monotonic())
+    after = {pid: [_used(member) for member in (pid, *descendants(pid))] for pid in pids}
+    return [pid for pid in pids if sum(after[pid]) - sum(before[pid]) > _AT_WORK * _LOOK]
+
+
+def _used(pid: int) -> float:
+    """Seconds of processor time that the first thread of a process has used; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def ask_for_stacks(pids: Sequence[int], wait: Callable[[float], object]) -> None:

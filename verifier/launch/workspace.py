@@ -44,6 +44,9 @@ class Workspace:
         self._originals: dict[Path, Path | None] = {}  # what was there before, None if it could not be copied
         self._stashed: dict[Path, Path] = {}
         self._unread: list[tuple[Path, tuple[Path, ...]]] = []  # folders of runs whose entries nobody has read yet
+        self._firsts: dict[
+            Path, tuple[int, bool, Path | None]
+        ] = {}  # what the first of the runs that go on together found
         self._stuck: dict[Path, str] = {}  # what could not be taken away or put back, and why
         self.written: list[Path] = []  # outside of `{checkpoint}`, by any run
 
@@ -150,22 +153,21 @@ class Workspace:
 
     def read(self, folder: Path, roots: tuple[Path, ...], saves: Sequence[Path]) -> list[Path]:
         """What a run has written of the user's files, from its entries."""
+        for place, _ in self._unread:
+            for path, found in _entries(place):
+                self._firsts[path] = min(found, self._firsts.get(path, found))
         self._unread = [item for item in self._unread if item[0] != folder]
-        entries = sorted((folder / OUTPUTS).glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         wrote = []
-        for file in entries:
-            try:
-                entry = json.loads(file.read_text(encoding="utf-8"))
-                path, existed, copied = Path(entry["path"]), entry["existed"], entry["copied"]
-            except (OSError, ValueError, KeyError, TypeError):  # of a rank that was killed while it wrote
-                continue
+        for path, _ in _entries(folder):
             if not self._counts(path, roots, saves):
                 continue
             wrote.append(path)
             if not any(path.is_relative_to(ours) for ours in self._present):
                 self._present.append(path)
-                if existed:
-                    self._originals[path] = file.with_suffix(".copy") if copied else None
+                if all(self._firsts[part][1] for part in (path, *path.parents) if part in self._firsts):
+                    self._originals[path] = self._firsts[path][2]
+        if not self._unread:
+            self._firsts = {}
         self.written += [path for path in wrote if path not in self.written]
         return wrote
 
@@ -216,6 +218,19 @@ class Workspace:
             if len(below.parts) >= _DEEPEST or len(found) > _MOST:
                 folders.clear()
         return tuple(sorted(found[:_MOST]))
+
+
+def _entries(folder: Path) -> list[tuple[Path, tuple[int, bool, Path | None]]]:
+    """(path, (when, whether it existed, its copy)) of what a run has written so far, in order."""
+    found = []
+    for file in (folder / OUTPUTS).glob("*.json"):
+        try:
+            entry = json.loads(file.read_text(encoding="utf-8"))
+            copy = file.with_suffix(".copy") if entry["copied"] else None
+            found.append((Path(entry["path"]), (file.stat().st_mtime_ns, bool(entry["existed"]), copy)))
+        except (OSError, ValueError, KeyError, TypeError):  # of a rank that was killed while it wrote
+            continue
+    return sorted(found, key=lambda one: one[1][0])
 
 
 def _copied(source: Path, target: Path) -> str:

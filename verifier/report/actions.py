@@ -5,7 +5,7 @@ from typing import Any
 from ..analysis.wording import count
 from ..finding import Finding
 from ..verdict import Verdict
-from .text import inconclusive, not_judged, place
+from .text import inconclusive, not_judged, place, stopped_early
 
 MOST = 12  # reasons for which something is inconclusive
 
@@ -22,6 +22,8 @@ def next_steps(verdict: Verdict) -> list[dict[str, str]]:
     if verdict.suggestion:
         steps.append({"do": "run", "text": verdict.suggestion})
     reasons = list(inconclusive(verdict.findings).items())
+    if stopped := stopped_early(verdict):
+        reasons = [(stopped, [rule for _, rules in reasons for rule in rules])]
     steps += [
         {"do": "report as not checked", "rule": ", ".join(rules), "text": reason} for reason, rules in reasons[:MOST]
     ]

@@ -169,9 +169,8 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """Inconclusive rules, those with one reason together; without `verbose` the first of them, and one line for a run without a step."""
     reasons = inconclusive(verdict.findings)
     rules = sum(map(len, reasons.values()))
-    if stopped_early(verdict) and not verbose:
-        stopped = "the script stopped before its first step (-v lists them)"
-        yield from (*_text(f"NOT CHECKED {count(rules, 'rule')}: {stopped}"), "")
+    if (stopped := stopped_early(verdict)) and not verbose:
+        yield from (*_text(f"NOT CHECKED {count(rules, 'rule')}: {stopped} (-v lists them)"), "")
         return
     shown_reasons = list(reasons.items())[: None if verbose else REASONS]
     for reason, own in shown_reasons:
@@ -188,11 +187,15 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield from (f"{INDENT}{shown(verdict.suggestion)}", "")
 
 
-def stopped_early(verdict: Verdict) -> bool:
-    """Whether a failure of `run-completes` is that the train run made no step."""
+def stopped_early(verdict: Verdict) -> str:
+    """Why nothing could be compared, if `run-completes` did not pass since the train run made no step; else ""."""
     train = [run for run in verdict.runs if run["role"] == "train"]
-    failed = any(finding.rule == "run-completes" and finding.status == "fail" for finding in verdict.findings)
-    return failed and bool(train) and not train[0]["completed"] and not train[0]["losses"]
+    ended = next(
+        (f for f in verdict.findings if f.rule == "run-completes" and f.status in ("fail", "inconclusive")), None
+    )
+    if ended is None or not train or train[0]["completed"] or train[0]["losses"]:
+        return ""
+    return "the script stopped before its first step" if ended.status == "fail" else ended.evidence
 
 
 def _passes(verdict: Verdict) -> Iterator[str]:

@@ -74,6 +74,7 @@ def read_run(
         foreign,
         timeout=timeout,
         quiet=answer.get("quiet", math.inf),
+        busy=tuple(answer.get("busy", ())),
     )
 
 

@@ -110,6 +110,7 @@ class Run:
     note: str = ""  # what the verifier changed in it, or in the checkpoint that it loads
     timeout: float = 0.0  # in seconds
     quiet: float = math.inf  # for how many seconds no rank had recorded anything when the time was over
+    busy: tuple[int, ...] = ()  # the ranks that computed then, and did not wait for another one
     left: tuple[str, ...] = ()  # of a run with a rank killed in a save: what lies in the folder of `{checkpoint}`
 
     @property
@@ -121,7 +122,7 @@ class Run:
     @property
     def slow(self) -> bool:
         """Whether it was still making progress when its time was over."""
-        return self.timed_out and self.quiet < STILL * self.timeout
+        return self.timed_out and (bool(self.busy) or self.quiet < STILL * self.timeout)
 
     @property
     def probe_failed(self) -> str:
