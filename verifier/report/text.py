@@ -202,7 +202,7 @@ def _passes(verdict: Verdict) -> Iterator[str]:
     """What passed, then what is not applicable; rules with the same evidence share a line."""
     for status, word in (("pass", "pass "), ("not_applicable", "n/a  ")):
         found = [f for f in verdict.findings if f.status == status]
-        margins = {f.rule: f" [margin {f.margin:.0f}x]" for f in found if f.margin and f.margin > 1}
+        margins = {f.rule: f" [margin {f.margin:.0f}x]" for f in found if f.margin and f.margin >= 2}
         for evidence, rules in by_reason((f.rule, f.evidence + margins.get(f.rule, "")) for f in found).items():
             yield from _text(f"{', '.join(rules)}: {evidence}", word)
 

@@ -76,7 +76,8 @@ class ManualLocalNormClip(Rule):
         if not (clipped := _clipped(scales)):
             lacks = "no clip was reached in the train run, and no run with huge gradients was made"
             return self.unknown(evidence.missing.get("provoked", lacks))
-        return self.passed(f"the clip was reached and scaled every shard of {some(clipped, 1)} by one factor")
+        how = "with gradients made 1e6 times as large the clip" if whole else "the clip was reached and"
+        return self.passed(f"{how} scaled every shard of {some(clipped, 1)} by one factor")
 
     def detect(self, flow: Flow) -> Hits:
         """Gradients scaled by a factor computed from local shards without a collective."""
