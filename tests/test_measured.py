@@ -298,3 +298,12 @@ def test_the_loss_in_chunks() -> None:
         f"held {plain:.1f} times its float32 logits, in chunks {chunked}, in {found['time_ratio']} of the time" in text
     )
     assert chunked <= 0.25 and found["time_ratio"] <= 1.1
+
+
+def test_small_public_scripts() -> None:
+    rows = result("small_scripts")["rows"]
+    judged = [word for row in rows for word in row["findings"].values()]
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    places = len({row["repository"] for row in rows})
+    assert f"On {len(rows)} small public scripts of {places} repositories" in page
+    assert f"it reported {len(judged)} faults, all of them true" in page and set(judged) == {"true"}
