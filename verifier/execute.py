@@ -155,7 +155,9 @@ class Executor:
         both = [*beside, done]
         self.ended[:] = [run for run in self.ended if all(run is not one.run for one in both)]
         roles = ", ".join(one.planned.role for one in both)
-        self._report(f"{roles}: made again, one by one, since they write to the same files ({Path(done.wrote[0]).name})")
+        self._report(
+            f"{roles}: made again, one by one, since they write to the same files ({Path(done.wrote[0]).name})"
+        )
         return [one.planned for one in both]
 
     def _begin(self, planned: PlannedRun) -> str:
