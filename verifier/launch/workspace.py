@@ -23,6 +23,7 @@ from pathlib import Path
 
 from .request import OUTPUTS
 
+_Found = tuple[int, bool, Path | None]  # when a run came to a path, whether it existed, and its copy
 COMMON = ("empty", "saved")  # the states that may need the common folder of `{checkpoint}`
 _DEEPEST, _MOST = 4, 2_000  # of a listing of the checkpoint folder
 
@@ -44,9 +45,7 @@ class Workspace:
         self._originals: dict[Path, Path | None] = {}  # what was there before, None if it could not be copied
         self._stashed: dict[Path, Path] = {}
         self._unread: list[tuple[Path, tuple[Path, ...]]] = []  # folders of runs whose entries nobody has read yet
-        self._firsts: dict[
-            Path, tuple[int, bool, Path | None]
-        ] = {}  # what the first of the runs that go on together found
+        self._firsts: dict[Path, _Found] = {}  # what the first of the runs that go on together found
         self._stuck: dict[Path, str] = {}  # what could not be taken away or put back, and why
         self.written: list[Path] = []  # outside of `{checkpoint}`, by any run
 
@@ -153,12 +152,12 @@ class Workspace:
 
     def read(self, folder: Path, roots: tuple[Path, ...], saves: Sequence[Path]) -> list[Path]:
         """What a run has written of the user's files, from its entries."""
-        for place, _ in self._unread:
-            for path, found in _entries(place):
-                self._firsts[path] = min(found, self._firsts.get(path, found))
+        own = _entries(folder)
         self._unread = [item for item in self._unread if item[0] != folder]
+        for path, found in (*own, *(entry for place, _ in self._unread for entry in _entries(place))):
+            self._firsts[path] = min(found, self._firsts.get(path, found), key=lambda one: one[0])
         wrote = []
-        for path, _ in _entries(folder):
+        for path, _ in own:
             if not self._counts(path, roots, saves):
                 continue
             wrote.append(path)
@@ -220,8 +219,8 @@ class Workspace:
         return tuple(sorted(found[:_MOST]))
 
 
-def _entries(folder: Path) -> list[tuple[Path, tuple[int, bool, Path | None]]]:
-    """(path, (when, whether it existed, its copy)) of what a run has written so far, in order."""
+def _entries(folder: Path) -> list[tuple[Path, _Found]]:
+    """The paths that a run has written so far, in order."""
     found = []
     for file in (folder / OUTPUTS).glob("*.json"):
         try:
