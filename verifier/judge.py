@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from .analysis.ending import comes_to_the_same_end
+from .analysis.horizon import steps_differ
 from .analysis.kinks import before_the_kink
 from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, replicas_not_reduced
 from .analysis.root_cause import computing
@@ -106,7 +107,7 @@ def _cut(rule: Rule, evidence: Evidence) -> str:
     train, survey = evidence.train, evidence.survey
     if rule.family != "hang" or train is None or train.completed or survey is None or not survey.completed:
         return ""
-    stopped = any(end.how == "stopped" for end in train.all(End))
+    stopped = any(end.how == "stopped" for end in train.all(End)) and not steps_differ(survey)
     return "the whole script comes to its end, and the train run ended its ranks at different places" if stopped else ""
 
 

@@ -56,6 +56,11 @@ def steps_of(survey: Run) -> int:
     return min((_last(trace) for trace in survey.traces), default=0)
 
 
+def steps_differ(survey: Run) -> bool:
+    """Whether the ranks of the survey run made different numbers of optimizer steps: some skip what others make."""
+    return len({_last(trace) for trace in survey.traces}) > 1
+
+
 def _last(trace: Trace) -> int:
     """The steps of one rank, from the last first step on."""
     events = trace.of(Reached)
