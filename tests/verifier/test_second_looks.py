@@ -53,6 +53,7 @@ def ends(w: float, frozen: float = 0.0) -> list[dict[str, Any]]:
 
 
 SURVEY = whole(9, "a", "b")
+UNEVEN = replace(SURVEY, traces=(SURVEY.traces[0], whole(8, "a", "b").traces[1]))  # the second rank skipped a step
 
 
 @cases(
@@ -96,7 +97,11 @@ def test_a_resume_that_was_only_counted_otherwise(resumed_ending: Run, status: s
 
 
 @cases(
-    "survey, first, status", (SURVEY, "stopped", "inconclusive"), (SURVEY, "return", "fail"), (None, "stopped", "fail")
+    "survey, first, status",
+    (SURVEY, "stopped", "inconclusive"),
+    (UNEVEN, "stopped", "fail"),
+    (SURVEY, "return", "fail"),
+    (None, "stopped", "fail"),
 )
 def test_ranks_that_were_stopped_at_different_places(survey: Run | None, first: str, status: str) -> None:
     error: dict[str, Any] = {"kind": "end", "how": "exception", "message": "Connection closed by peer", "frames": []}
