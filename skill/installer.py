@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 from .. import __version__
@@ -54,12 +55,14 @@ _LEFT_OUT = {
         "bf16",
         "chunked-loss",
         "compile",
+        "export",
         "freeze",
         "hsdp",
         "muon",
         "offload",
         "reshard-blocks",
         "reshard-int",
+        "transformers-tp",
         "two-nodes",
     )
 } | {f"examples/day/{name}" for name in ("README.md", "chat.yaml", "pretrain.yaml", "tokenizer.py")}
@@ -67,25 +70,28 @@ _SUFFIXES = (".py", ".md", ".j2", ".jinja", ".json", ".jsonl", ".yaml")
 _READ = ("SKILL.md", "LICENSE", "references", "examples")  # what agents read: a thin copy, beside its launcher
 _LAUNCHER = f'''\
 #!/usr/bin/env python3
-"""Calls verified-fsdp2, of the version with which `fsdp2 install --thin` wrote this copy: in this Python, or as `fsdp2` on the path."""
+"""Calls verified-fsdp2, of the version that wrote this copy: in this Python, as `fsdp2` on the path, or in the project's .venv."""
 
 import os
 import shutil
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 try:
     found = metadata.version("{NAME}")
 except metadata.PackageNotFoundError:
     found = ""
 if found != "{__version__}":
-    command = shutil.which("fsdp2")
+    project = Path(__file__).resolve().parents[4]
+    command = shutil.which("fsdp2") or shutil.which("fsdp2", path=project / ".venv" / "bin")
     printed = subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split() if command else []
     if command and printed[-1:] == ["{__version__}"]:
         os.execv(command, [command, *sys.argv[1:]])
     there = f"has {NAME} {{found}}" if found else "has no {NAME}"
-    print(f"fsdp2: {{sys.executable}} {{there}}; this skill needs {__version__}: install that version, or the skill again", file=sys.stderr)
+    print(f"fsdp2: {{sys.executable}} {{there}}; this skill needs {__version__}: install that version,", file=sys.stderr)
+    print("or the skill again, with --full: a copy that needs no install", file=sys.stderr)
     sys.exit(2)
 
 from verified_fsdp2.skill.cli import main
@@ -164,10 +170,19 @@ def thin_files(pack: Path = PACK) -> dict[str, bytes]:
     return read | {"skill/__main__.py": _LAUNCHER.encode()} | GUEST
 
 
-def is_thin(folder: Path) -> bool:
-    """Whether a folder holds a thin copy."""
-    manifest = _read(folder)
-    return manifest is not None and "verifier/__main__.py" not in manifest[1]
+def files_for(folder: Path, thin: bool | None = None) -> dict[str, bytes]:
+    """The files of a copy there; `thin` None: as the copy that is there, and of a new one thin if this package is installed."""
+    if thin is None:
+        _, there = _read(folder) or ("", {})
+        thin = not any(name.startswith("verifier/") for name in there) if there else _is_installed()
+    return thin_files() if thin else pack_files()
+
+
+def _is_installed() -> bool:
+    """Whether a thin copy would find this package, of this version."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(NAME) == __version__ and not (PACK / copies.SOURCES).is_dir()
+    return False
 
 
 def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> list[Target]:

@@ -102,7 +102,7 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
     assert not any(name.startswith(("tests", "benchmarks")) for name in shipped)
     assert len(shipped) < 640
     fsdp2(package / "skill", "new", ROOT / "examples" / "quickstart.yaml", "project", cwd=tmp_path)
-    fsdp2(package / "skill", "install", "--client", "claude", cwd=tmp_path)
+    fsdp2(package / "skill", "install", "--client", "claude", "--full", cwd=tmp_path)
     copy = tmp_path / ".claude" / "skills" / "verified-fsdp2"
     installed = {p.relative_to(copy).as_posix() for p in copy.rglob("*") if p.is_file()}
     assert installed == {*installer.pack_files(), installer.MANIFEST}

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 CLIENTS = ("claude", "codex", "cursor", "gemini", "opencode", "copilot", "all")
 CHANGED = {"texts": "texts that differ", "rules_new": "new rules", "rules_gone": "rules that are gone"}
 EPILOG = """\
-The copy runs without an install: `python FOLDER/skill doctor`, in any Python that has torch, jinja2, pyyaml and jsonschema.
-Installing again upgrades it. A file that you edited is kept and named (exit 1); --force replaces it. Nothing else in the folder is touched.
+The command is `python FOLDER/skill`. A thin copy (text alone, 0.3 MB) calls the verified-fsdp2 of its version in that Python, on the
+path or in the project's .venv; a full one (3 MB) needs only torch, jinja2, pyyaml and jsonschema there. Without an option: what is
+there, else thin if verified-fsdp2 is installed here. Installing again upgrades a copy. A file that you edited is kept and named
+(exit 1); --force replaces it. Nothing else in the folder is touched.
 
 examples:
   fsdp2 install                                  the two folders that reach all clients, in this project
   fsdp2 install --client claude --user           ~/.claude/skills/verified-fsdp2
   fsdp2 install --client codex --client gemini --dry-run
-  fsdp2 install --thin                           without the code: the copy calls the installed fsdp2 of this version
+  fsdp2 install --full                           for machines on which fsdp2 is not installed
   fsdp2 install --check                          in CI: exit 1 if a copy is missing, edited or of another version
   fsdp2 install --uninstall                      remove what was installed in this project, for every client
 
@@ -40,9 +42,13 @@ def add_parser(commands: Any) -> None:
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("--project", action="store_true", help="in the current folder (the default)")
     scope.add_argument("--user", action="store_true", help="in your home, for all projects")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--thin", action="store_true", help="only what agents read, and a launcher of the installed fsdp2"
+    )
+    kind.add_argument("--full", action="store_true", help="with the code: a copy that needs no install")
     for name, text in (
         ("--uninstall", "remove what was installed, and nothing else"),
-        ("--thin", "copy only what agents read; it needs verified-fsdp2 of this version in the Python that runs it"),
         ("--check", "write nothing; exit 1 if a folder is not what this version installs"),
         ("--dry-run", "print what would be done, and do nothing"),
         ("--force", "replace or remove files that you edited, too"),
@@ -55,18 +61,18 @@ def run(options: argparse.Namespace) -> int:
     from .. import installer
 
     places = installer.targets(options.client or ["all"], options.user, everywhere=options.uninstall)
-    thin = options.thin or (options.check and all(installer.is_thin(place.folder) for place in places))
-    files = {} if options.uninstall else installer.thin_files() if thin else installer.pack_files()
+    thin = True if options.thin else False if options.full else None
     if options.uninstall:
         plans = [installer.plan_uninstall(place, options.force) for place in places]
         plans = [plan for plan in plans if plan.action != "absent"]
+        files: list[dict[str, bytes]] = [{} for _ in plans]
     else:
-        plans = [installer.plan_install(place, files, options.force) for place in places]
+        files = [installer.files_for(place.folder, thin) for place in places]
+        plans = [installer.plan_install(place, one, options.force) for place, one in zip(places, files, strict=True)]
     if not options.dry_run and not options.check:
         installer.apply(plans)
     ok = not any(plan.kept or plan.action == "foreign" or (options.check and plan.contents) for plan in plans)
-    digest = installer.digest(files)
-    shown = [_to_dict(plan, files, digest) for plan in plans]
+    shown = [_to_dict(plan, one, installer.digest(one)) for plan, one in zip(plans, files, strict=True)]
     if options.json:
         emit_json({"ok": ok, "dry_run": options.dry_run or options.check, "version": __version__, "targets": shown})
     else:

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "verified-fsdp2"
 SMALL = {"SKILL.md": b"skill\n", "skill/cli.py": b"a = 1\n", "verifier/flow.py": b"b = 1\n"}
 Run = Callable[..., tuple[int, Any]]
+installed = installer._is_installed
 PLACE = Path(f".claude/skills/{NAME}")  # for Claude Code, in the current project
 
 
@@ -35,6 +36,7 @@ def places(tmp_path: Path, monkeypatch: Patch) -> None:
         (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setattr(installer, "_is_installed", lambda: False)
 
 
 @pytest.fixture
@@ -144,6 +146,32 @@ def test_a_thin_copy_calls_the_installed_package(run: Run) -> None:
     assert f"has verified-fsdp2 {__version__}; this skill needs 0.0.1" in python(launcher, "doctor", status=2).stderr
 
 
+def test_what_is_installed_writes_thin_copies_unless_a_full_one_is_there(run: Run, monkeypatch: Patch) -> None:
+    def kind() -> str:
+        return "full" if (PLACE / "verifier").exists() else "thin"
+
+    monkeypatch.setattr(installer, "_is_installed", installed)
+    assert installed(), "the tests run on an installed package"
+    for words, expected in (((), "thin"), (("--full",), "full"), ((), "full"), (("--thin",), "thin"), ((), "thin")):
+        run("--client", "claude", *words)
+        assert kind() == expected and run("--client", "claude", "--check")[0] == 0, words
+    assert run("--thin", "--full")[0] == 2
+    python(f"{PLACE}/skill", "install", "--client", "codex")  # a launcher of the installed package
+    assert not Path(f".agents/skills/{NAME}/verifier").exists()
+
+
+def test_a_thin_copy_finds_the_environment_of_its_project(run: Run, tmp_path: Path) -> None:
+    run("--client", "claude", "--thin")
+    launcher = PLACE / "skill" / "__main__.py"
+    launcher.write_text(launcher.read_text().replace(__version__, "0.0.1"))
+    command = Path(".venv/bin/fsdp2")
+    command.parent.mkdir(parents=True)
+    command.write_text('#!/bin/sh\n[ "$1" = --version ] && echo verified-fsdp2 0.0.1 || echo "called with $*"\n')
+    command.chmod(0o755)
+    bare = {**os.environ, "PATH": "/usr/bin:/bin"}
+    assert python(launcher, "doctor", "--json", env=bare).stdout == "called with doctor --json\n"
+
+
 def test_check_finds_what_is_missing_and_what_was_edited(run: Run) -> None:
     assert run("--client", "claude", "--check")[0] == 1 and not PLACE.exists()
     for words in ((), ("--thin",)):
@@ -232,7 +260,7 @@ def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: Pat
     small["skill/cli.py"] = b"a = 2\n"
     small["skill/more.py"] = b"c = 3\n"
     del small["verifier/flow.py"]
-    code, answer = run("--client", "claude")
+    code, answer = run("--client", "claude", "--full")
     one = answer["targets"][0]
     assert (code, one["action"], one["previous"]) == (0, "upgrade", "0.0.9")
     assert (one["new"], one["replaced"], one["removed"], one["kept"]) == (1, 1, 1, [])
@@ -240,7 +268,7 @@ def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: Pat
     assert json.loads(found.pop(installer.MANIFEST))["version"] == __version__
     assert found == {**{path: data.decode() for path, data in small.items()}, "notes.txt": "mine"}
     assert not (PLACE / "verifier").exists()
-    assert run("--client", "claude")[1]["targets"][0]["action"] == "none"
+    assert run("--client", "claude", "--full")[1]["targets"][0]["action"] == "none"
 
 
 def test_an_upgrade_says_what_changed(run: Run, small: dict[str, bytes]) -> None:
