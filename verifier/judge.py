@@ -10,7 +10,7 @@ from dataclasses import replace
 from .analysis.ending import comes_to_the_same_end
 from .analysis.horizon import steps_differ
 from .analysis.kinks import before_the_kink
-from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, replicas_not_reduced
+from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, not_installed, replicas_not_reduced
 from .analysis.root_cause import computing
 from .analysis.wording import count
 from .config.policy import BY_HAND, Policy, Skip, Widening
@@ -112,11 +112,10 @@ def _cut(rule: Rule, evidence: Evidence) -> str:
 
 
 def _lacks(rule: Rule, evidence: Evidence) -> str:
-    """At what a run of this rule stopped that this machine does not have: FSDP2 for its CPU, or a part of CUDA."""
+    """At what a run of this rule stopped that this machine does not have: FSDP2 for its CPU, a part of CUDA, a package."""
     runs = [run for run in evidence.runs if run.role in rule.needs | rule.reads]
-    if reason := next(filter(None, map(replicas_not_reduced, runs)), ""):
-        return reason
-    return next(filter(None, map(beyond_cuda_on_cpu, runs)), "") if evidence.cuda_on_cpu else ""
+    asked = (replicas_not_reduced, *([beyond_cuda_on_cpu] if evidence.cuda_on_cpu else []), not_installed)
+    return next((reason for lacks in asked for run in runs if (reason := lacks(run))), "")
 
 
 def fault(rule: str, error: Exception) -> Finding:

@@ -103,6 +103,18 @@ def test_kernels_are_inconclusive_and_never_a_failure() -> None:
     assert [finding.status for finding in found] == ["inconclusive"]
 
 
+@cases(
+    "message, status",
+    ("No module named 'mlflow'", "inconclusive"),
+    ("No module named 'mlflow.tracking'", "inconclusive"),
+    ("No module named 'torch.distributed._composable.fsdp2'", "fail"),
+)
+def test_a_package_that_is_not_installed_is_no_fault_of_the_script(message: str, status: str) -> None:
+    found = judge(Evidence(train=_stopped("ModuleNotFoundError", message)), ["run-completes"])
+    assert [finding.status for finding in found] == [status]
+    assert ("the script imports `mlflow`, which this Python does not find" in found[0].evidence) is (status != "fail")
+
+
 def _stopped(error: str, *messages: str) -> Run:
     """A run whose ranks stopped in the order of their numbers."""
     return run(*([end(error, text, at=float(rank))] for rank, text in enumerate(messages)))

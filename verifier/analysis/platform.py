@@ -45,8 +45,7 @@ def beyond_cuda_on_cpu(run: Run) -> str:
     if run.completed or run.timed_out:
         return ""
     cause = root_cause(run)
-    missing = re.search(r"No module named '(\w+)", cause.error)
-    named = missing.group(1) if missing else ""
+    named = _missing_package(cause.error)
     files = [frame.file for frame in _frames(run, cause.rank)]
     inside = next((name for file in files for name in _KERNELS if f"/{name}/" in file), "")
     if (kernel := inside or (named if named in _KERNELS else "")) != "":
@@ -54,6 +53,19 @@ def beyond_cuda_on_cpu(run: Run) -> str:
     if _LACKING.search(cause.error):
         return f"the script stopped at what CUDA on the CPU does not have: {cause.text}. Run it on GPUs"
     return ""
+
+
+def not_installed(run: Run) -> str:
+    """The package at whose import a run stopped since this Python has none of its name; "" if it stopped for another reason."""
+    named = "" if run.completed or run.timed_out else _missing_package(root_cause(run).error)
+    if named in ("", "torch"):  # torch's own modules come and go with its version: that is the script's matter
+        return ""
+    return f"the script imports `{named}`, which this Python does not find: install it there, or put its folder on PYTHONPATH"
+
+
+def _missing_package(error: str) -> str:
+    missing = re.search(r"No module named '(\w+)", error)
+    return missing.group(1) if missing else ""
 
 
 def _frames(run: Run, rank: int) -> list[RaisedFrame]:

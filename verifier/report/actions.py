@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from ..analysis.wording import count
+from ..analysis.wording import count, some
 from ..finding import Finding
 from ..verdict import Verdict
 from .text import inconclusive, not_judged, place, stopped_early
 
-MOST = 12  # reasons for which something is inconclusive
+MOST = 12  # reasons for which something is inconclusive, and rules named with one
 
 
 def next_steps(verdict: Verdict) -> list[dict[str, str]]:
@@ -25,7 +25,7 @@ def next_steps(verdict: Verdict) -> list[dict[str, str]]:
     if stopped := stopped_early(verdict):
         reasons = [(stopped, [rule for _, rules in reasons for rule in rules])]
     steps += [
-        {"do": "report as not checked", "rule": ", ".join(rules), "text": reason} for reason, rules in reasons[:MOST]
+        {"do": "report as not checked", "rule": some(rules, MOST), "text": reason} for reason, rules in reasons[:MOST]
     ]
     return steps
 
