@@ -58,6 +58,7 @@ _LEFT_OUT = {
         "export",
         "freeze",
         "hsdp",
+        "mixture",
         "muon",
         "offload",
         "reshard-blocks",
