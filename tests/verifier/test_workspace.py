@@ -11,6 +11,7 @@ import pytest
 from test_rules_checkpoint import saving, tensor
 
 from records import cases, model, run, step, stepped
+from scripts import ZOO, Verify, written
 from verified_fsdp2.verifier import plan
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Course, Evidence
@@ -73,6 +74,26 @@ def test_files_that_name_their_folder_are_found_there(leave: Leave, tmp_path: Pa
         assert not (files.checkpoint / "later").exists()
         (files.checkpoint / "later").touch()
         files.end(folder, (), keeps=False, leaves=False)
+
+
+def test_what_a_library_keeps_in_its_cache_is_prepared_once(verify_script: Verify, tmp_path: Path) -> None:
+    home, place = tmp_path / "home", tmp_path / "project"
+    home.mkdir()
+    place.mkdir()
+    prepares = f"""
+import os
+from pathlib import Path
+cache = Path({str(home)!r}, ".cache", "datasets")
+if os.environ["RANK"] == "0" and not (cache / "table").exists():
+    cache.mkdir(parents=True)
+    (cache / "table").touch()
+    with (cache.parent / "log").open("a") as log:
+        log.write("prepared\\n")
+"""
+    script = written(place, prepares + (ZOO / "minimal.py").read_text(encoding="utf-8"))
+    verdict = verify_script(script, ("run-completes", "matches-ddp"))
+    assert len(verdict.runs) >= 2 and {finding.status for finding in verdict.findings} == {"pass"}
+    assert (home / ".cache" / "log").read_text() == "prepared\n"
 
 
 def test_a_run_finds_what_the_crash_left(tmp_path: Path) -> None:

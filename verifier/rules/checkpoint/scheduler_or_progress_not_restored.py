@@ -19,7 +19,7 @@ class SchedulerOrProgressNotRestored(ResumeRule):
         state = {"model": model_state, "optimizer": optimizer_state}
         state |= {"scheduler": scheduler.state_dict(), "samples": samples_seen}
         dcp.save(state, checkpoint_id=path)
-    Fix: Save and restore the scheduler's state_dict, the step and the data position (in global samples) too.
+    Fix: Save and restore the scheduler's state_dict, the step and the data position (in global samples) too; shuffle for the loaded epoch.
     Source: pytorch/torchtitan PR#275, #809; Modalities/modalities#315; pytorch#119168.
     """
 
