@@ -109,6 +109,7 @@ def test_hydra_and_configuration_files(tmp_path: Path) -> None:
 def test_purposes(name: str, purpose: str) -> None:
     assert Option(name).purpose == purpose
     assert Option("checkpoint.enable", default="False").purpose == "save"
+    assert [Option("set:sentences.held_out", default=default).purpose for default in ("64", "runs")] == ["", "folder"]
 
 
 def test_set_changes_a_copy(tmp_path: Path) -> None:

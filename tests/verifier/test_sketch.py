@@ -108,6 +108,18 @@ def test_rows_take_in_every_tensor_of_the_batch() -> None:
     assert row_hashes([inputs, labels]) != row_hashes([inputs, labels + 1])
     assert row_hashes([inputs, torch.zeros(())]) == row_hashes([inputs])
     assert row_hashes([]) == []
+
+
+@cases("pad", 0, -100, 7)
+def test_a_row_has_one_hash_however_far_it_is_padded(pad: int) -> None:
+    """Ranks pad to the longest row of their own; where `pad` also ends a sentence, each row has one."""
+    end = [pad] if pad > 0 else []
+    rows = [[3, 1, 4, *end], [1, 5, *end], [*end]]
+    short, long = (torch.tensor([row + [pad] * (size - len(row)) for row in rows]) for size in (4, 9))
+    assert row_hashes([short]) == row_hashes([long]) and len(set(row_hashes([short]))) == 3
+    images = torch.tensor([[0, 5, 5, 5], [0, 0, 5, 5], [5, 5, 5, 5], [0, 5, 5, 0], [0, 0, 0, 5]])
+    assert len(set(row_hashes([images]))) == len(images), "of one length, rows differ as before"
+    assert row_hashes([torch.zeros(2, 0)]) == [0, 0]
     ids = torch.arange(12).reshape(3, 4)
     mask = ids > 4
     batch = [ids, ids + 1, mask, ids.float(), ids * 2, mask]

@@ -66,7 +66,8 @@ class Option:
             )
         if found & _SAVE and last & _EVERY and not self.switch:
             return "save"
-        if words[-1] in _FOLDER and found & _OWN and not found & _OTHERS and not self.switch:
+        counts = self.switch or re.fullmatch(r"[\d._]+", self.default)
+        if words[-1] in _FOLDER and found & _OWN and not found & _OTHERS and not counts:
             return "folder"
         if found & _SAVE and (words[-1] in {*_SAVE, "enable", "enabled"}) and self.switch:
             return "save"

@@ -82,7 +82,11 @@ def _blocks(part: torch.Tensor, corner: tuple[int, ...]) -> Iterator[tuple[torch
 
 
 def row_hashes(batch: list[torch.Tensor]) -> list[int]:
-    """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left out."""
+    """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left out.
+
+    It does not depend on how far rows are padded (to the longest of a batch, which is each rank's own): of values that repeat at a
+    row's end the first counts, and none if they are 0 or less.
+    """
     batch = [tensors.local(t) for t in batch if t.dim() > 0 and t.layout == torch.strided]
     batch = [torch.view_as_real(t) if t.is_complex() else t for t in batch]
     rows = batch[0].shape[0] if batch else 0
@@ -94,7 +98,10 @@ def row_hashes(batch: list[torch.Tensor]) -> list[int]:
         # Equal at every length: a row's hash must not depend on how rows are grouped into batches.
         salt = ((number + 1) * _SALT + 2**63) % 2**64 - 2**63  # as int64 holds it
         mixed = (bits + salt) * _hash(index, number)
-        part = (mixed ^ (mixed >> 31)).sum(dim=1)
+        last = bits[:, -1:]
+        before = torch.where(bits != last, index + 1, 0).amax(dim=1, keepdim=True) if len(index) else index
+        counts = index < before + (last > 0)
+        part = torch.where(counts, mixed ^ (mixed >> 31), 0).sum(dim=1)
         total = part if total is None else total + part.to(total.device)
     return [] if total is None else total.tolist()
 
