@@ -58,6 +58,7 @@ _LEFT_OUT = {
         "export",
         "freeze",
         "hsdp",
+        "jsonl",
         "mixture",
         "muon",
         "offload",
@@ -66,7 +67,10 @@ _LEFT_OUT = {
         "transformers-tp",
         "two-nodes",
     )
-} | {f"examples/day/{name}" for name in ("README.md", "chat.yaml", "pretrain.yaml", "tokenizer.py")}
+} | {
+    "examples/notes.jsonl",
+    *(f"examples/day/{name}" for name in ("README.md", "chat.yaml", "pretrain.yaml", "tokenizer.py")),
+}
 _SUFFIXES = (".py", ".md", ".j2", ".jinja", ".json", ".jsonl", ".yaml")
 _READ = ("SKILL.md", "LICENSE", "references", "examples")  # what agents read: a thin copy, beside its launcher
 _LAUNCHER = f'''\
