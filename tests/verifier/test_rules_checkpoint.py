@@ -6,6 +6,8 @@ from typing import Any
 from records import LINE, cases, end, judge, judged_as, micro, model, parameter, row, run, sources, step, stepped
 from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
+from verified_fsdp2.verifier.evidence import Course, Evidence
+from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.checkpoint._recovery import outcome_of
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Checkpoint, Step
@@ -383,3 +385,20 @@ def test_moments_of_crashes() -> None:
         assert (first.rank, first.call, first.moment, first.steps) == expected
     assert {m.moment for m in moments(both, thorough=True)} == {"before-data", "before-metadata"}
     assert moments(train([], []), thorough=True) == []
+
+
+@cases(
+    "missing, status",
+    ("/w/checkpoint/.metadata", "inconclusive"),
+    ("/w/checkpoint/step_3/.metadata", "fail"),
+    ("/w/checkpoint/other", "fail"),
+    ("/data/.metadata", "fail"),
+)
+def test_a_resume_that_is_given_the_folder_above(missing: str, status: str) -> None:
+    """What `--resume-args` name is the user's matter, not the script's."""
+    resume = run([end("CheckpointException", f"[Errno 2] No such file or directory: '{missing}'")], role="resume")
+    left = ("step_3", "step_3/.metadata", "step_3/__0_0.distcp")
+    evidence = Evidence(train=ONE, resume=resume, course=Course(checkpoint="/w/checkpoint", left=left))
+    found = RULES["resume-is-exact"].judge(evidence)
+    assert found.status == status
+    assert ("saved to {checkpoint}/step_3: name that folder" in found.evidence) is (status == "inconclusive")

@@ -1,5 +1,6 @@
 """Why runs were not made: a script cannot be resumed, its checkpoints cannot be damaged; as reports state it."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -67,4 +68,18 @@ def never_written(path: str, steps: int, evidence: Evidence) -> str:
     return (
         f"--resume-args names {{checkpoint}}/{path}, which the train run of {steps} steps did not write; it wrote {there}. "
         "Name one of these, save earlier (--save-args), or compare more steps (--steps)"
+    )
+
+
+def looks_above(error: str, evidence: Evidence) -> str:
+    """The message on a resume that ended since a file is not in `{checkpoint}`, which the train run wrote to a folder there; or ""."""
+    missed = re.search(rf"'{re.escape(evidence.course.checkpoint)}/([^'/]+)'", error)
+    named = f"/{missed.group(1)}" if missed else "/"
+    folders = [item.removesuffix(named) for item in evidence.course.left if item.endswith(named)]
+    if not missed or not folders:
+        return ""
+    found = ", ".join(f"{{checkpoint}}/{name}" for name in folders[:3])
+    return (
+        f"the resume looks for `{missed.group(1)}` in {{checkpoint}} itself, and the train run saved to {found}: name that folder in "
+        "--resume-args; if the script is to find it there by itself, it does not"
     )

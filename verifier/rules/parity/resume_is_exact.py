@@ -1,5 +1,6 @@
 from ...analysis.designs import begun_before_save, resumable
 from ...analysis.presence import begins_elsewhere
+from ...analysis.reasons import looks_above
 from ...analysis.restored import beginning
 from ...analysis.root_cause import root_cause
 from ...trace.events import LoaderStarted, Step, Stepped
@@ -34,6 +35,8 @@ class ResumeIsExact(Rule):
             return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
         if not resume.completed:
             cause = root_cause(resume)
+            if above := looks_above(cause.text, evidence):
+                return self.unknown(above)
             return self.failed(f"the resume run failed: {cause.text}", cause.location, fix=RAISED)
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
