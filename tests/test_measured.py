@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import gpu
@@ -269,15 +270,22 @@ def test_what_agents_did_is_published() -> None:
     results = result("agents")
     page = (ROOT / "evals" / "results.md").read_text(encoding="utf-8")
     for row in results["rows"]:
-        (line,) = (line for line in page.splitlines() if line.startswith(f"| {row['task']} | "))
-        cells = line.strip("| ").split(" | ")[1:]
-        mine = cells[:4] if row["skill"] else cells[4:]
-        given = ["yes" if row["passed"] else "no", row["minutes"], row["commands"], row["verifications"]]
-        assert mine == [str(value) for value in given[: len(mine)]], line
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {row['run']} | {row['task']} | "))
+        cells = line.strip("| ").split(" | ")[2:]
+        for mine, own in ((cells[:5], row["with"]), (cells[5:], row["without"])):
+            found = own or {}
+            numbers = [found.get(name) for name in ("minutes", "proved", "commands", "verifications")]
+            passed = {None: "-", True: "yes", False: "no"}[found.get("passed")]
+            assert mine == [passed, *("-" if value is None else str(value) for value in numbers)][: len(mine)], line
+    pairs = [row for row in results["rows"] if row["with"] and row["without"]]
     for one, words in (("with", "with the skill"), ("without", "without")):
-        of = [row for row in results["rows"] if row["skill"] == (one == "with")]
+        of = [row[one] for row in results["rows"] if row[one]]
         assert (results[one]["passed"], results[one]["of"]) == (sum(row["passed"] for row in of), len(of))
         assert f"{results[one]['passed']} of {results[one]['of']} {words}" in page
+        for name, medians in results[one]["pairs"].items():
+            own = [row[one] for row in pairs if f"run {row['run']}" == name]
+            for key, value in medians.items():
+                assert value == round(median(row[key] for row in own if row[key] is not None), 1), (one, name, key)
 
 
 def test_loaders_on_json_lines() -> None:
