@@ -152,9 +152,12 @@ def test_a_checkpoint_that_was_there_before_is_named(write: Write, verify_script
     assert tree(script.parent) == before
 
 
-def test_what_a_run_loads_of_its_own_is_not_there_before() -> None:
+def test_what_a_run_loads_of_its_own_is_not_there_before(tmp_path: Path) -> None:
     load = {"kind": "checkpoint", "op": "load", "to": "/x/ckpt", "after_step": 0, "keys": []}
     assert "/x/ckpt" in loaded_before(run([load]), ())
+    assert loaded_before(run([{**load, "to": str(tmp_path)}]), ()) == "", "pretrained safetensors"
+    (tmp_path / ".metadata").touch()
+    assert str(tmp_path) in loaded_before(run([{**load, "to": str(tmp_path)}]), ())
     assert loaded_before(run([load]), ("/x/ckpt",)) == ""
     assert loaded_before(run([{**load, "op": "torch.load", "to": "/x/pretrained.pt"}]), ()) == ""
 

@@ -44,14 +44,16 @@ def loaded_before(run: Run, own: Collection[str]) -> str:
     """The message on a run that should start from scratch and loaded an earlier checkpoint; "" if it did not.
 
     `own` are the paths that this run has written. A file that is loaded, such as pretrained weights, is no checkpoint unless the run
-    saves to the same folder; a folder of torch.distributed.checkpoint is one unless it saves elsewhere.
+    saves to the same folder; a folder of torch.distributed.checkpoint is one unless it saves elsewhere, or has no `.metadata`: it reads
+    pretrained safetensors, too.
     """
     homes = {str(Path(path).parent) for path in saved_paths(run)}
     for record in run.all(Checkpoint):
         path = record.to
         if record.op not in ("load", "torch.load") or not path or _within(path, own):
             continue
-        if str(Path(path).parent) in homes or (record.op == "load" and not homes):
+        foreign = Path(path).is_dir() and not Path(path, ".metadata").exists()
+        if str(Path(path).parent) in homes or (record.op == "load" and not homes and not foreign):
             return (
                 f"the {run.role} run loaded {path}, which existed before this verification: the script resumes automatically "
                 "from an earlier run. Move it away, or pass arguments that name an empty folder, such as {checkpoint}"
