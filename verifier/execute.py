@@ -267,12 +267,17 @@ def added(evidence: Evidence, made: Sequence[Made], files: Workspace) -> Evidenc
 _PLACES = {"simulate": "train", "undropped": "plain"}  # the field of Evidence, where it is not named after the role
 
 
+def _without_metadata(path: str) -> bool:
+    """Whether a folder is no checkpoint of torch.distributed.checkpoint."""
+    return Path(path).is_dir() and not Path(path, ".metadata").exists()
+
+
 def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
     planned, run, course = made.planned, made.run, evidence.course
     assert run is not None
     if run.role == "train":
         course = replace(course, checkpoint=str(files.checkpoint), left=files.listing(), created=made.wrote)
-        course = replace(course, stale=loaded_before(run, (course.checkpoint, *made.wrote)))
+        course = replace(course, stale=loaded_before(run, (course.checkpoint, *made.wrote), _without_metadata))
         exact = None if needs_full_precision(run) else run
         return replace(evidence, train=run, full_precision=exact, resume_full_precision=run, course=course)
     if run.role == "repeat":

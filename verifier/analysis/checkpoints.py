@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from ..evidence import LOADS, SAVES, Evidence, saves_of
@@ -40,11 +40,11 @@ def _within(path: str, folders: Collection[str]) -> bool:
     return (path + os.sep).startswith(tuple(folder + os.sep for folder in folders))
 
 
-def loaded_before(run: Run, own: Collection[str]) -> str:
+def loaded_before(run: Run, own: Collection[str], foreign: Callable[[str], bool] = lambda path: False) -> str:
     """The message on a run that should start from scratch and loaded an earlier checkpoint; "" if it did not.
 
     `own` are the paths that this run has written. A file that is loaded, such as pretrained weights, is no checkpoint unless the run
-    saves to the same folder; a folder of torch.distributed.checkpoint is one unless it saves elsewhere, or has no `.metadata`: it reads
+    saves to the same folder; a folder of torch.distributed.checkpoint is one unless it saves elsewhere, or it is `foreign`: it reads
     pretrained safetensors, too.
     """
     homes = {str(Path(path).parent) for path in saved_paths(run)}
@@ -52,8 +52,7 @@ def loaded_before(run: Run, own: Collection[str]) -> str:
         path = record.to
         if record.op not in ("load", "torch.load") or not path or _within(path, own):
             continue
-        foreign = Path(path).is_dir() and not Path(path, ".metadata").exists()
-        if str(Path(path).parent) in homes or (record.op == "load" and not homes and not foreign):
+        if str(Path(path).parent) in homes or (record.op == "load" and not homes and not foreign(path)):
             return (
                 f"the {run.role} run loaded {path}, which existed before this verification: the script resumes automatically "
                 "from an earlier run. Move it away, or pass arguments that name an empty folder, such as {checkpoint}"
