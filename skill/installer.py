@@ -89,11 +89,11 @@ try:
 except metadata.PackageNotFoundError:
     found = ""
 if found != "{__version__}":
-    project = Path(__file__).resolve().parents[4]
-    command = shutil.which("fsdp2") or shutil.which("fsdp2", path=project / ".venv" / "bin")
-    printed = subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split() if command else []
-    if command and printed[-1:] == ["{__version__}"]:
-        os.execv(command, [command, *sys.argv[1:]])
+    places = [None, *(folder / ".venv" / "bin" for folder in Path(__file__).resolve().parents[4:5])]
+    for command in filter(None, (shutil.which("fsdp2", path=place) for place in places)):
+        printed = subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split()
+        if printed[-1:] == ["{__version__}"]:
+            os.execv(command, [command, *sys.argv[1:]])
     there = f"has {NAME} {{found}}" if found else "has no {NAME}"
     print(f"fsdp2: {{sys.executable}} {{there}}; this skill needs {__version__}: install that version,", file=sys.stderr)
     print("or the skill again, with --full: a copy that needs no install", file=sys.stderr)

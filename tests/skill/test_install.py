@@ -168,7 +168,11 @@ def test_a_thin_copy_finds_the_environment_of_its_project(run: Run, tmp_path: Pa
     command.parent.mkdir(parents=True)
     command.write_text('#!/bin/sh\n[ "$1" = --version ] && echo verified-fsdp2 0.0.1 || echo "called with $*"\n')
     command.chmod(0o755)
-    bare = {**os.environ, "PATH": "/usr/bin:/bin"}
+    other = tmp_path / "other" / "fsdp2"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho verified-fsdp2 0.0.2\n")
+    other.chmod(0o755)
+    bare = {**os.environ, "PATH": f"{other.parent}:/usr/bin:/bin"}
     assert python(launcher, "doctor", "--json", env=bare).stdout == "called with doctor --json\n"
 
 

@@ -106,7 +106,7 @@ def test_kernels_are_inconclusive_and_never_a_failure() -> None:
 @cases(
     "message, status",
     ("No module named 'mlflow'", "inconclusive"),
-    ("No module named 'mlflow.tracking'", "inconclusive"),
+    ("No module named 'project.missing'", "fail"),
     ("No module named 'torch.distributed._composable.fsdp2'", "fail"),
 )
 def test_a_package_that_is_not_installed_is_no_fault_of_the_script(message: str, status: str) -> None:

@@ -120,6 +120,9 @@ def test_a_row_has_one_hash_however_far_it_is_padded(pad: int) -> None:
     images = torch.tensor([[0, 5, 5, 5], [0, 0, 5, 5], [5, 5, 5, 5], [0, 5, 5, 0], [0, 0, 0, 5]])
     assert len(set(row_hashes([images]))) == len(images), "of one length, rows differ as before"
     assert row_hashes([torch.zeros(2, 0)]) == [0, 0]
+    points = torch.tensor([[-0.5], [-0.7], [0.0], [0.7], [-1.0]])
+    assert len(set(row_hashes([points]))) == len(points) == len(set(row_hashes([torch.ones(5, 1), points])))
+    assert len(set(row_hashes([torch.tensor([[-1], [0], [1], [-2], [-100]])]))) == 5
     ids = torch.arange(12).reshape(3, 4)
     mask = ids > 4
     batch = [ids, ids + 1, mask, ids.float(), ids * 2, mask]

@@ -57,8 +57,9 @@ def beyond_cuda_on_cpu(run: Run) -> str:
 
 def not_installed(run: Run) -> str:
     """The package at whose import a run stopped since this Python has none of its name; "" if it stopped for another reason."""
-    named = "" if run.completed or run.timed_out else _missing_package(root_cause(run).error)
-    if named in ("", "torch"):  # torch's own modules come and go with its version: that is the script's matter
+    error = "" if run.completed or run.timed_out else root_cause(run).error
+    named = _missing_package(error)
+    if not named or f"'{named}'" not in error:  # a module that a package lacks: the script's matter
         return ""
     return f"the script imports `{named}`, which this Python does not find: install it there, or put its folder on PYTHONPATH"
 

@@ -74,12 +74,12 @@ def never_written(path: str, steps: int, evidence: Evidence) -> str:
 def looks_above(error: str, evidence: Evidence) -> str:
     """The message on a resume that ended since a file is not in `{checkpoint}`, which the train run wrote to a folder there; or ""."""
     missed = re.search(rf"'{re.escape(evidence.course.checkpoint)}/([^'/]+)'", error)
-    named = f"/{missed.group(1)}" if missed else "/"
-    folders = [item.removesuffix(named) for item in evidence.course.left if item.endswith(named)]
-    if not missed or not folders:
+    name = missed.group(1) if missed else ""
+    folders = [item.removesuffix(f"/{name}") for item in evidence.course.left if item.endswith(f"/{name}")]
+    if not name or not folders:
         return ""
-    found = ", ".join(f"{{checkpoint}}/{name}" for name in folders[:3])
+    found = ", ".join(f"{{checkpoint}}/{folder}" for folder in folders[:3])
     return (
-        f"the resume looks for `{missed.group(1)}` in {{checkpoint}} itself, and the train run saved to {found}: name that folder in "
+        f"the resume looks for `{name}` in {{checkpoint}} itself, and the train run saved to {found}: name that folder in "
         "--resume-args; if the script is to find it there by itself, it does not"
     )

@@ -17,6 +17,7 @@ PROBES = 4
 _MULTIPLY = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SALT = 0x632BE59BD9B4E019
+_PADS = (0, -1, -100)  # of tokens, labels, and (0) features; a positive one also ends a sentence
 _DENSE = 1 << 20  # elements up to which a sparse tensor is made dense
 _BLOCK = 1 << 16  # elements that are sketched at a time, at about 80 bytes each
 _CACHE_LIMIT = 1 << 20  # elements whose vectors are kept, at 32 bytes each
@@ -84,8 +85,8 @@ def _blocks(part: torch.Tensor, corner: tuple[int, ...]) -> Iterator[tuple[torch
 def row_hashes(batch: list[torch.Tensor]) -> list[int]:
     """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left out.
 
-    It does not depend on how far rows are padded (to the longest of a batch, which is each rank's own): of values that repeat at a
-    row's end the first counts, and none if they are 0 or less.
+    It does not depend on how far rows are padded (to the longest of a batch, which is each rank's own): of a value that repeats at a
+    row's end the first counts, and none after others if it is one of `_PADS`.
     """
     batch = [tensors.local(t) for t in batch if t.dim() > 0 and t.layout == torch.strided]
     batch = [torch.view_as_real(t) if t.is_complex() else t for t in batch]
@@ -100,7 +101,8 @@ def row_hashes(batch: list[torch.Tensor]) -> list[int]:
         mixed = (bits + salt) * _hash(index, number)
         last = bits[:, -1:]
         before = torch.where(bits != last, index + 1, 0).amax(dim=1, keepdim=True) if len(index) else index
-        counts = index < before + (last > 0)
+        pads = torch.isin(last, torch.tensor(_PADS, device=last.device))
+        counts = index < torch.where(pads, before, before + 1).clamp(min=1)
         part = torch.where(counts, mixed ^ (mixed >> 31), 0).sum(dim=1)
         total = part if total is None else total + part.to(total.device)
     return [] if total is None else total.tolist()
