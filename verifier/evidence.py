@@ -55,7 +55,7 @@ class Course:
     refused: Run | None = None  # the first reference, if it did not complete
     repeat: Run | None = None  # the train run again, ended after the save that is resumed from
     crashed: Run | None = None  # a run with a rank killed in a save, from which nothing has resumed yet
-    crashes_tried: int = 0
+    crashes_tried: tuple[str, ...] = ()  # their notes
     damages_tried: int = 0
     checkpoint: str = ""  # the folder of `{checkpoint}`
     left: tuple[str, ...] = ()  # what the train run left there, relative to it

@@ -304,7 +304,7 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
     if run.role == "crash":
         killed = run.all(Killed)
         kept = replace(run, left=files.listing(left=True)) if killed else None
-        course = replace(course, crashes_tried=course.crashes_tried + 1, crashed=kept)
+        course = replace(course, crashes_tried=(*course.crashes_tried, run.note), crashed=kept)
         return replace(evidence, course=course)
     if run.role == "recovered" and course.crashed is not None:
         pairs = (*evidence.crashes, (course.crashed, run))

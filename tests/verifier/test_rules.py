@@ -150,6 +150,22 @@ class TestResume:
         assert judge_one(RULES[rule], self.pair()).status == "pass"
         assert judge_one(RULES[rule], self.pair(**resumed)).status == "fail"
 
+    def test_a_schedule_that_goes_on_with_a_rate_that_does_not(self) -> None:
+        def steps(rates: list[float], first: int) -> list[dict[str, Any]]:
+            made = [(micro(k, rows=(k + first,)), step(k, lr=[rate]), stepped(k)) for k, rate in enumerate(rates, 1)]
+            return [model(), *(record for one in made for record in one)]
+
+        save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
+        whole = steps([0.1, 0.2, 0.3], 0)
+        trained = run([*whole[:4], save, *whole[4:]])
+        for later, alone in ((0.3, True), (0.4, False)):
+            evidence = Evidence(
+                train=trained, full_precision=trained, resume=run(steps([0.9, later], 1), role="resume")
+            )
+            finding = judge_one(RULES["scheduler-or-progress-not-restored"], evidence)
+            assert finding.status == "fail"
+            assert ("param_groups" in (finding.fix or "")) == alone
+
     def test_what_comes_back_in_fewer_bits(self) -> None:
         near = {"w": [1.0, 1.001, 0.002, -0.001, 0.0]}
         finding = judge_one(RULES["load-without-set"], self.pair(weights=near, halved=["w"]))

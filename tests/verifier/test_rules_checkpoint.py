@@ -387,6 +387,62 @@ def test_moments_of_crashes() -> None:
     assert moments(train([], []), thorough=True) == []
 
 
+def saves_and(*between: dict[str, Any]) -> list[dict[str, Any]]:
+    """A rank that saves after step 3 and step 6, with records after the second save."""
+    records = [saving({}, to="/c/new", after=3), {"kind": "renamed", "old": "/c/new", "new": "/c/last"}]
+    return [*records, saving({}, to="/c/new", after=6), *between]
+
+
+def file(path: str, after: int = 6) -> dict[str, Any]:
+    return {"kind": "checkpoint", "op": "write", "after_step": after, "to": path}
+
+
+TAKEN, RENAMED = {"kind": "removed", "path": "/c/last"}, {"kind": "renamed", "old": "/c/new", "new": "/c/last"}
+ASIDE = {"kind": "renamed", "old": "/c/last", "new": "/c/old"}
+
+
+@cases(
+    "ranks, around",
+    ([[TAKEN, RENAMED], []], [(0, 2, "before-rename")]),
+    ([[ASIDE, RENAMED], []], [(0, 3, "before-rename")]),
+    ([[RENAMED, {**TAKEN, "path": "/c/older"}], []], []),  # what is older goes when the new one is there
+    ([[file("/c/new/a"), file("/c/new/b")], [file("/c/new/rank1")]], [(1, 1, "before-file")]),
+    ([[file("/c/new/a"), file("/c/new/b")], []], [(0, 2, "before-file")]),
+    ([[file("/c/latest"), file("/c/new/log", after=7)], []], []),  # a pointer to the checkpoint, a log
+)
+def test_moments_around_a_save(ranks: list[list[dict[str, Any]]], around: list[tuple[int, int, str]]) -> None:
+    made = train(*[saves_and(*records) for records in ranks])
+    found = [m for m in moments(made, thorough=False, home="/c") if m.beside]
+    assert [(m.rank, m.call, m.moment) for m in found] == around
+    assert all(m.steps == 7 for m in found)
+
+
+@cases("resumed, line, required", ("fresh", 8, True), ("refused", 1, False))
+def test_a_crash_between_a_removal_and_a_rename(resumed: str, line: int, required: bool) -> None:
+    """The new checkpoint is complete under another name: a resume that stops loses nothing, one that begins anew does."""
+    taken = {**TAKEN, "at_line": replace(LINE, line=8)}
+    killed = {"kind": "killed", "moment": "before-rename"}
+    first, second = (saving({}, to="/c/new", after=k, weights={"w": w, "v": w}) for k, w in ((3, A), (6, B)))
+    records = [model(), step(weights={"w": C, "v": C}), first, RENAMED, second, taken, killed]
+    crash = run(records, role="crash", note="rank 0 killed")
+    after = recovered(FRESH) if resumed == "fresh" else run([end("OSError", "no .metadata")], role="recovered")
+    trained = run(
+        [
+            *SAVED,
+            {"kind": "checkpoint", "op": "load", "after_step": 0, "to": "/c", "at_line": replace(LINE, line=3)},
+            *THEN,
+        ]
+    )
+    evidence = Evidence(
+        train=trained, resume=run([model(), step(weights={"w": A}), stepped()]), crashes=((crash, after),)
+    )
+    finding = judge(CHOSEN, evidence)
+    assert (finding.status, finding.required) == ("fail", required)
+    assert finding.location is not None
+    assert finding.location.line == line
+    assert "the save after step 3 is complete" in finding.evidence
+
+
 @cases(
     "missing, status",
     ("/w/checkpoint/.metadata", "inconclusive"),

@@ -26,19 +26,23 @@ def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[
 
 
 def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:
-    """A rank is killed in a save, one moment after the other until one is met (with `--thorough` all); then the script resumes."""
+    """A rank is killed in a save, one moment after the other until one is met (with `--thorough` all), and in what the script does
+    around its saves; after each the script resumes.
+    """
     target, course = settings.target, evidence.course
     if course.crashed is not None:
         fields = {"steps": 1, "files": "left", "note": course.crashed.note, "starting_point": False}
         fields["probe"] = for_a_resume(train, course.crashed.steps())
         return [settings.run("recovered", target.nproc, *target.resume_args, **fields)]
-    found = []
-    for moment in [] if evidence.crashes and not target.thorough else moments(train, target.thorough):
+    for moment in moments(train, target.thorough, course.checkpoint):
+        enough = evidence.crashes and not target.thorough and not moment.beside
+        if enough or moment.note in course.crashes_tried:
+            continue
         fields = {"steps": moment.steps, "note": moment.note, "probe": {"watch_saves": True, "crash": moment.request}}
         fields |= {"leaves": True, "starting_point": False, "grace": min(CRASH_GRACE, target.timeout)}
         fields["expected"] = "fault injection: a rank is killed"
-        found.append(settings.run("crash", target.nproc, *target.save_args, **fields))
-    return found[course.crashes_tried :][:1]
+        return [settings.run("crash", target.nproc, *target.save_args, **fields)]
+    return []
 
 
 def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:

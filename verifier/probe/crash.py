@@ -1,7 +1,8 @@
 """Kills this rank in the middle of a save, at the moment that the request names.
 
 `{"rank": r, "call": n, "moment": m}`: rank r is killed in its n-th save. Moments: "before-data" (it has planned, and written
-nothing), "before-metadata" (all data is written, and no `.metadata`), "half-file" (half of a `torch.save`).
+nothing), "before-metadata" (all data is written, and no `.metadata`), "half-file" (half of a `torch.save`). Or before its n-th
+change of another kind: "before-rename" (of what a save wrote), "before-file" (that it writes besides DCP's).
 """
 
 import io
@@ -9,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +23,9 @@ from .saving import place_of
 from .session import Session
 
 _OTHERS_SECONDS = 0.2  # in which the other ranks write their part
+RENAME, FILE = "before-rename", "before-file"
 _armed: list[str] = []
+_changes = Counter[str]()
 
 
 def install(session: Session, before_write: Callable[[], None]) -> None:
@@ -63,8 +67,16 @@ def in_file(session: Session, call: int, value: object, target: str) -> None:
     _kill(session)
 
 
+def in_change(session: Session, moment: str) -> None:
+    """The next change of a kind is about to be made: is it the one that the request names?"""
+    _changes[moment] += 1
+    wanted = session.request["crash"]
+    if wanted and (wanted["rank"], wanted["moment"], wanted["call"]) == (session.rank, moment, _changes[moment]):
+        _kill(session)
+
+
 def _kill(session: Session) -> None:
-    session.write(Killed())
+    session.write(Killed(moment=session.request["crash"]["moment"]))
     if threading.current_thread() is not threading.main_thread():
         time.sleep(_OTHERS_SECONDS)  # an asynchronous save: the script goes on meanwhile
     time.sleep(_OTHERS_SECONDS)

@@ -18,6 +18,7 @@ from ..frames import caller
 from ..saving import entries, entry, held, place_of
 from ..session import Session
 from .flight import Flight
+from .moved import Moved
 
 _RACE_SECONDS = 0.3
 DCP = "torch.distributed.checkpoint"
@@ -32,9 +33,10 @@ _OPERATIONS = {
 class Checkpoints:
     """The checkpoints of one rank. A call inside a checkpoint function of torch is not the script's own."""
 
-    def __init__(self, session: Session, flight: Flight) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
-        self.flight = flight
+        self.flight = session.one(Flight)
+        self.moved = session.one(Moved)
         self.inside = threading.local()  # operation: the script's call that this thread is in
         self.calls = 0
         self.watch: bool = session.request["watch_saves"]
@@ -53,6 +55,7 @@ class Checkpoints:
         target = _target(operation, call)
         if operation == "torch.save":
             outputs.about_to_write(target)
+            crash.in_change(self.session, crash.FILE)
         self.session.write(Checkpoint(op=operation, after_step=self.session.made(), to=target, at_line=place))
         self._set_state(operation, call)
         self.inside.operation = (operation, target, call.kwargs)
@@ -90,7 +93,7 @@ class Checkpoints:
             return
         self.calls += 1
         name, target, options = operation
-        self.flight.targets.add(target)
+        self.moved.targets.add(target)
         crash.arm(self.session, self.calls, target)
         with torch.no_grad():
             weights, optimizer = held(self.session)
@@ -131,6 +134,8 @@ class Checkpoints:
                 op = "write" if {*mode} & {*"wx+"} else "read"
                 if op == "write" and threading.current_thread() is threading.main_thread():
                     self.session.publish("checkpoint")
+                if op == "write":
+                    crash.in_change(self.session, crash.FILE)
                 made, path = self.session.made(), os.path.normpath(given[0])
                 self.session.write(Checkpoint(op=op, after_step=made, to=path, at_line=place))
             finally:
@@ -138,7 +143,7 @@ class Checkpoints:
 
 
 def install(session: Session) -> None:
-    checkpoints = Checkpoints(session, session.one(Flight))
+    checkpoints = Checkpoints(session)
     if session.request["checkpoint"]:
         opened = session.guarded(checkpoints.opened)
         sys.addaudithook(lambda event, given: opened(given) if event == "open" else None)

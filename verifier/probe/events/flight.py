@@ -1,7 +1,6 @@
-"""Asynchronous saves in flight: collectives that the script calls meanwhile, and renames of saved paths."""
+"""Asynchronous saves in flight, and the collectives that the script calls meanwhile."""
 
 import functools
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -9,10 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...trace.events import Place, Renamed, SaveInFlight
+from ...trace.events import Place, SaveInFlight
 from ..compat.tensors import mesh_groups
 from ..dispatcher import Call
-from ..saving import place_of
 from ..session import Session
 
 _COLLECTIVES = ("barrier", "all_reduce", "broadcast", "all_gather_object", "gather_object", "broadcast_object_list")
@@ -27,7 +25,6 @@ class Flight:
         self.watch: bool = session.request["watch_saves"]
         self.pending: list[tuple[Any, Any, Place | None]] = []  # future, process group, line of the save
         self.uploads: list[Future[Any]] = []  # of all saves
-        self.targets: set[str] = set()  # paths of saves
 
     def started(self, result: Any, group: Any) -> None:
         """An asynchronous save has started, with collectives on `group`."""
@@ -53,16 +50,9 @@ class Flight:
             apart = len(_backends(item[1])) > 1
             self.session.write(SaveInFlight(what=what, saved_line=item[2], apart=apart, at_line=self.session.here()))
 
-    def renamed(self, call: Call) -> None:
-        """A path was renamed; recorded if a save wrote there."""
-        old, new = place_of(call.given(0, "src")), place_of(call.given(1, "dst"))
-        if any(t == old or t.startswith(old + os.sep) for t in self.targets):
-            self.targets.add(new)
-            self.session.write(Renamed(old=old, new=new))
-
 
 def install(session: Session) -> None:
-    """Subscribe to collectives of the main thread and to renames, if saves are watched."""
+    """Subscribe to collectives of the main thread, if saves are watched."""
     flight = session.one(Flight)
     session.subscribe("stop", flight.stopped)
 
@@ -79,8 +69,6 @@ def install(session: Session) -> None:
         session.around("torch.nn:Module.__call__", before=called)
         for name in _COLLECTIVES:
             session.around(f"torch.distributed:{name}", before=functools.partial(used, name=name))
-        for name in ("rename", "replace"):
-            session.around(f"os:{name}", after=flight.renamed)
 
 
 def _backends(group: Any) -> set[str]:

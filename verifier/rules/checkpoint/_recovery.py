@@ -18,6 +18,7 @@ class Outcome:
     shares: dict[int, int]
     tensors: int
     moved: bool = False  # whether the script had updated its weights itself before its first step was seen
+    ranks: tuple[int, ...] = ()  # the one save whose values all tensors of each rank have; 0 for none
 
     @property
     def mixed(self) -> bool:
@@ -33,6 +34,17 @@ class Outcome:
     def step(self) -> int | None:
         """The one save whose values all tensors have."""
         return next((k for k, number in self.shares.items() if number == self.tensors), None)
+
+    @property
+    def mixture(self) -> str:
+        """What it is a mixture of."""
+        if all(self.ranks):
+            return "; ".join(
+                f"rank {rank} resumes from the save after step {step}" for rank, step in enumerate(self.ranks)
+            )
+        total = f"{self.tensors} tensors and shards"
+        parts = [f"{n} of {total} are from the save after step {k}" for k, n in sorted(self.shares.items())]
+        return f"the resume starts from a mixture: {', '.join(parts)}"
 
     def __str__(self) -> str:
         """What happened, for a report, where it is not mixed."""
@@ -64,9 +76,8 @@ class MixtureRule(Rule):
         for note, saved, resumed in attempts:
             outcome = outcome_of(saved, resumed, evidence.resume)
             if outcome.mixed:
-                total = f"{outcome.tensors} tensors and shards"
-                parts = [f"{n} of {total} are from the save after step {k}" for k, n in sorted(outcome.shares.items())]
-                return self.failed(f"{note}: the resume starts from a mixture: {', '.join(parts)}", line)
+                apart = all(outcome.ranks)
+                return self.failed(f"{note}: {outcome.mixture}", load_line(evidence) if apart else line)
             notes.append(f"{note}: {outcome}")
         return self.passed("; ".join(notes))
 
@@ -84,7 +95,9 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
     shares: dict[int, int] = {}
     telling: set[int] = set()  # a tensor that never changes is the same in every save: it shows none of them
     units: set[tuple[int, str]] = set()
+    ranks = []
     for rank, record in enumerate(found):
+        whole = set(held)
         for name, value in _flat(record).items():
             units.add((rank, name))
             key = tuple(value) if isinstance(value, list) else None
@@ -92,6 +105,8 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
             same = [k for k, values in known if value in values or key in given.get((k, rank), ())]
             shares |= {k: shares.get(k, 0) + 1 for k in same}
             telling |= set(same) if len(same) == 1 else set()
+            whole &= set(same)
+        ranks.append(max(whole, default=0))
     restarted = shares.get(0, 0) == len(units)
     moved = not any(record.cls for record in found) and not restarted and not any(k in telling for k in shares if k > 0)
     shares = {k: number for k, number in shares.items() if k > 0 and k in telling}
@@ -101,7 +116,7 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
             found_here = found[rank].weights  # a model that is called later is not known yet
             known_here = [n for n in values if rank >= len(expected) or n in expected[rank]]
             units |= {(rank, n) for n in known_here if (n.rpartition("/")[0] in own if "/" in n else n in found_here)}
-    return Outcome(len(found), shares, len(units), moved)
+    return Outcome(len(found), shares, len(units), moved, tuple(ranks))
 
 
 def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:

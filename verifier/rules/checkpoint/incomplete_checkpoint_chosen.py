@@ -3,7 +3,7 @@ import os
 from ...analysis.root_cause import root_cause
 from ...analysis.saves import Save, all_saves, final_path
 from ...evidence import Evidence, named_checkpoint
-from ...trace.events import Killed
+from ...trace.events import Killed, Place, Removed, Renamed
 from ..base import Finding, Flow, Hits, Rule, Run
 from ._recovery import not_exact, outcome_of
 from ._resumed import load_line
@@ -43,16 +43,16 @@ class IncompleteCheckpointChosen(Rule):
             if torn is None:
                 return self.unknown(f"{crash.note}: the records do not show which save was interrupted")
             earlier = [save for save in all_saves(crash) if 0 < save.after < torn.after]
-            apart = [save for save in earlier if save.to != torn.to]
+            apart = [save for save in earlier if final_path(crash, save) != final_path(crash, torn)]
             outcome = outcome_of(crash, resumed, evidence.resume)
             refused = outcome.steps == 0 and not resumed.completed
             if apart and (refused or (outcome.fresh and not not_exact(evidence))):
                 line = load_line(evidence)
                 what = f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume"
                 if not refused:
-                    return self.failed(f"{what} starts from the beginning", line)
+                    return self.failed(f"{what} starts from the beginning", _exchange(crash) or line)
                 cause = root_cause(resumed)
-                kept = _is_kept(apart[-1], crash, evidence)
+                kept = _is_kept(apart[-1], crash, evidence) or _exchange(crash) is not None
                 lost = "" if kept else ", and that save was removed before this one was complete"
                 return self.failed(f"{what} stops{lost}: {cause.text}", cause.location or line, required=not kept)
             lost = "; the interrupted save overwrote the only checkpoint" if refused and earlier else ""
@@ -69,6 +69,14 @@ def _is_kept(save: Save, crash: Run, evidence: Evidence) -> bool:
     """Whether a save is still there after the crash; one that is not below the folder of `{checkpoint}` is not looked for."""
     path, folder = final_path(crash, save), evidence.course.checkpoint
     return not path.startswith(folder + os.sep) or os.path.relpath(path, folder) in crash.left
+
+
+def _exchange(crash: Run) -> Place | None:
+    """The line that removes an earlier save, if a rank was killed before it gave its place to the next one, which is complete."""
+    killed = next((trace for trace in crash.traces if trace.first(Killed) is not None), None)
+    if killed is None or killed.of(Killed)[0].moment != "before-rename":
+        return None
+    return next((record.at_line for record in reversed(killed.records) if isinstance(record, Removed | Renamed)), None)
 
 
 def _torn(crash: Run) -> Save | None:

@@ -6,6 +6,8 @@ from ...trace.events import Step
 from ..base import Evidence, Finding, Flow, Hits
 from ._resumed import ResumeRule, load_line, saved_at
 
+_RATE = "Restore the optimizer's param_groups too: load its whole state dict, or set each group's `lr` from `scheduler.get_last_lr()`."
+
 
 class SchedulerOrProgressNotRestored(ResumeRule):
     """After a resume the learning rate and the data continue where they stopped.
@@ -31,20 +33,31 @@ class SchedulerOrProgressNotRestored(ResumeRule):
         train = resumable(evidence.trained, step - 1)
         if reason := saved_in_a_step(evidence):
             return self.not_applicable(reason)
-        wrong = []
-        for later in range(resume.steps()):
-            mine, theirs = resume.at_step(Step, 1 + later), train.at_step(Step, step + later)
-            if mine and theirs and mine[0].lr != theirs[0].lr:
-                rates = f"{_list(mine[0].lr)} after the resume, {_list(theirs[0].lr)} without"
-                wrong.append(f"the learning rate of step {step + later} is {rates}")
-                break
+        wrong, fix = [], {}
+        pairs = [
+            (resume.at_step(Step, 1 + later), train.at_step(Step, step + later)) for later in range(resume.steps())
+        ]
+        rates = [(mine[0].lr, theirs[0].lr) for mine, theirs in pairs if mine and theirs]
+        apart = [later for later, (mine, theirs) in enumerate(rates) if mine != theirs]
+        if apart:
+            mine, theirs = rates[apart[0]]
+            wrong.append(
+                f"the learning rate of step {step + apart[0]} is {_list(mine)} after the resume, {_list(theirs)} without"
+            )
+        if apart == [0] and len(rates) > 1:
+            wrong[0] += (
+                ", and right again in the next step: the schedule goes on, the optimizer's own rate is not restored"
+            )
+            fix = {"fix": _RATE}
         if all(a != b for a, b in zip(train.rows(step), resume.rows(1), strict=True)):
             batch = resume.global_batch(1)
             again = next((k for k in range(1, train.steps() + 1) if train.global_batch(k) == batch), None)
             which = f"the samples of step {again} once more" if again else "other samples than an uninterrupted run"
             wrong.append(f"step {step} after the resume trains on {which}")
         if wrong:
-            return self.failed("; ".join(wrong) + saved_at(evidence), load_line(evidence))
+            return self.failed(
+                "; ".join(wrong) + saved_at(evidence), load_line(evidence), **fix if len(wrong) == 1 else {}
+            )
         rate = _list(resumed[0].lr)
         return self.passed(f"learning rate {rate} and the samples of step {step} are those of an uninterrupted run")
 

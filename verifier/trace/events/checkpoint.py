@@ -50,15 +50,23 @@ class SaveInFlight(Located):
     apart: bool  # whether the group has a backend for each
 
 
-class Renamed(Event):
-    """A saved path was renamed (events/flight.py)."""
+class Renamed(Located):
+    """A saved path was renamed (events/moved.py)."""
 
     old: str
     new: str
 
 
+class Removed(Located):
+    """A saved path is about to be removed (events/moved.py)."""
+
+    path: str
+
+
 class Killed(Event):
-    """This rank is about to be killed in a save, as the request asks (crash.py)."""
+    """This rank is about to be killed in a save, at the `moment` that the request asks for (crash.py)."""
+
+    moment: str = ""
 
 
 class Merged(Located):
