@@ -1,5 +1,7 @@
-"""Run in a checkout of microsoft/dion, without a GPU: the first token and learning rate of each step, with and without a resume."""
+"""Run in a checkout of microsoft/dion, without a GPU: the first token and learning rate of each step, with and without a resume, and
+after a stop within `CheckpointManager.save`."""
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +21,7 @@ header = np.array([20240520, 1, 1000] + [0] * 253, dtype=np.int32)
 Path(folder, "tokens.bin").write_bytes(header.tobytes() + np.arange(1000, dtype=np.uint16).tobytes())
 
 
-def train(title, last):
+def train(title, last, saves=None):
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     loader, val = (DistributedDataLoader(f"{folder}/*.bin", 1, 10, 0, 1) for _ in range(2))
@@ -32,7 +34,17 @@ def train(title, last):
         x, _ = loader.next_batch()
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step(), scheduler.step(), model.zero_grad(set_to_none=True)
-        step == last == 2 and manager.save(step=step)
+        step == saves and manager.save(step=step)
 
 
-train("uninterrupted", 5), train("until the save", 2), train("resumed", 5)
+def stop(*_):
+    raise InterruptedError
+
+
+train("uninterrupted", 5), train("until the save", 2, saves=2), train("resumed", 5)
+move, shutil.move = shutil.move, stop
+try:
+    train("resumed, until it is stopped in the next save", 4, saves=4)
+except InterruptedError:
+    shutil.move = move
+train("resumed after the stop", 1)
