@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.data import DistributedSampler
 
@@ -128,11 +128,15 @@ def setting(path: Path, block: str) -> dict[str, object]:
         "optimizer": optimizer,
         "average": {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},  # of the weights
         "teacher": shard(Decoder().requires_grad_(False)),  # of the same parameters
+        "student": shard(Decoder()),
+        "layers_of": get_model_state_dict,
+        "init_weights": lambda module: nn.init.normal_(module.weight) if isinstance(module, nn.Linear) else None,
         "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer) if optimizer else None,
         "mesh": init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp_replicate", "dp_shard")),
         "device": torch.device("cpu"),
         "rank": rank,
         "world": ranks,  # how many ranks there are
+        "world_size": ranks,
         "dataset": dataset,
         "loader": torch.utils.data.DataLoader(batch, batch_size=2),  # this rank's samples, for loss_of
         "batch": batch[:, :-1],
@@ -154,6 +158,8 @@ def setting(path: Path, block: str) -> dict[str, object]:
         "optimizer_state": {},
         "denoiser": Denoiser(),
         "noisy": torch.randn(4, WIDTH),
+        "inputs": torch.randn(4, WIDTH),
+        "words": ["one", "two", "one", "three"],
         "image": torch.randn(4, WIDTH),
         "text": torch.randn(4, WIDTH),
         "logits": torch.randn(8, VOCABULARY, requires_grad=True),

@@ -1,5 +1,6 @@
 """Every code block of every document is run: Python in a small setting, `fsdp2` and `torchrun` lines through their parsers."""
 
+import ast
 import hashlib
 import json
 import math
@@ -32,6 +33,36 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
     merged = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"failed": {"setting": done.stderr[-2000:]}}
     where = {block.name: block.where for block in RUN}
     return {kind: {where.get(name, name): text for name, text in texts.items()} for kind, texts in merged.items()}
+
+
+def test_blocks_use_names_that_are_there(tmp_path: Path) -> None:
+    """In every test run; `make test-all` runs the blocks."""
+    tree = ast.parse(SETTING.read_text(encoding="utf-8"))
+    given = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            given |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            given.add(node.name)
+        elif isinstance(node, ast.Assign):
+            given |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+    builtins = sorted(name for name in given if name.isidentifier())
+    for block in RUN:
+        (tmp_path / f"{block.name}.py").write_text(block.text, encoding="utf-8")
+    ruff = [
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select",
+        "F821",
+        "--output-format",
+        "concise",
+        "--config",
+        f"builtins = {builtins}",
+    ]
+    done = python(*ruff, tmp_path, status=None)
+    assert done.stdout.splitlines() == ["All checks passed!"]
 
 
 @pytest.mark.full
