@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 
 from ...trace.events import Checkpoint, Saving, SetState
-from .. import crash, outputs
+from .. import crash, moved, outputs
 from ..compat.names import SAVED_DICT
 from ..dispatcher import Call, Leave
 from ..frames import caller
 from ..saving import entries, entry, held, place_of
 from ..session import Session
 from .flight import Flight
-from .moved import Moved
 
 _RACE_SECONDS = 0.3
 DCP = "torch.distributed.checkpoint"
@@ -36,7 +35,7 @@ class Checkpoints:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.flight = session.one(Flight)
-        self.moved = session.one(Moved)
+        self.targets = session.one(moved.Moved).targets  # paths of saves
         self.inside = threading.local()  # operation: the script's call that this thread is in
         self.calls = 0
         self.watch: bool = session.request["watch_saves"]
@@ -93,7 +92,7 @@ class Checkpoints:
             return
         self.calls += 1
         name, target, options = operation
-        self.moved.targets.add(target)
+        self.targets.add(target)
         crash.arm(self.session, self.calls, target)
         with torch.no_grad():
             weights, optimizer = held(self.session)
@@ -152,6 +151,7 @@ def install(session: Session) -> None:
     session.around(SAVED_DICT, after=lambda call: checkpoints.saving(call.result))
     if checkpoints.watch:
         crash.install(session, checkpoints.let_training_go_on)
+        moved.install(session)
 
 
 def _target(operation: str, call: Call) -> str:

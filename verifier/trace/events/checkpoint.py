@@ -51,14 +51,14 @@ class SaveInFlight(Located):
 
 
 class Renamed(Located):
-    """A saved path was renamed (events/moved.py)."""
+    """A saved path was renamed (moved.py)."""
 
     old: str
     new: str
 
 
 class Removed(Located):
-    """A saved path is about to be removed (events/moved.py)."""
+    """A saved path is about to be removed (moved.py)."""
 
     path: str
 

@@ -2,11 +2,11 @@
 
 import os
 
-from ...trace.events import Removed, Renamed
-from .. import crash
-from ..dispatcher import Call
-from ..saving import place_of
-from ..session import Session
+from ..trace.events import Removed, Renamed
+from . import crash
+from .dispatcher import Call
+from .saving import place_of
+from .session import Session
 
 
 class Moved:
@@ -39,10 +39,9 @@ class Moved:
 
 
 def install(session: Session) -> None:
-    """Subscribe to renames and removals, if saves are watched."""
+    """Subscribe to renames and removals."""
     moved = session.one(Moved)
-    if session.request["watch_saves"]:
-        for name in ("rename", "replace"):
-            session.around(f"os:{name}", before=moved.about_to_rename, after=moved.renamed)
-        for name in ("os:remove", "os:unlink", "shutil:rmtree"):
-            session.around(name, before=moved.about_to_remove)
+    for name in ("os:rename", "os:replace"):
+        session.around(name, before=moved.about_to_rename, after=moved.renamed)
+    for name in ("os:remove", "os:unlink", "shutil:rmtree"):
+        session.around(name, before=moved.about_to_remove)
