@@ -79,6 +79,23 @@ def test_where_one_unit_in_the_last_place_moves_it_as_much() -> None:
     assert found(mine, theirs, shown("validation 0.6001", PLAIN)) == "fail"
 
 
+@cases("loss, status", (1.001, "pass"), (1.0, "fail"))
+def test_steps_that_agree_and_are_many_times_the_noise_apart(loss: float, status: str) -> None:
+    """One perturbed run is one sample of what rounding does: the end may be as many times its noise apart as the steps are."""
+
+    def rank(value: float) -> list[dict[str, Any]]:
+        return [
+            {**r, "loss": value} if r["kind"] == "micro" else r for r in [*steps(), state(1, main__best=tensor(1.0))]
+        ]
+
+    single, perturbed = alone(rank(1.0)), replace(alone(rank(1.0001)), role="perturbed")
+    evidence = of(rank(loss), rank(loss), single=single, perturbed=perturbed)
+    sources = Sources({"train.py": TEXT}, ("train.py",))
+    ends = {"survey": whole(file(1.0), "survey"), "ending": whole(file(1.5), "ending")}
+    ends |= {"ending_perturbed": whole(file(1.49), "ending_perturbed")}
+    assert judge(RULE, replace(evidence, sources=sources, **ends)).status == status
+
+
 @cases("length, status", (1.0, "pass"), (1.0001, "pass"), (1.1, "fail"))
 def test_a_tensor_that_is_written(length: float, status: str) -> None:
     assert found(file(1.0), file(length)) == status

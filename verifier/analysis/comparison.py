@@ -228,6 +228,15 @@ def limits(evidence: Evidence, rule: str) -> Limits:
     return Limits(allowed, gross, known.get("loss", 0.0), why)
 
 
+def times_noise(evidence: Evidence, run: Run, oracle: Run) -> float:
+    """How many times the noise of the script, which one perturbed run has measured, two runs are apart that agree; at least 1."""
+    perturbed, base = evidence.perturbed, nudged(evidence)
+    if perturbed is None or base is None:
+        return 1.0
+    noise, apart = compare(perturbed, base).measures, compare(run, oracle).measures
+    return max(1.0, *(apart[name] / max(noise[name], FLOOR) for name in ("loss", "gradient norm", "update")))
+
+
 def without_gradients(run: Run) -> bool:
     """Whether no step has a gradient: the script changes its weights by losses alone."""
     return bool(run.traces) and not any(record.grads for record in run.traces[0].steps)

@@ -1,4 +1,4 @@
-from ...analysis.comparison import MULTIPLE
+from ...analysis.comparison import MULTIPLE, times_noise
 from ...analysis.ending import comparable_end, ended, same_models
 from ...trace.events import Printed, Written
 from ..base import Evidence, Finding, Run, count
@@ -58,11 +58,11 @@ class EndingSameInOneProcess(OneProcessRule):
         noise: dict[str, float] = {}
         for one in ended(evidence, again, ending) if again is not None else ():
             noise[one.shown or one.what] = max(noise.get(one.shown or one.what, 0.0), one.apart)
-        compared, times = 0, evidence.times(self.name)
+        compared, times, multiple = 0, evidence.times(self.name), MULTIPLE * times_noise(evidence, run, single)
         for one in ended(evidence, survey, ending):
             compared += 1
             least = EQUAL if one.shown else LEAST
-            limit = times * max(least, MULTIPLE * noise.get(one.shown or one.what, 0.0)) + one.rounded
+            limit = times * max(least, multiple * noise.get(one.shown or one.what, 0.0)) + one.rounded
             if one.apart > limit:
                 where = (
                     f"on {survey.world_size} ranks, and {one.shown} in one process"
