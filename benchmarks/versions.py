@@ -30,6 +30,7 @@ TORCH = ("2.15.0", "2.14.1", "2.13.0", "2.12.1", "2.11.0", "2.10.0", "2.9.1", "2
 PYTHONS = ("3.12", "3.13")  # with the version of torch below; all others run on 3.11
 DEVELOPED_ON = "2.13.0"
 MORE_FAULTS = ("faults/load_without_set", "faults/state_restored", "faults/evaluation_same_in_one_process")
+NEW_IN_TORCH = (ROOT / "tests" / "verifier" / "test_oracles.py", "finalizes")  # a test of what only the newest torch has
 NO_FAULT_SINCE = {"faults/reduce_dtype_follows_param_dtype": (2, 15)}  # torch reduces in the parameter's own dtype
 KERNELS = ("nvidia", "cuda-", "triton")
 PLATFORM = "gloo-avg-is-sum"  # a warning: this torch itself is at fault, and only on the CPU
@@ -107,6 +108,8 @@ def row(folder: Path, torch: str, python: str) -> dict[str, Any]:
             subprocess.run([str(own), __file__, "--here", str(out)], check=True, cwd=work, timeout=LIMIT)
             found |= json.loads(out.read_text(encoding="utf-8"))
             found["quickstart"] = quickstart(own.with_name("fsdp2"), Path(work) / "project")
+            own_tests = [str(own), "-m", "pytest", "-q", str(NEW_IN_TORCH[0]), "-k", NEW_IN_TORCH[1]]
+            found["new_in_torch"] = subprocess.run(own_tests, cwd=ROOT, check=False, timeout=LIMIT).returncode
     else:
         found["refused"] = next(" ".join(line.split()[2:]) for line in doctor.stdout.splitlines() if "FAIL" in line)
     return {**found, "seconds": round(time.monotonic() - started)}
@@ -197,6 +200,7 @@ def main() -> int:
         if (not options.only or torch in options.only) and options.python in (None, python):
             rows[torch, python] = made = row(options.folder, torch, python)
             wrong |= bool(made.get("missed") or made.get("right_failed") or made.get("quickstart", "pass") != "pass")
+            wrong |= bool(made.get("new_in_torch"))
             print(json.dumps(made), flush=True)
             write(options.out, {"rows": [rows[key] for key in todo if key in rows]})
     if options.table:

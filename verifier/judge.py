@@ -11,6 +11,7 @@ from .analysis.ending import comes_to_the_same_end
 from .analysis.horizon import steps_differ
 from .analysis.kinks import before_the_kink
 from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, not_installed, replicas_not_reduced
+from .analysis.reasons import RESUMED
 from .analysis.root_cause import computing
 from .analysis.wording import count
 from .config.policy import BY_HAND, Policy, Skip, Widening
@@ -190,12 +191,20 @@ def _confirmed(findings: list[Finding]) -> list[Finding]:
 
 
 def _with_consequences(findings: list[Finding]) -> list[Finding]:
-    """The findings; those that another one explains, and differences where one names a cause, are its consequences."""
+    """The findings; those that another one explains, and differences where one names a cause, are its consequences.
+
+    What a resume loses explains no difference between runs that resume from nothing.
+    """
     failed = [f for f in findings if f.status == "fail" and not f.warns]
     effects = [f for f in failed if not RULES[f.rule].names_a_cause]
-    causes = len(effects) < len(failed)
+    after_resume = {f.rule: bool(RULES[f.rule].needs & {*RESUMED}) for f in failed}
+    causes = [after_resume[f.rule] for f in failed if f not in effects]
     explained = {name for f in failed for name in RULES[f.rule].explains}
-    follows = [f for f in failed if f.rule in explained or (causes and f in effects)]
+    follows = [
+        f
+        for f in failed
+        if f.rule in explained or (f in effects and any(after_resume[f.rule] or not c for c in causes))
+    ]
     return [replace(f, consequence=True) if f in follows else f for f in findings]
 
 

@@ -296,6 +296,13 @@ def test_what_another_rule_explains_is_its_consequence() -> None:
     assert [finding.consequence for finding in found] == [True, True, False, False]
 
 
+def test_what_a_resume_loses_explains_nothing_that_runs_without_one_show() -> None:
+    names = ["state-restored", "resume-is-exact", "matches-ddp", "evaluation-same-in-one-process"]
+    for cause, follows in (([], [False, True, False, False]), (["optim-before-shard"], [False, True, True, True])):
+        found = _with_consequences([Finding(name, "fail", "x") for name in (*names, *cause)])
+        assert [finding.consequence for finding in found[:4]] == follows
+
+
 def test_training_without_gradients_says_so() -> None:
     found = judge("matrix-optimizer-on-local-shard", [model()], [model()])
     assert found.status == "inconclusive" and "no backward ran" in found.evidence

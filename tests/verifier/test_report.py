@@ -47,7 +47,7 @@ def test_text_shows_what_needs_attention_and_counts_the_rest() -> None:
     assert [status for status in STATUSES if f"evidence of {status}" in brief] == ["inconclusive", "error", "fail"]
     assert all(f"evidence of {status}" in whole for status in STATUSES)
     counts = "1 failed, 1 error, 1 not checked, 1 passed, 1 not applicable, 1 run in 1 s"
-    assert brief.splitlines()[-2:] == [f"{counts}; -v lists them", "verdict: fail"]
+    assert brief.splitlines()[-2:] == [f"{counts}; -v lists them, with reasons", "verdict: fail"]
     assert whole.splitlines()[-2:] == [counts, "verdict: fail"] and "loss of step" in whole
 
 

@@ -275,7 +275,7 @@ def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
     environment = verdict.environment
     if verbose:
         yield f"torch {environment.get('torch')}, Python {environment.get('python')}, {environment.get('platform')}"
-    yield from _text(counts(verdict) + ("" if verbose else "; -v lists them"))
+    yield from _text(counts(verdict) + ("" if verbose else "; -v lists them, with reasons"))
     if allowed := open_but_allowed(verdict.findings):
         yield from _text(f"NOT CHECKED, and not required: {', '.join(allowed)}")
     if verdict.partial:
