@@ -71,8 +71,8 @@ def moments(train: Run, thorough: bool, home: str = "") -> list[Moment]:
         last = max(rank for rank, own in saves.items() if own)
         kill(last, len(saves[last]), "half-file")
     found.sort(key=lambda moment: moment.call, reverse=True)
-    inside = found if thorough else [m for m in found if m.rank == found[0].rank]
-    return [*inside, *_around(train, second, home)]
+    around = [*_around(train, second, home)]
+    return [*found, *around] if thorough else [*(m for m in found if m.rank == found[0].rank), *around[:1]]
 
 
 def _around(train: Run, step: int, home: str) -> Iterator[Moment]:
