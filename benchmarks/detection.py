@@ -7,7 +7,7 @@ run that went on); it is named if its own rule is the first failure of the repor
 alarm; right scripts run on 1, 2 and 4 ranks, or on the number that their header asks for. To save time a fault runs without resume
 where its rule needs none, and right scripts reshard at 2 ranks only. `--only NAME` runs the cases
 whose name contains it; `--from FILE` makes the table from stored results and runs nothing; `--again FILE` keeps the correct rows
-of FILE and runs the others, new cases among them. `--out` gets a summary (counts, one line a rule, one line a run); evidence and
+of FILE and runs the others, new cases among them. `--out` gets a summary (counts, one line a run); evidence and
 consequences go to `--details` (of a whole run: build/detection.json, which git ignores). `--from` and `--again` read either file.
 """
 
@@ -150,18 +150,11 @@ def summary(rows: list[dict[str, Any]], versions: dict[str, Any]) -> dict[str, A
 
 
 def stored(results: dict[str, Any]) -> dict[str, Any]:
-    """The summary that is committed: rows are lists in the order of COLUMNS, `rules` counts each rule's faults."""
-    seeded = [row for row in results["rows"] if row["rule"]]
-    per_rule = []
-    for rule in sorted({row["rule"] for row in seeded}):
-        own = [row for row in seeded if row["rule"] == rule]
-        named = sum(row["first"] == rule for row in own)
-        per_rule.append({"rule": rule, "faults": len(own), "found": sum(row["found"] for row in own), "named": named})
+    """The summary that is committed: rows are lists in the order of COLUMNS."""
     return {
         **{name: value for name, value in results.items() if name != "rows"},
-        "missed": [row["case"] for row in seeded if not row["found"]],
+        "missed": [row["case"] for row in results["rows"] if row["rule"] and not row["found"]],
         "false_alarm_cases": [row["case"] for row in results["rows"] if not row["rule"] and row["failed"]],
-        "rules": per_rule,
         "columns": COLUMNS,
         "rows": [[row[name] for name in COLUMNS] for row in results["rows"]],
     }

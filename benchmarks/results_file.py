@@ -20,7 +20,7 @@ def with_section(page: str, lines: list[str]) -> str:
 
 
 def text(value: Any, indent: int = 0) -> str:
-    """JSON in which a list of rows, and what holds one, has a line for each item; all else is on one line."""
+    """JSON in which a list of two rows or more, and what holds one, has a line for each item; all else is on one line."""
     if indent and not _has_rows(value):
         return json.dumps(value, ensure_ascii=False)
     pad, end = "\n" + " " * (indent + 1), "\n" + " " * indent
@@ -32,7 +32,7 @@ def text(value: Any, indent: int = 0) -> str:
 
 def _has_rows(value: Any) -> bool:
     if isinstance(value, list):
-        return bool(value) and all(isinstance(item, dict | list) for item in value)
+        return len(value) > 1 and all(isinstance(item, dict | list) for item in value)
     items = value.values() if isinstance(value, dict) else ()
     return any(isinstance(item, list) and _has_rows(item) for item in items) or (
         len(items) > 1 and all(isinstance(item, dict) for item in items)
