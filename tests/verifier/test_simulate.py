@@ -14,6 +14,7 @@ from verified_fsdp2.verifier.execute import Executor
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import gather, planned, read, select, verify_with
+from verified_fsdp2.verifier.report import renderers
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.verdict import Verdict
 
@@ -56,6 +57,15 @@ def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path)
         names = (kind, kind.replace("all_", "all"))
         theirs = sum(n for op, n in torch_counts.items() if any(name in op for name in names))
         assert theirs == ours.get(f"{kind}_model", 0) + ours.get(f"{kind}_script", 0), (kind, torch_counts, ours)
+
+
+def test_counts_by_micro_batch(launcher: Launcher, tmp_path: Path) -> None:
+    target = resolve(TESTS / "zoo" / "gradient_accumulation.py", {"steps": 2})
+    verdict = verify_with(launcher, target, tmp_path / "work", ["accum-never-resynced"])
+    found = verdict.facts["traffic_by_micro_batch"]
+    assert found["reduce_scatter"] == [0, 0, 0, verdict.facts["groups"]]
+    assert all(number > 0 for number in found["all_gather"])
+    assert "reduce_scatter 0, 0, 0, 3" in " ".join(renderers(verbose=True)["text"](verdict).split())
 
 
 BESIDE = """

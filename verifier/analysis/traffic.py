@@ -1,5 +1,7 @@
 """Collectives of a step: counted, and expected from the wrapping."""
 
+from itertools import pairwise
+
 from ..trace import Run
 from ..trace.events import Traffic
 
@@ -22,6 +24,16 @@ def expected(run: Run) -> dict[str, int]:
     """How often each kind should be called in forward and backward of that step, if all groups run once a micro-batch."""
     last = _last(run)
     return dict(last.expected) if last is not None else {}
+
+
+def by_micro_batch(run: Run) -> dict[str, list[int]]:
+    """{kind: how often it was called in forward and backward of each micro-batch} of that step; {} where it has one."""
+    last = _last(run)
+    if last is None or len(last.micros) < 2:
+        return {}
+    totals = [{}, *last.micros]
+    kinds = sorted(last.micros[-1])
+    return {k: [after.get(k, 0) - before.get(k, 0) for before, after in pairwise(totals)] for k in kinds}
 
 
 def _last(run: Run) -> Traffic | None:

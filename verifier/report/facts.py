@@ -8,7 +8,7 @@ from ..analysis.comparison import incomparable, limits, loss_apart, norm_apart, 
 from ..analysis.horizon import steps_of, unreached
 from ..analysis.inspected import differing, opened
 from ..analysis.saves import given, kept
-from ..analysis.traffic import expected, traffic
+from ..analysis.traffic import by_micro_batch, expected, traffic
 from ..evidence import LOADS, Evidence
 from ..trace import Run
 from ..trace.events import Checkpoint, Memory
@@ -49,6 +49,7 @@ def facts(evidence: Evidence, work: Path) -> Facts:
         "saved_after_step": evidence.saved_after(),
         "traffic": traffic(run),
         "expected_traffic": expected(run),
+        "traffic_by_micro_batch": by_micro_batch(run),
         "ranks": [trace.rank for trace in run.traces],
         "shards": _shards(run),
         "memory": _memory(run),

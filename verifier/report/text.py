@@ -267,6 +267,9 @@ def _facts(verdict: Verdict) -> Iterator[str]:
         calls = [f"{traffic[f'{k}_{where}']:.0f} {k} ({traffic[f'{k}_{where}_bytes']:,.0f} bytes)" for k in kinds]
         parts.append(f"{name}: {', '.join(calls) or 'none'}")
     forwards = count(int(traffic["fsdp_forwards"]), "FSDP forward")
+    if micros := facts.get("traffic_by_micro_batch"):
+        each = (f"{kind} {', '.join(map(str, numbers))}" for kind, numbers in micros.items())
+        parts.append(f"by micro-batch, in forward and backward: {'; '.join(each)}")
     yield from _text(f"collectives of one step, {forwards}: {'; '.join(parts)}")
 
 

@@ -41,6 +41,7 @@ class Traffic:
         self.weights = 0  # bytes that the script gathers of parameters, or of what it computes from DTensors
         self.lines: dict[tuple[str, int], tuple[int, Place]] = {}  # bytes that each line gathers
         self.expected: dict[str, int] = {}
+        self.micros: list[dict[str, int]] = []  # of `model`, up to the end of each backward
 
     def add(self, kind: str, size: int, of_weights: Callable[[], bool]) -> None:
         """One collective of `size` bytes, from within a forward or backward or from the script itself."""
@@ -63,6 +64,7 @@ class Traffic:
     def backward(self, given: list[torch.Tensor]) -> None:
         """A backward has ended: the collectives that it and its forward should need for the existing groups."""
         self._next_step()
+        self.micros.append({kind: number for kind, (number, _) in self.model.items()})
         for _, root in self.session.roots:
             for _, group in groups.groups(root):
                 for kind, number in groups.collectives(group, trained(root)).items():
@@ -81,10 +83,11 @@ class Traffic:
                 weights=self.weights,
                 lines=[TrafficLine(at_line=place) for _, place in largest],
                 expected=self.expected,
+                micros=self.micros,
             )
         )
         self.step, self.calls, self.weights = step, 0, 0
-        self.model, self.script, self.lines, self.expected = {}, {}, {}, {}
+        self.model, self.script, self.lines, self.expected, self.micros = {}, {}, {}, {}, []
 
 
 def install(session: Session) -> None:

@@ -100,6 +100,9 @@ class Traffic(Event):
     weights: int
     lines: list[TrafficLine]  # where the script gathers, most bytes first
     expected: dict[str, int]  # {kind: number} by the groups that there are
+    micros: list[dict[str, int]] = field(
+        default_factory=list
+    )  # of `model`: {kind: number} up to the end of each backward
 
 
 class ProgressEvent(Part):
