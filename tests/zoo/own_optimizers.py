@@ -56,7 +56,7 @@ class Orthogonal(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 moving = self.state[param].setdefault("momentum", torch.zeros_like(param.grad))
-                moving.mul_(0.9).add_(param.grad)
+                moving.mul_(group["momentum"]).add_(param.grad)
                 update = orthogonalise(moving.full_tensor() if isinstance(moving, DTensor) else moving)
                 if isinstance(param, DTensor):
                     update = distribute_tensor(update, param.device_mesh, param.placements)
@@ -99,7 +99,7 @@ def main():
     fully_shard(model, mesh=mesh)
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not m for m in matrices)]
-    optimizers = [TrustRatio(others), Orthogonal(matrices)]
+    optimizers = [TrustRatio(others), Orthogonal([{"params": matrices, "momentum": 0.9}])]
 
     inputs, labels = make_data()
     local = GLOBAL_BATCH // world

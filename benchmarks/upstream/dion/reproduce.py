@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, ".")
+from dion import Muon
 from models.gpt_utils import DistributedDataLoader
 from train import CheckpointManager
 
@@ -48,3 +49,10 @@ try:
 except InterruptedError:
     shutil.move = move
 train("resumed after the stop", 1)
+
+weight = torch.nn.Parameter(torch.ones(2, 2))
+optimizer = Muon([{"params": [weight], "algorithm": "adamw", "betas": (0.95, 0.98)}], use_triton=False)
+weight.grad = torch.ones(2, 2)
+optimizer.step()
+share = float(optimizer.state[weight]["momentum"][0, 0])  # 1 - beta1 of the gradient
+print(f"betas=(0.95, 0.98) in a group: the first step makes a momentum of {share:.2f} from a gradient of 1")

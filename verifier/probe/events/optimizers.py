@@ -16,6 +16,7 @@ from ..dispatcher import Call
 from ..measures import class_name, movement, optimizer_state
 from ..session import Session
 from ..sketch import sketch
+from ..unread import install as watch_settings
 from .models import Models, gradient_sketches
 
 
@@ -160,6 +161,7 @@ def install(session: Session) -> None:
     session.subscribe("stepping", steps.stepping)
     session.subscribe("stepped", steps.stepped)
     session.subscribe("closed", steps.closed)
+    watch_settings(session)
     register_optimizer_step_pre_hook(session.guarded(before))
     register_optimizer_step_post_hook(session.guarded(after))
 

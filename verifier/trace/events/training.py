@@ -42,6 +42,16 @@ class Optimizer(Located):
     after_forward: bool
 
 
+class UnreadSettings(Event):
+    """Settings of an optimizer's groups that none of its steps has read so far, and the names that it reads (unread.py)."""
+
+    optimizer: int
+    cls: str
+    step: int
+    unread: dict[str, str]  # {name: the value's text}
+    read: list[str]
+
+
 class Step(Located):
     """The state before a step (events/optimizers.py); sketches of this rank's shards."""
 

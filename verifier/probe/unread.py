@@ -1,0 +1,109 @@
+"""Settings of parameter groups that an optimizer does not read in its steps.
+
+Looked for only where a group holds a number under a name that is a setting of an optimizer of torch and none that this optimizer
+declares in its defaults: then its groups are replaced, while it steps, by dicts that record which names are read.
+"""
+
+import inspect
+import weakref
+from functools import cache
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from ..trace.events import UnreadSettings
+from .measures import class_name
+from .session import Session
+
+
+class _Recording(dict[str, Any]):
+    """A parameter group that knows which of its names were read."""
+
+    def __init__(self, group: dict[str, Any], read: set[str]) -> None:
+        super().__init__(group)
+        self.read = read
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.read.add(name)
+        return super().pop(name, *default)
+
+    def items(self) -> Any:
+        self.read.update(self)
+        return super().items()
+
+    def values(self) -> Any:
+        self.read.update(self)
+        return super().values()
+
+
+class Unread:
+    """The names that each optimizer with a suspicious setting has read so far."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.read: weakref.WeakKeyDictionary[Optimizer, set[str]] = weakref.WeakKeyDictionary()
+        self.groups: dict[int, list[dict[str, Any]]] = {}  # {id of an optimizer that steps: its own groups}
+
+    def stepping(self, optimizer: Optimizer, closure: bool) -> None:
+        """An optimizer is about to step. One within another's step may have the groups of that."""
+        groups = optimizer.param_groups
+        if any(foreign(optimizer, group) for group in groups) and not any(isinstance(g, _Recording) for g in groups):
+            read = self.read.setdefault(optimizer, set())
+            self.groups[id(optimizer)] = groups[:]
+            groups[:] = [_Recording(group, read) for group in groups]
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped: its own groups come back, with what the step has set in them."""
+        groups = self.groups.pop(id(optimizer), None)
+        if groups is None or len(groups) != len(optimizer.param_groups):
+            return
+        for group, recorded in zip(groups, optimizer.param_groups, strict=True):
+            settings = dict(recorded)
+            group.clear()
+            group.update(settings)
+        optimizer.param_groups[:] = groups
+        read = self.read[optimizer]
+        found = {k: repr(v) for group in groups for k, v in foreign(optimizer, group).items() if k not in read}
+        turn = self.session.optimizers.of(optimizer)
+        names = sorted(read - {"params"})
+        self.session.write(
+            UnreadSettings(optimizer=turn.number, cls=class_name(optimizer), step=turn.begun, unread=found, read=names)
+        )
+
+
+def foreign(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group that have the name of one of torch's, are not among the optimizer's defaults, and say what no other says."""
+    given = {k: v for k, v in group.items() if k in settings_of_torch() and k not in optimizer.defaults}
+    said = {number for k, v in group.items() if k not in given for number in _numbers(v)}
+    return {k: v for k, v in given.items() if any(_numbers(v)) and not {*_numbers(v)} <= said}
+
+
+@cache
+def settings_of_torch() -> frozenset[str]:
+    """The names of numbers, and of pairs of numbers, that the optimizers of torch take."""
+    made = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
+    parameters = [p for cls in made for p in inspect.signature(cls.__init__).parameters.values()]
+    return frozenset(p.name for p in parameters if _numbers(p.default)) - {"lr"}
+
+
+def _numbers(value: object) -> tuple[float, ...]:
+    """A number, or the numbers of a tuple or list; none for anything else."""
+    values = value if isinstance(value, tuple | list) else (value,)
+    plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return tuple(float(v) for v in values) if plain else ()
+
+
+def install(session: Session) -> None:
+    """Subscribe to the steps of optimizers."""
+    unread = session.one(Unread)
+    session.subscribe("stepping", unread.stepping)
+    session.subscribe("stepped", unread.stepped)
