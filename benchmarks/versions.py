@@ -30,7 +30,10 @@ TORCH = ("2.15.0", "2.14.1", "2.13.0", "2.12.1", "2.11.0", "2.10.0", "2.9.1", "2
 PYTHONS = ("3.12", "3.13")  # with the version of torch below; all others run on 3.11
 DEVELOPED_ON = "2.13.0"
 MORE_FAULTS = ("faults/load_without_set", "faults/state_restored", "faults/evaluation_same_in_one_process")
-NEW_IN_TORCH = (ROOT / "tests" / "verifier" / "test_oracles.py", "finalizes")  # a test of what only the newest torch has
+NEW_IN_TORCH = (
+    ROOT / "tests" / "verifier" / "test_oracles.py",
+    "finalizes",
+)  # a test of what only the newest torch has
 NO_FAULT_SINCE = {"faults/reduce_dtype_follows_param_dtype": (2, 15)}  # torch reduces in the parameter's own dtype
 KERNELS = ("nvidia", "cuda-", "triton")
 PLATFORM = "gloo-avg-is-sum"  # a warning: this torch itself is at fault, and only on the CPU
