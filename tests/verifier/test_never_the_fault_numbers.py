@@ -217,7 +217,7 @@ def test_what_the_resume_is_compared_with(command: str, step_: int) -> None:
 
 def test_a_name_that_a_checkpoint_was_given_later() -> None:
     train = saved((2, "/c/step2.tmp"), (4, "/c/step4.tmp"))
-    renamed = Renamed(old="/c/step2.tmp", new="/c/step2", seq=99, at=99.0)
+    renamed = Renamed(old="/c/step2.tmp", new="/c/step2", at_line=None, seq=99, at=99.0)
     object.__setattr__(train.traces[0], "records", (*train.traces[0].records, renamed))
     assert Evidence(train=train).saved_after("--resume {checkpoint}/step2") == 2
 
