@@ -43,7 +43,34 @@ class Reads(torch.optim.SGD):
             group["steps"] = group.get("rho", 0.0)
 
 
-@cases("cls, unread", (torch.optim.SGD, {"rho": "0.9"}), (Reads, {}))
+class Defaults(Reads):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group.setdefault("rho", 0.5)
+
+
+class Unpacks(Reads):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            self.update(**group)
+
+    def update(self, **settings: Any) -> None:
+        assert settings["rho"] == 0.9
+
+
+class Grows(Reads):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.add_param_group({"params": weights()})
+
+
+@cases(
+    "cls, unread",
+    (torch.optim.SGD, {"rho": "0.9"}),
+    (Reads, {}),
+    (Defaults, {}),
+    (Unpacks, {}),
+    (Grows, {"rho": "0.9"}),
+)
 def test_what_a_step_reads(cls: type[torch.optim.SGD], unread: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Any] = []
 
@@ -55,6 +82,7 @@ def test_what_a_step_reads(cls: type[torch.optim.SGD], unread: dict[str, str], m
     optimizer = cls([{"params": weights(), "rho": 0.9}], lr=0.1)
     own, watch = optimizer.param_groups[0], Unread(session)
     watch.stepping(optimizer, False)
+    watch.stepping(torch.optim.SGD(weights(), lr=0.1), False)
     assert optimizer.param_groups[0] is not own
     optimizer.step()
     watch.stepped(optimizer)

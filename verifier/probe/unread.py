@@ -6,6 +6,7 @@ declares in its defaults: then its groups are replaced, while it steps, by dicts
 
 import inspect
 import weakref
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -18,15 +19,19 @@ from .session import Session
 
 
 class _Recording(dict[str, Any]):
-    """A parameter group that knows which of its names were read."""
+    """A parameter group that knows which of its names were read. With an `__iter__` of its own, `**group` reads each of them."""
 
-    def __init__(self, group: dict[str, Any], read: set[str]) -> None:
-        super().__init__(group)
+    def __init__(self, own: dict[str, Any], read: set[str]) -> None:
+        super().__init__(own)
+        self.own = own
         self.read = read
 
     def __getitem__(self, name: str) -> Any:
         self.read.add(name)
         return super().__getitem__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*super().keys()])
 
     def get(self, name: str, default: Any = None) -> Any:
         self.read.add(name)
@@ -36,6 +41,10 @@ class _Recording(dict[str, Any]):
         self.read.add(name)
         return super().pop(name, *default)
 
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().setdefault(name, default)
+
     def items(self) -> Any:
         self.read.update(self)
         return super().items()
@@ -44,6 +53,13 @@ class _Recording(dict[str, Any]):
         self.read.update(self)
         return super().values()
 
+    def given_back(self) -> dict[str, Any]:
+        """The optimizer's own group, with what the step has set in this one."""
+        settings = dict(super().items())
+        self.own.clear()
+        self.own.update(settings)
+        return self.own
+
 
 class Unread:
     """The names that each optimizer with a suspicious setting has read so far."""
@@ -51,30 +67,24 @@ class Unread:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.read: weakref.WeakKeyDictionary[Optimizer, set[str]] = weakref.WeakKeyDictionary()
-        self.groups: dict[int, list[dict[str, Any]]] = {}  # {id of an optimizer that steps: its own groups}
 
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
         """An optimizer is about to step. One within another's step may have the groups of that."""
         groups = optimizer.param_groups
-        if any(foreign(optimizer, group) for group in groups) and not any(isinstance(g, _Recording) for g in groups):
+        if not any(isinstance(g, _Recording) for g in groups) and any(foreign(optimizer, group) for group in groups):
             read = self.read.setdefault(optimizer, set())
-            self.groups[id(optimizer)] = groups[:]
             groups[:] = [_Recording(group, read) for group in groups]
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped: its own groups come back, with what the step has set in them."""
-        groups = self.groups.pop(id(optimizer), None)
-        if groups is None or len(groups) != len(optimizer.param_groups):
+        """An optimizer has stepped: its own groups come back."""
+        read, groups = self.read.get(optimizer), optimizer.param_groups
+        if not any(isinstance(group, _Recording) and group.read is read for group in groups):
             return
-        for group, recorded in zip(groups, optimizer.param_groups, strict=True):
-            settings = dict(recorded)
-            group.clear()
-            group.update(settings)
-        optimizer.param_groups[:] = groups
-        read = self.read[optimizer]
-        found = {k: repr(v) for group in groups for k, v in foreign(optimizer, group).items() if k not in read}
+        names = sorted(read or ())
+        groups[:] = [g.given_back() if isinstance(g, _Recording) and g.read is read else g for g in groups]
+        found = {k: repr(v) for group in groups for k, v in foreign(optimizer, group).items() if k not in names}
         turn = self.session.optimizers.of(optimizer)
-        names = sorted(read - {"params"})
+        names = [name for name in names if name != "params"]
         self.session.write(
             UnreadSettings(optimizer=turn.number, cls=class_name(optimizer), step=turn.begun, unread=found, read=names)
         )

@@ -50,9 +50,9 @@ class IncompleteCheckpointChosen(Rule):
                 line = load_line(evidence)
                 what = f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume"
                 if not refused:
-                    return self.failed(f"{what} starts from the beginning", _exchange(crash) or line)
+                    return self.failed(f"{what} starts from the beginning", _removal(crash) or line)
                 cause = root_cause(resumed)
-                kept = _is_kept(apart[-1], crash, evidence) or _exchange(crash) is not None
+                kept = _is_kept(apart[-1], crash, evidence) or _removal(crash) is not None
                 lost = "" if kept else ", and that save was removed before this one was complete"
                 return self.failed(f"{what} stops{lost}: {cause.text}", cause.location or line, required=not kept)
             lost = "; the interrupted save overwrote the only checkpoint" if refused and earlier else ""
@@ -71,7 +71,7 @@ def _is_kept(save: Save, crash: Run, evidence: Evidence) -> bool:
     return not path.startswith(folder + os.sep) or os.path.relpath(path, folder) in crash.left
 
 
-def _exchange(crash: Run) -> Place | None:
+def _removal(crash: Run) -> Place | None:
     """The line that removes an earlier save, if a rank was killed before it gave its place to the next one, which is complete."""
     killed = next((trace for trace in crash.traces if trace.first(Killed) is not None), None)
     if killed is None or killed.of(Killed)[0].moment != "before-rename":
