@@ -29,6 +29,8 @@ from corpus import Case, faults, right
 from detection_table import by_rule, in_page
 from results_file import write
 from verified_fsdp2.verifier.config.target import resolve
+from verified_fsdp2.verifier.isolation.leftovers import temporary
+from verified_fsdp2.verifier.isolation.worlds import wish
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
@@ -97,7 +99,7 @@ def judge(
 def run(todo: list[Job], workers: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of all jobs, in order, and the versions on which they ran."""
     launchers: SimpleQueue[Launcher] = SimpleQueue()
-    opened = [Launcher().__enter__() for _ in range(workers)]
+    opened = [Launcher(wish=wish(temporary("runs"))).__enter__() for _ in range(workers)]
     for launcher in opened:
         launchers.put(launcher)
 

@@ -18,6 +18,8 @@ from typing import Any
 from corpus import TESTS
 from results_file import write
 from verified_fsdp2.verifier.config.target import resolve
+from verified_fsdp2.verifier.isolation.leftovers import temporary
+from verified_fsdp2.verifier.isolation.worlds import wish
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 
@@ -94,7 +96,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     options = parser.parse_args()
     table = []
-    with Launcher() as launcher:
+    with Launcher(wish=wish(temporary("runs"))) as launcher:
         for optimizer, place, clip in rows():
             row = smallest(launcher, optimizer, place, clip)
             table.append(row)

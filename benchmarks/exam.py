@@ -27,6 +27,8 @@ import yaml
 from detection_table import wilson
 from results_file import write
 from verified_fsdp2.verifier.config.target import resolve
+from verified_fsdp2.verifier.isolation.leftovers import temporary
+from verified_fsdp2.verifier.isolation.worlds import wish
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
@@ -119,7 +121,7 @@ def main() -> int:
     parser.add_argument("--named", default="", help="cases whose first finding names what to change, by comma")
     options = parser.parse_args()
     rows = []
-    with Launcher() as launcher:
+    with Launcher(wish=wish(temporary("runs"))) as launcher:
         for case, kind, script, settings in scripts(options.round):
             if options.only in case:
                 rows.append({"case": case, "kind": kind, **judge(script, settings, launcher)})

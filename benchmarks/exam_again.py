@@ -22,6 +22,8 @@ from typing import Any
 from exam import judge, new_failures, scripts
 
 from results_file import write
+from verified_fsdp2.verifier.isolation.leftovers import temporary
+from verified_fsdp2.verifier.isolation.worlds import wish
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.rules import RULES
 
@@ -74,7 +76,7 @@ def rule_of(row: dict[str, Any]) -> str:
 def work(cases: Cases, ends: float, rows: Queue[Any]) -> None:
     """One process: puts a (script, row) for each script, and None at its end."""
     try:
-        with Launcher() as launcher:
+        with Launcher(wish=wish(temporary("runs"))) as launcher:
             for key, (script, settings, rule) in cases.items():
                 if time.monotonic() > ends:
                     break

@@ -43,6 +43,8 @@ from detection import judge
 from machine import environment
 from results_file import with_section, write
 from verified_fsdp2.skill import scaffold, spec
+from verified_fsdp2.verifier.isolation.leftovers import temporary
+from verified_fsdp2.verifier.isolation.worlds import wish
 from verified_fsdp2.verifier.launch.client import Launcher
 
 RANKS = 2
@@ -121,7 +123,8 @@ def verdicts(rehearse: bool, keep: Keep) -> dict[str, Any]:
     at_a_time = 1 if rehearse else min(AT_A_TIME, max(1, (os.cpu_count() or 1) // 4))
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(at_a_time) as pool:
         for _ in range(at_a_time):
-            free.put(stack.enter_context(Launcher(device="auto" if rehearse else "cuda", ranks=RANKS, share=shared)))
+            device, own = "auto" if rehearse else "cuda", wish(temporary("runs"))
+            free.put(stack.enter_context(Launcher(device=device, ranks=RANKS, share=shared, wish=own)))
         rows = list(pool.map(one, cases))
     return {
         "shared": shared,

@@ -141,13 +141,15 @@ def here(out: Path) -> None:
 
     from corpus import IN_EVERY_TEST_RUN, REPRESENTATIVE, faults, right
     from detection import judge
+    from verified_fsdp2.verifier.isolation.leftovers import temporary
+    from verified_fsdp2.verifier.isolation.worlds import wish
     from verified_fsdp2.verifier.launch.client import Launcher
 
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     none = {name for name, since in NO_FAULT_SINCE.items() if version >= since}
     names = {*IN_EVERY_TEST_RUN, *REPRESENTATIVE, *MORE_FAULTS} - none
     judged = []
-    with Launcher() as launcher:
+    with Launcher(wish=wish(temporary("runs"))) as launcher:
         for case in (case for case in (*faults(), *right()) if case.name in names):
             judged.append(judge(case, case.settings, launcher))
             print(f"  {case.name:<50}{judged[-1]['seconds']:>7} s  {', '.join(judged[-1]['failed'])}", flush=True)

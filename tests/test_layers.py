@@ -28,6 +28,7 @@ VERIFIER: Layers = (
     ("report", "rules"),
     ("analysis",),
     ("source", "launch", "probe"),
+    ("isolation",),
     ("__init__", "trace", "evidence", "finding", "verdict", "config", "errors"),
 )
 LOOSE = {"__init__", "__main__", "pipeline", "execute", "judge", "evidence", "finding", "verdict", "errors"}

@@ -1,4 +1,4 @@
-"""`python <folder>/verifier DEVICE RANKS`: the launcher process. It imports torch once and forks the ranks of every run.
+"""`python <folder>/verifier DEVICE RANKS [WISH]`: the launcher process. It imports torch once and forks the ranks of every run.
 
 `python <folder>/verifier rank REQUEST`: what torchrun starts as each worker of a run with `--launcher torchrun`.
 `python <folder>/verifier node REQUEST [NUMBER]`: what any other launcher starts on each machine.
@@ -65,4 +65,4 @@ if __name__ == "__main__":
         serve_node(sys.argv[2], "".join(sys.argv[3:]), live)
     from .launch.server import serve
 
-    sys.exit(serve(sys.argv[1], int(sys.argv[2]), live, prepare, unused=int(*sys.argv[3:])))
+    sys.exit(serve(sys.argv[1], int(sys.argv[2]), live, prepare, "".join(sys.argv[3:4]), int(*sys.argv[4:])))

@@ -3,8 +3,9 @@
 import math
 import os
 import shlex
+import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,15 +22,16 @@ from .config.launchers import HERE
 from .config.settings import applied
 from .errors import MachineRefuses, UserError
 from .evidence import Evidence
+from .isolation.refusal import ELSEWHERE, FULL, refusal, sized
+from .isolation.world import World
+from .isolation.worlds import Worlds
 from .launch import sharing
-from .launch.checkpoints import damage
 from .launch.client import Launcher
 from .launch.devices import free
 from .launch.planned import PlannedRun
 from .launch.request import Request
 from .launch.room import free_memory, room
 from .launch.trial import shares_a_gpu
-from .launch.workspace import COMMON, Workspace
 from .probe.compat.names import averages, runs_on_cpu
 from .trace import Run, read_run
 from .trace.events import Killed, Memory
@@ -57,7 +59,7 @@ class _Going:
     planned: PlannedRun
     request: Request
     number: int
-    note: str
+    world: World
 
     @property
     def name(self) -> str:
@@ -71,7 +73,7 @@ class Executor:
         self,
         launcher: Launcher,
         work: Path,
-        files: Workspace,
+        files: Worlds,
         progress: Progress = lambda line, going: None,
         ended: list[Run] | None = None,
         backend: str = "",
@@ -85,7 +87,6 @@ class Executor:
         self.own, self.free = 0, free_memory()  # bytes that a rank took so far, and that there were
         self._number = 0
         self._going: list[_Going] = []
-        self._together: set[frozenset[int]] = set()  # pairs of planned runs, by their ids, that go on at the same time
         self._secret = os.urandom(16).hex()
 
     @cached_property
@@ -97,8 +98,7 @@ class Executor:
     def make(self, planned: Sequence[PlannedRun]) -> list[Made]:
         """All of these runs, in any order, to their ends. Raises UserError if the script refuses arguments that the user gave.
 
-        A run that native code has ended is made once more: what does not happen again is no fault of the script. So are runs that
-        went on together and, as is known only now, wrote to the user's files.
+        A run that native code has ended is made once more: what does not happen again is no fault of the script.
         """
         waiting, made, again = list(planned), dict[int, Made](), list[PlannedRun]()
         while waiting or self._going:
@@ -111,13 +111,10 @@ class Executor:
                 number = self.launcher.first_to_end([one.number for one in self._going])
                 done = self._finish(next(one for one in self._going if one.number == number))
                 made[id(done.planned)] = done
-                once_more = self._disturbed(done, made.values())
-                if done.run is not None and ended_by_native_code(done.run):
-                    once_more = [*once_more, done.planned]
-                for planned_again in once_more:
-                    if planned_again not in again:
-                        again.append(planned_again)
-                        waiting.append(planned_again)
+                crashed = done.run is not None and ended_by_native_code(done.run)
+                if crashed and done.planned not in again:
+                    again.append(done.planned)
+                    waiting.append(done.planned)
         found = [made[id(run)] for run in planned]
         for one in found:
             if one.run is not None and one.planned.given and (words := usage_error(one.run)):
@@ -135,30 +132,14 @@ class Executor:
         return min(planned.timeout, LEAST_TIMEOUT * minutes) if minutes else planned.timeout
 
     def _fits(self, planned: PlannedRun) -> bool:
-        """Whether a run can begin now: there is room, and none beside it works on the same files."""
+        """Whether a run can begin now: there is room, and none beside it needs the same folder."""
         if not self._going:
             return True
         if planned.launcher not in HERE:
             return False  # nodes make one run at a time
         ranks = sum(other.planned.world_size for other in self._going) + planned.world_size
-        alone = bool(self.files.written)  # where runs write to one fixed place, each needs it for itself
-        common = [one.files in COMMON for one in (planned, *(other.planned for other in self._going))]
-        return ranks <= self.room and not alone and (self.files.movable or not common[0] or not any(common[1:]))
-
-    def _disturbed(self, done: Made, others: Collection[Made]) -> list[PlannedRun]:
-        """The run that has ended and those that wrote to the user's files while it did so, too; their results are dropped."""
-        pairs = {frozenset((id(one.planned), id(done.planned))): one for one in others}
-        beside = [one for pair, one in pairs.items() if pair in self._together and one.wrote]
-        self._together -= pairs.keys()
-        if not done.wrote or not beside:
-            return []
-        both = [*beside, done]
-        self.ended[:] = [run for run in self.ended if all(run is not one.run for one in both)]
-        roles = ", ".join(one.planned.role for one in both)
-        self._report(
-            f"{roles}: made again, one by one, since they write to the same files ({Path(done.wrote[0]).name})"
-        )
-        return [one.planned for one in both]
+        taken = any(self.files.exclusive(other.planned.files) for other in self._going)
+        return ranks <= self.room and not (taken and self.files.exclusive(planned.files))
 
     def _begin(self, planned: PlannedRun) -> str:
         """Start a run; why it cannot be made, or "". The budget is judged by the longest run so far."""
@@ -167,31 +148,45 @@ class Executor:
         self._number += 1
         folder = self.work / f"{self._number:02}-{planned.role}-{planned.world_size}"
         folder.mkdir(parents=True)
-        roots = (planned.cwd, planned.project)
-        checkpoint, trouble = self.files.begin(folder, roots, planned.files, reads=bool(planned.opens))
-        if trouble:
-            return trouble
-        damaged = [path.replace(str(self.files.checkpoint), str(checkpoint), 1) for path in planned.damaged]
-        note = damage(damaged, planned.damage) if planned.damage else planned.note
-        if planned.damage and not note:
-            return "no file of the last save was found"
-        request = self._request(planned, folder, checkpoint)
-        self._together |= {frozenset((id(planned), id(other.planned))) for other in self._going}
-        self._going.append(_Going(planned, request, self.launcher.start(request), note))
+        self._must_fit()
+        try:
+            world = self.files.begin(folder, planned.files)
+        except OSError as error:
+            if error.errno in FULL:
+                raise MachineRefuses(f"no space left for the files of a run: {error.filename}; {ELSEWHERE}") from None
+            return f"{error.filename}: {error.strerror}"
+        request = self._request(planned, folder, world)
+        self._going.append(_Going(planned, request, self.launcher.start(request), world))
         self._report()
         return ""
 
-    def _request(self, planned: PlannedRun, folder: Path, checkpoint: Path) -> Request:
+    def _must_fit(self) -> None:
+        """Raises MachineRefuses where the disk has no space for what a run writes, as far as earlier ones show that."""
+        free = shutil.disk_usage(self.work).free
+        if free < self.files.largest:
+            need = sized(self.files.largest)
+            raise MachineRefuses(
+                f"no space left in {self.work.parent}: a run needs {need}, {sized(free)} are free; {ELSEWHERE}"
+            )
+
+    def _request(self, planned: PlannedRun, folder: Path, world: World) -> Request:
         """The request for the launcher."""
         taken = {number for other in self._going for number in other.request.devices}
         same = {name: getattr(planned, name) for name in ("world_size", "module", "launcher", "grace", "mode", "steps")}
-        same |= {name: str(getattr(planned, name)) for name in ("script", "cwd", "project")}
-        argv, copies = applied(planned.arguments, planned.cwd, str(checkpoint), folder)
+        same |= {name: world.inside(str(getattr(planned, name))) for name in ("script", "cwd", "project")}
+        argv, copies = applied(planned.arguments, planned.cwd, world.checkpoint, folder)
         for path, text in copies.items():
             path.write_text(text, encoding="utf-8")
+        here = str(self.files.checkpoint)
+        saved = [path.replace(here, world.checkpoint, 1) for path in (*planned.damaged, *planned.opens)]
+        inside = [world.inside(path) for path in saved]
+        damage = {"paths": inside[: len(planned.damaged)], "kind": planned.damage} if planned.damage else {}
+        probe = dict(planned.probe)
+        if "lines" in probe:
+            probe["lines"] = {world.inside(file): lines for file, lines in probe["lines"].items()}
         return Request(
             folder=str(folder),
-            argv=argv,
+            argv=[world.inside_words(word) for word in argv],
             devices=free(planned.world_size, int(self.launcher.versions["devices"]), taken),
             backend=self.backend,
             cuda_on_cpu=self.cuda_on_cpu,
@@ -199,10 +194,12 @@ class Executor:
             timeout=self.timeout(planned),
             secret=self._secret,
             starting_point=str(self.work / planned.weights) if planned.starting_point else "",
-            open=list(planned.opens),
-            checkpoint=str(checkpoint),
+            open=inside[len(planned.damaged) :],
+            damage=damage,
+            checkpoint=world.checkpoint,
+            world=world.as_dict(),
             **same,
-            **planned.probe,
+            **probe,
         )
 
     def _finish(self, going: _Going) -> Made:
@@ -211,10 +208,14 @@ class Executor:
         self._going.remove(going)
         planned, request = going.planned, going.request
         folder, world, ranks = Path(request.folder), planned.world_size, count(planned.world_size, "rank")
-        place = (request.checkpoint, str(self.files.checkpoint))  # every run's {checkpoint} reads as the common one
-        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret, place)
-        run = replace(run, note=going.note)
-        wrote = self.files.end(folder, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
+        places = self.files.renamed(going.world)  # every run's {checkpoint} reads as the common one
+        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret, places)
+        run = replace(run, note=answer["note"] if planned.damage else planned.note)
+        if refused := refusal(folder, going.world, run.stacks, places):
+            raise MachineRefuses(refused)
+        if planned.damage and not run.note:
+            return Made(planned, None, "no file of the last save was found")
+        wrote = self.files.end(going.world, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
         self.ended.append(run)
         self.own = max(self.own, *((m.peak or 0) - (m.before or 0) for m in run.all(Memory)), 0)
         # The time of a run that hung, or trained nothing, says nothing about other runs.
@@ -227,7 +228,7 @@ class Executor:
             own = f"its {request.timeout:g} s were over" if run.timed_out else root_cause(run).text
             ending = f"  did not complete{f', expected: {expected}' if expected else f': {cut(own, SHOWN)}'}"
         self._report(f"{planned.role:<15} {ranks:<8} {made:>8} {run.seconds:6.1f} s{ending}")
-        return Made(planned, run, wrote=tuple(map(str, wrote)))
+        return Made(planned, run, wrote=tuple(wrote))
 
     def _report(self, line: str = "") -> None:
         self.progress(line, [other.name for other in self._going])
@@ -254,7 +255,7 @@ def _command(planned: PlannedRun) -> str:
     return "" if planned.opens else shlex.join([*words, *planned.arguments])
 
 
-def added(evidence: Evidence, made: Sequence[Made], files: Workspace) -> Evidence:
+def added(evidence: Evidence, made: Sequence[Made], files: Worlds) -> Evidence:
     """The evidence with these runs."""
     course = evidence.course
     if any(one.planned.role not in ("survey", "simulate", "train", "inspect", "repeat") for one in made):
@@ -272,7 +273,7 @@ def _without_metadata(path: str) -> bool:
     return Path(path).is_dir() and not Path(path, ".metadata").exists()
 
 
-def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
+def _with_run(evidence: Evidence, made: Made, files: Worlds) -> Evidence:
     planned, run, course = made.planned, made.run, evidence.course
     assert run is not None
     if run.role == "train":

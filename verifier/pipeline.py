@@ -9,27 +9,31 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from . import plan
 from .analysis.horizon import own_steps, prepares_before_sharding, steps_without_backward
 from .analysis.platform import asks_for_cuda
-from .config.launchers import most_on_a_machine
+from .config.launchers import HERE, most_on_a_machine
 from .config.option import command
 from .config.policy import QUICK
 from .config.target import Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
 from .evidence import Course, Evidence
 from .execute import Executor, Made, Progress, added, backend_for
+from .isolation.choose import AUTO, in_words, must_isolate
+from .isolation.world import COPY
+from .isolation.worlds import Worlds, wish
 from .judge import apply_policy, judge
 from .launch.client import Launcher
 from .launch.devices import too_few
 from .launch.preparation import prepare
 from .launch.trial import average_of_one_and_two
-from .launch.workspace import Workspace
 from .plan import Settings
 from .report.assemble import assemble, environment_of, notes
+from .report.redacted import redacted
+from .report.secrets import redact_secrets
 from .report.text import place
 from .rules import RULES
 from .rules.lint import choose, verdict_on
@@ -59,17 +63,23 @@ def verify(
     started = time.monotonic()
     ended: list[Run] = []
     try:
-        verdict = _verified(target, work, chosen, python, progress, tier, ended)
+        verdict = _verified(target, work, chosen, python, _without_secrets(progress), tier, ended)
     except KeyboardInterrupt as stop:
         code = stop.code if isinstance(stop, Interrupted) else INTERRUPTED
         name = signal.Signals(code - 128).name
         part = _part(target, work, chosen, ended, f"interrupted by {name} before it could be judged")
         part = replace(part, interrupted=name, seconds=time.monotonic() - started)
-        raise Interrupted(code, apply_policy(part.decided(), target.policy, left_out)) from None
+        part = apply_policy(part.decided(), target.policy, left_out)
+        raise Interrupted(code, redacted(part)) from None
     except MachineRefuses as error:
         part = _part(target, work, chosen, ended, f"environment error: {error}")
         verdict = replace(part, refused=str(error), seconds=time.monotonic() - started).decided()
-    return apply_policy(verdict, target.policy, left_out)
+    return redacted(apply_policy(verdict, target.policy, left_out))
+
+
+def _without_secrets(progress: Progress) -> Progress:
+    """What is reported before there is a verdict."""
+    return lambda line, going: progress(redact_secrets(line), [redact_secrets(one) for one in going])
 
 
 def _verified(
@@ -78,17 +88,19 @@ def _verified(
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
     work.mkdir(parents=True, exist_ok=True)
-    if target.prepare:
-        progress("", [f"prepare: {shlex.join(target.prepare)}"])
-        prepare([python, *target.prepare], target.cwd, target.timeout, work / "prepare.log")
     ranks = most_on_a_machine(target.launcher, (target.nproc, *target.reshard_to, 1), os.environ)
     device = "cpu" if tier == "simulate" else target.device
-    files = Workspace(work)
-    with files, ExitStack() as stack:
-        launcher = Launcher(python, work / "launcher.log", device, ranks, target.oversubscribe)
+    with ExitStack() as stack:
+        wanted = wish(work, *target.folders, target.cwd, mechanism=_isolation(target))
+        launcher = Launcher(python, work / "launcher.log", device, ranks, target.oversubscribe, wanted)
         stack.push(launcher)
         known = read(target)  # while the launcher imports torch
         launcher.wait()
+        must_isolate(launcher.choice, target.isolation)
+        files = Worlds(work, target.folders, target.cwd, launcher.choice, target.allow_writes)
+        if target.prepare:
+            progress("", [f"prepare: {shlex.join(target.prepare)}"])
+            prepare(launcher, files, [python, *target.prepare], target.timeout)
         try:
             return verify_with(launcher, target, work, chosen, progress, tier, ended, files=files, known=known)
         except MachineRefuses as error:
@@ -108,25 +120,24 @@ def verify_with(
     tier: str = "ranks",
     ended: list[Run] | None = None,
     refused: str = "",
-    files: Workspace | None = None,
+    files: Worlds | None = None,
     known: Evidence | None = None,
 ) -> Verdict:
     """`verify` with a launcher that is already there; `chosen` rules say which roles are run.
 
     Runs are added to `ended`. `refused`: why ranks cannot be run, where only the simulated tier runs; more rules are then inconclusive.
-    `files` restores the user's files at its end. `known`: what the sources show, where they have been read.
+    `files`: the worlds of its runs; without them the script runs in place. `known`: what the sources show, where they have been read.
     """
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
     started = time.monotonic()
-    with ExitStack() as stack:
-        files = files or stack.enter_context(Workspace(work))
-        ranks = max(target.nproc, *target.reshard_to, 1)
-        backend = backend_for(launcher, ranks, target.oversubscribe, work)
-        executor = Executor(launcher, work, files, progress, ended, backend, target.budget)
-        executor.cuda_on_cpu = target.full_size
-        known = replace(known or read(target), cuda_on_cpu=target.full_size)
-        evidence = gather(planned(target, chosen, tier), executor, known)
+    files = files or Worlds(work, target.folders, target.cwd, launcher.choice, target.allow_writes)
+    ranks = max(target.nproc, *target.reshard_to, 1)
+    backend = backend_for(launcher, ranks, target.oversubscribe, work)
+    executor = Executor(launcher, work, files, progress, ended, backend, target.budget)
+    executor.cuda_on_cpu = target.full_size
+    known = replace(known or read(target), cuda_on_cpu=target.full_size)
+    evidence = gather(planned(target, chosen, tier), executor, known)
     evidence = with_texts(evidence)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen and executor.averages:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work / "average"))
@@ -138,9 +149,8 @@ def verify_with(
     remarks = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
     if evidence.cuda_on_cpu and (gpus := too_few(launcher.versions.get("unused", 0))):
         remarks.append(gpus)
-    environment = environment_of(
-        launcher.versions, tier, backend, target.nproc, target.launcher, remarks, evidence.cuda_on_cpu
-    )
+    versions = launcher.versions | {"isolation": in_words(asdict(launcher.choice), target.allow_writes)}
+    environment = environment_of(versions, tier, backend, target.nproc, target.launcher, remarks, evidence.cuda_on_cpu)
     made = evidence.train.steps() if evidence.train is not None else 0
     described = replace(target, steps=target.steps or made).describe()
     verdict = assemble(described, work, evidence, evidence.runs, findings, environment)
@@ -148,6 +158,12 @@ def verify_with(
     skipped = [{"rule": f.rule, "reason": QUICK, "until": None} for f in left]
     seconds = time.monotonic() - started
     return replace(verdict, folder=str(work), seconds=seconds, refused=refused, skipped=skipped).decided()
+
+
+def _isolation(target: Target) -> str:
+    """How runs are to be isolated: ranks on several machines have one folder in common, not one namespace."""
+    far = target.launcher not in HERE and target.isolation == AUTO
+    return COPY if far else target.isolation
 
 
 def suggestion(target: Target, evidence: Evidence) -> str:

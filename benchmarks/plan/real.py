@@ -28,7 +28,6 @@ from results_file import write
 from verified_fsdp2.skill import scaffold
 from verified_fsdp2.skill.spec import load
 from verified_fsdp2.verifier.config.target import resolve
-from verified_fsdp2.verifier.launch.preparation import prepare
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "plan_real.json"
@@ -52,7 +51,7 @@ def script_of(case: Row, folder: Path) -> tuple[Path, list[str], Path]:
             shutil.copy(source.parent / case["beside"], folder / "project")
         target = resolve(folder / "project", {})
         if target.prepare:
-            prepare([sys.executable, *target.prepare], target.cwd, 120, folder / "prepare.log")
+            subprocess.run([sys.executable, *target.prepare], cwd=target.cwd, timeout=120, check=True)
         return target.script, ["--out", "{checkpoint}", *target.args], target.cwd
     if "zoo" in case:
         path = folder / f"{case['zoo']}.py"

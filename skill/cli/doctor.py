@@ -84,4 +84,12 @@ def _launch(how: str) -> list[Check]:
     there = too_few(versions.get("unused", 0)) or "no CUDA device"
     none = f"{there}: ranks run on the CPU with gloo" + ("" if trains else ", where FSDP2 of this torch does not train")
     ranks = _check("ranks", True, f"2 ranks reduced a tensor in {seconds:.1f} s")
-    return [ranks, _check("devices", trains, gpus if versions["devices"] else none)]
+    return [ranks, _check("devices", trains, gpus if versions["devices"] else none), _isolation(versions["isolation"])]
+
+
+def _isolation(choice: dict[str, Any]) -> Check:
+    """How runs are kept from the files of this folder."""
+    from ...verifier.isolation.choose import in_words
+    from ...verifier.isolation.world import NONE
+
+    return _check("isolation", choice["mechanism"] != NONE, in_words(choice))

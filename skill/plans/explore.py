@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...verifier.analysis.explored import Candidate, Explored, accumulated
 from ...verifier.analysis.rehearsed import Rehearsed, judge
+from ...verifier.isolation.leftovers import remove
 from ...verifier.launch.rehearsal import Rehearsals
 from . import target as targets
 from .search import Choice, Knob, Search
@@ -41,6 +41,7 @@ class Limits:
     most: int = MOST
     at_once: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     note: Callable[[str], None] = lambda text: None
+    prepared: Path | None = None  # the world of a preparation (launch/preparation.py)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ def _explored(
     """Search, with the launcher and its folders."""
     work.mkdir()
     made = 0
-    with Rehearsals(work, sys.executable, limits.per_node, limits.at_once, limits.until) as rehearsals:
+    with Rehearsals(
+        work, sys.executable, limits.per_node, limits.at_once, limits.until, limits.prepared
+    ) as rehearsals:
 
         def measure(choices: Sequence[Choice]) -> list[Candidate | None]:
             nonlocal made
@@ -105,7 +108,7 @@ def _explored(
                 [(one.run, f / "made") for one, f in zip(found, folders, strict=True) if isinstance(one, Due)]
             )
             for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
             limits.note(f"{made} settings rehearsed; {max(rehearsals.left, 0):.0f} s left")
             left = iter(runs)
             return [

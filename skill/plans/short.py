@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...verifier.config.devices import GIB
 from ...verifier.errors import MachineRefuses, UserError
+from ...verifier.isolation.leftovers import remove, temporary
 from ..atomic_write import defer_signals
 from ..output import log
 from ..spec.crosschecks_size import device_memory, device_of
@@ -81,14 +80,14 @@ def planned(path: Path, changes: Sequence[str], spec: Spec, explore: bool = Fals
     if memory is None or mesh is None:
         return None
     log(f"planning {path} on {mesh.ranks} ranks (--no-plan leaves it out)")
-    work = Path(tempfile.mkdtemp(prefix="fsdp2-plan-"))
+    work = temporary("plan")
     try:
         return _planned(path, changes, int(memory * GIB), mesh.ranks, work, explore)
     except (UserError, MachineRefuses) as error:
         return Short(None, why=str(error).partition("\n")[0])
     finally:
         with defer_signals():
-            shutil.rmtree(work, ignore_errors=True)
+            remove(work)
 
 
 def _planned(path: Path, changes: Sequence[str], memory: int, ranks: int, work: Path, explore: bool) -> Short:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,11 +126,3 @@ def least_time(record: Rehearsal | None, gpu: Device | None, spec: Spec | None, 
     found = bound(record, gpu, tokens // ranks if tokens else None)
     held = (spec.parameters or 0) * parallel["dp_replicate"] * parallel["cp"] // ranks
     return offloaded(found, record, gpu, held) if parallel["cpu_offload"] else found
-
-
-def prepared(target: Target, work: Path) -> None:
-    """Run once what the target runs before its runs."""
-    from ...verifier.launch.preparation import prepare
-
-    if target.prepare:
-        prepare([sys.executable, *target.prepare], target.cwd, target.timeout, work / "prepare.log")

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from corpus import TESTS
+from verified_fsdp2.verifier.isolation.leftovers import temporary
+from verified_fsdp2.verifier.isolation.worlds import wish
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.verdict import Verdict
@@ -77,7 +79,7 @@ def edited(folder: Path, *changes: tuple[str, str], of: str = "minimal") -> Path
 @functools.cache
 def launcher() -> Launcher:
     """One launcher process for all tests of this process: torch is imported once."""
-    running = Launcher()
+    running = Launcher(wish=wish(temporary("runs")))
     running.wait()
     atexit.register(running.__exit__)
     return running

@@ -12,9 +12,9 @@ from records import cases, judge, model, run, steps
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.execute import Executor
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.isolation.worlds import Worlds
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.trial import average_of_one_and_two
-from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.probe.compat import names
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.substitutes import averages
@@ -60,5 +60,5 @@ def test_which_torch_trains_on_the_cpu(version: str, there: bool) -> None:
 
 
 def test_this_torch_averages(launcher: Launcher, tmp_path: Path) -> None:
-    assert not Executor(launcher, tmp_path, Workspace(tmp_path)).averages
+    assert not Executor(launcher, tmp_path, Worlds(tmp_path)).averages
     assert average_of_one_and_two(launcher, tmp_path) == names.MEAN

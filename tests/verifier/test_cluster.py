@@ -15,6 +15,8 @@ from scripts import ZOO, edited
 from verified_fsdp2.verifier.config.launchers import Way, most_on_a_machine, way
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import MachineRefuses, UserError
+from verified_fsdp2.verifier.isolation.leftovers import temporary
+from verified_fsdp2.verifier.isolation.worlds import wish
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.cluster import LOST, SKEW, _Nodes, commands
 from verified_fsdp2.verifier.launch.node import NOT_SHARED, mine
@@ -129,7 +131,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def launched(script: Path, command: str, work: Path, only: str, **settings: Any) -> Verdict:
     target = resolve(script, {"launcher": command, "reshard_to": "", "steps": "3", **settings})
-    with Launcher() as launcher:
+    with Launcher(wish=wish(temporary("runs"), mechanism="copy")) as launcher:
         return verify_with(launcher, target, work, select((only,), ()))
 
 

@@ -18,14 +18,13 @@ from verified_fsdp2.verifier.config.modules import find, root
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.execute import Executor, backend_for
+from verified_fsdp2.verifier.isolation.worlds import Worlds
 from verified_fsdp2.verifier.launch import devices, manager, sharing
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.planned import PlannedRun
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.launch.room import free_memory, room
-from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
-from verified_fsdp2.verifier.probe.outputs import _Outputs
 from verified_fsdp2.verifier.source import environment as settings
 from verified_fsdp2.verifier.source.sources import project_files
 
@@ -264,7 +263,7 @@ def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
     work = tmp_path / "work"
     backend = backend_for(launcher, target.nproc, target.oversubscribe, work)
     original = plan.original(planned(target, ["matches-original"]), exact=False)
-    Executor(launcher, work, Workspace(work), backend=backend).make([original])
+    Executor(launcher, work, Worlds(work), backend=backend).make([original])
     assert [(Path(r.script).name, r.backend) for r in launcher.requests] == [("trial.py", "nccl"), ("old.py", "nccl")]
 
 
@@ -273,7 +272,7 @@ def test_runs_side_by_side_have_no_gpu_in_common(tmp_path: Path) -> None:
     settings = planned(resolve(written(tmp_path, ""), {"device": "cuda", "nproc": 2}), ["matches-ddp"])
     runs = [settings.run(role, world) for role, world in (("full_precision", 2), ("single", 1), ("reference", 2))]
     work = tmp_path / "work"
-    Executor(launcher, work, Workspace(work)).make(runs)  # the third waits for the first
+    Executor(launcher, work, Worlds(work)).make(runs)  # the third waits for the first
     assert [request.devices for request in launcher.requests] == [[0, 1], [2], [0, 1]]
 
 
@@ -299,7 +298,7 @@ def test_files_that_a_container_has_cached_are_free(tmp_path: Path, monkeypatch:
 
 
 def test_the_ranks_of_a_run_say_what_they_took(launcher: Launcher, tmp_path: Path) -> None:
-    executor = Executor(launcher, tmp_path / "work", Workspace(tmp_path / "work"))
+    executor = Executor(launcher, tmp_path / "work", Worlds(tmp_path / "work"))
     executor.make([planned(resolve(ZOO / "minimal.py", {}), ["matches-ddp"]).run("train", 2)])
     assert 1 << 20 < executor.own < executor.free
 
@@ -376,20 +375,20 @@ def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launche
     script = written(tmp_path, f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}", "script.py")
     settings = planned(resolve(script, {"nproc": 1}), ["run-completes"])
     failing, good = settings.run("train", 1, "fail"), settings.run("reference", 1)
-    with Workspace(tmp_path / "work") as files:
-        executor = Executor(launcher, tmp_path / "work", files)
+    files = Worlds(tmp_path / "work")
+    executor = Executor(launcher, tmp_path / "work", files)
 
-        def completed(run: PlannedRun) -> bool:
-            (made,) = executor.make([run])
-            return made.run is not None and made.run.completed
+    def completed(run: PlannedRun) -> bool:
+        (made,) = executor.make([run])
+        return made.run is not None and made.run.completed
 
-        assert executor.timeout(good) == 300
-        assert not completed(failing)
-        assert executor.timeout(good) == 300, "how long a run takes is not known from one that stopped"
-        assert completed(good)
-        for longest, minutes in ((executor.longest, 1), (7.0, 2), (70.0, 5)):  # whole: the report is the same each time
-            executor.longest = longest
-            assert executor.timeout(good) == 60 * minutes
+    assert executor.timeout(good) == 300
+    assert not completed(failing)
+    assert executor.timeout(good) == 300, "how long a run takes is not known from one that stopped"
+    assert completed(good)
+    for longest, minutes in ((executor.longest, 1), (7.0, 2), (70.0, 5)):  # whole: the report is the same each time
+        executor.longest = longest
+        assert executor.timeout(good) == 60 * minutes
 
 
 def test_two_torches_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,36 +415,8 @@ def test_a_run_that_native_code_ended_is_made_once_more(tmp_path: Path, codes: l
 
     launcher, work = Dies(1), tmp_path / "work"
     one = planned(resolve(written(tmp_path, ""), {"nproc": 1}), ["matches-ddp"]).run("single", 1)
-    made = Executor(cast("Launcher", launcher), work, Workspace(work)).make([one])
+    made = Executor(cast("Launcher", launcher), work, Worlds(work)).make([one])
     assert (len(launcher.requests), [item.run.ended[0].code for item in made if item.run]) == (
         launches,
         [codes[launches - 1]],
     )
-
-
-def test_runs_that_wrote_to_the_same_files_side_by_side_are_made_again(tmp_path: Path) -> None:
-    """The first makes a folder and overwrites a file of the user's; what the second finds there is not the user's."""
-    (tmp_path / "project").mkdir()
-    script = written(tmp_path / "project", "")
-    kept, folder = script.with_name("results.csv"), script.with_name("runs")
-    kept.write_text("the user's")
-
-    class Writes(WithGPUs):
-        def start(self, request: Request) -> int:
-            outputs = _Outputs(Path(request.folder))
-            for path in (kept, folder, folder / "log.txt"):
-                outputs.note(path)
-                if path == folder:
-                    path.mkdir(exist_ok=True)
-                else:
-                    path.write_text(request.folder)
-            return super().start(request)
-
-    settings = planned(resolve(script, {"nproc": 1}), ["matches-ddp"])
-    launcher, work = Writes(4), tmp_path / "work"
-    with Workspace(work) as files:
-        executor = Executor(cast("Launcher", launcher), work, files)
-        made = executor.make([settings.run("single", 1), settings.run("reference", 1)])
-    assert [Path(request.folder).name[3:] for request in launcher.requests] == 2 * ["single-1", "reference-1"]
-    assert [one.run for one in made] == executor.ended
-    assert kept.read_text() == "the user's" and not folder.exists()

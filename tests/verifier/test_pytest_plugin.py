@@ -98,10 +98,14 @@ def runs(project: pytest.Pytester) -> Path:
     return folder
 
 
+def marked(folder: Path) -> tuple[str, str]:
+    return "--fsdp2-allow-writes", str(folder)
+
+
 @pytest.mark.launch
 def test_only_what_is_selected_is_run_and_once(project: pytest.Pytester, tmp_path: Path, runs: Path) -> None:
     rules = "optim-before-shard or root-not-wrapped or load-without-set"
-    words = ("--fsdp2", "train.py", "--fsdp2-steps", "5", "-k", rules, "--junitxml", "j.xml", "-rs")
+    words = ("--fsdp2", "train.py", "--fsdp2-steps", "5", "-k", rules, "--junitxml", "j.xml", "-rs", *marked(runs))
     done = project.runpytest_inprocess(*PLUGIN, *words)
     counts = done.parseoutcomes()
     assert (counts["failed"], counts["passed"], counts["skipped"]) == (1, 1, 1)
@@ -116,7 +120,7 @@ def test_only_what_is_selected_is_run_and_once(project: pytest.Pytester, tmp_pat
 @pytest.mark.launch
 def test_the_workers_of_xdist_share_one_verification(project: pytest.Pytester, tmp_path: Path, runs: Path) -> None:
     rules = "optim-before-shard or root-not-wrapped or same-data-on-every-rank or root-only-wrap"
-    done = project.runpytest_subprocess(*PLUGIN, "--fsdp2", "train.py", "-k", rules, "-n", "2")
+    done = project.runpytest_subprocess(*PLUGIN, "--fsdp2", "train.py", "-k", rules, "-n", "2", *marked(runs))
     assert outcomes(done) == {"failed": 1, "passed": 3}
     assert len(list(runs.iterdir())) == 2, "one run of two ranks"
     assert [path for path in tmp_path.iterdir() if path.name.startswith("fsdp2-")] == []

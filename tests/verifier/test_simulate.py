@@ -11,8 +11,8 @@ from scripts import Command, training, written
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.execute import Executor
+from verified_fsdp2.verifier.isolation.worlds import Worlds
 from verified_fsdp2.verifier.launch.client import Launcher
-from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import gather, planned, read, select, verify_with
 from verified_fsdp2.verifier.report import renderers
 from verified_fsdp2.verifier.trace import Run
@@ -47,9 +47,10 @@ for step in range(3):
 
 
 def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path) -> None:
-    counts = tmp_path.with_name(tmp_path.name + "-counts.json")  # what a run writes beside its script is taken away
+    counts = tmp_path.with_name(tmp_path.name + "-counts.json")  # a run writes there because it is allowed to
+    counts.touch()
     script = written(tmp_path, COUNTED.replace("OUT", repr(str(counts))), "script.py")
-    verdict = verify_with(launcher, resolve(script, {"steps": 2}), tmp_path / "work", ["run-completes"])
+    verdict = verify_with(launcher, resolve(script, {"steps": 2, "allow_writes": str(counts)}), tmp_path / "work", ["run-completes"])
     torch_counts = json.loads(counts.read_text())
     ours = verdict.facts["traffic"]
     assert sum(torch_counts.values()) > 0
@@ -189,9 +190,8 @@ def test_a_generated_project_as_one_rank_of_many(launcher: Launcher, tmp_path: P
 
 
 def simulated(target: Target, launcher: Launcher, work: Path) -> Run | None:
-    with Workspace(work) as files:
-        settings = planned(target, ["run-completes"], "simulate")
-        return gather(settings, Executor(launcher, work, files), read(target)).train
+    settings = planned(target, ["run-completes"], "simulate")
+    return gather(settings, Executor(launcher, work, Worlds(work)), read(target)).train
 
 
 def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_path: Path) -> None:

@@ -3,4 +3,5 @@
 FLAGS = (
     *("module", "root", "nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "reshard_args"),
     *("prepare", "reference", "thorough", "quick", "budget", "timeout", "device", "launcher", "oversubscribe", "watch"),
+    *("isolation", "allow_writes"),
 )

@@ -21,6 +21,7 @@ from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, read
 from .watch import Watched, watched
 
 DEVICES = ("auto", "cpu", "cuda")
+ISOLATIONS = ("auto", "overlay", "copy", "guard", "none")  # isolation/choose.py
 WORDS = ("save_args", "resume_args", "single_args", "reshard_args", "reference")
 
 
@@ -41,6 +42,8 @@ class Target:
     timeout: float = 300.0
     device: str = "auto"
     launcher: str = "fork"
+    isolation: str = "auto"  # how runs are kept from the user's files: a name of isolation/choose.py
+    allow_writes: tuple[Path, ...] = ()  # where they may write all the same
     oversubscribe: bool = False
     args: tuple[str, ...] = ()
     save_args: tuple[str, ...] = ()
@@ -62,6 +65,11 @@ class Target:
     def project(self) -> Path:
         """The folder below which the user's own code lies."""
         return self.root or modules.root(self.script, self.module)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Those of its project, and of the script that it was converted from, which runs, too."""
+        return (self.project, *(Path(script).parent for script in self.reference[:1]))
 
     def describe(self) -> dict[str, Any]:
         """The target as JSON data, for a report."""
@@ -186,7 +194,7 @@ def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, n
     words += ["--target", name] if name else []
     given = {key: value for key, value in flags.items() if value is not None}
     own = given.pop("args", [])
-    for key, value in [(k, one) for k, v in given.items() for one in (v if k == "watch" else [v])]:
+    for key, value in [(k, one) for k, v in given.items() for one in (v if k in ("watch", "allow_writes") else [v])]:
         option, text = "-m" if key == "module" else "--" + key.replace("_", "-"), str(value)
         # argparse takes one word with a dash for an option of its own
         joined = [f"{option}={text}"] if text.startswith("-") and " " not in text else [option, text]
@@ -210,6 +218,8 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
         ready["reshard_to"] = tuple(n for n in (1, 2 * nproc) if n != nproc)
     if "root" in values:
         ready["root"] = _folder(cwd, values["root"], script)
+    given = values.get("allow_writes", ())
+    ready["allow_writes"] = tuple(_existing(cwd, path) for path in ([given] if isinstance(given, str) else given))
     given = values.get("watch", ())
     ready["watch"] = tuple(watched(text) for text in ([given] if isinstance(given, str) else given))
     return Target(script=script, cwd=cwd, module=str(values.get("module", "")), **ready)
@@ -263,6 +273,19 @@ def _launcher(key: str, value: Any) -> str:
     return str(value)
 
 
+def _isolation(key: str, value: Any) -> str:
+    if value not in ISOLATIONS:
+        raise UserError(f"{key}: expected one of {', '.join(ISOLATIONS)}, found {value!r}")
+    return str(value)
+
+
+def _existing(cwd: Path, value: Any) -> Path:
+    """A path to which runs may write."""
+    if not os.path.lexists(path := cwd / str(value)):
+        raise UserError(f"allow_writes: {path}: no such file or folder; make it first")
+    return path.resolve()
+
+
 def _truth(key: str, value: Any) -> bool:
     return str(value).lower() == "true"
 
@@ -274,6 +297,7 @@ _READ: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("timeout", "budget"), _positive),
     "device": _device,
     "launcher": _launcher,
+    "isolation": _isolation,
     **dict.fromkeys(("oversubscribe", "thorough", "quick"), _truth),
     **dict.fromkeys(("args", "prepare", *WORDS), _words),
 }

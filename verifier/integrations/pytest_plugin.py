@@ -119,13 +119,14 @@ class Targets:
     def _verify(self, file: Path, names: list[str]) -> Result:
         from ..errors import UserError
         from ..report.json_report import as_dict
+        from ..report.secrets import redact_secrets
         from ..report.text import why_skipped
         from ..report.tiers import limits
 
         try:
             verdict = _verdict(self.targets[file], names, self.config.getoption("fsdp2_tier"))
         except UserError as error:
-            return {"wrong": str(error)}
+            return {"wrong": redact_secrets(str(error))}
         if verdict.refused:
             return {"refused": f"environment error: {verdict.refused}"}
         findings: dict[str, Result] = {}
@@ -249,10 +250,11 @@ def _line(value: Any) -> Any:
 
 def _verdict(target: Any, names: list[str], tier: str) -> Any:
     """`verify` in a temporary folder."""
+    from ..isolation.leftovers import remove, temporary
     from ..pipeline import verify
 
-    work = Path(tempfile.mkdtemp(prefix="fsdp2-pytest-")).resolve()
+    work = temporary("pytest")
     try:
         return verify(target, work, names, tier=tier)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        remove(work)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MachineRefuses, UserError
+from ..isolation.choose import Choice, Wish
 from . import processes
 from .request import Request
 
@@ -26,6 +27,7 @@ class Launcher:
     """A context manager around one launcher process; `versions` describes its torch.
 
     `device` is "auto" (GPUs if there is one for each of `ranks`, else the CPU), "cpu" or "cuda". With `share` there may be fewer.
+    `wish` is how runs are to be isolated; `choice` is how they are.
     """
 
     def __init__(
@@ -35,9 +37,10 @@ class Launcher:
         device: str = "auto",
         ranks: int = 2,
         share: bool = False,
+        wish: Wish | None = None,
     ) -> None:
         folder = str(Path(__file__).resolve().parents[1])
-        command = [python, "-u", folder, device, str(ranks)]
+        command = [python, "-u", folder, device, str(ranks), *([wish.as_json()] if wish is not None else [])]
         self._wanted = (1 if share else ranks) if device == "cuda" else 0
         self._log = log.open("wb") if log is not None else subprocess.DEVNULL
         self._process = subprocess.Popen(
@@ -70,6 +73,11 @@ class Launcher:
 
     def __exit__(self, *error: object) -> None:
         self._end()
+
+    @property
+    def choice(self) -> Choice:
+        """How runs are isolated."""
+        return Choice.of(self.versions.get("isolation", {}))
 
     def run(self, request: Request) -> dict[str, Any]:
         """Run the ranks of one request to their end. Raises MachineRefuses where no socket or process can be had."""

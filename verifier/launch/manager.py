@@ -15,9 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import PROBE_FAILED
-from . import cluster, devices, elastic, processes, sharing
+from ..errors import PROBE_FAILED, text_of
+from ..isolation.enter import enter
+from ..isolation.world import World
+from . import cluster, command, devices, elastic, processes, sharing
 from .capture import Captures
+from .checkpoints import damage
 from .request import ONE_PROCESS, Live
 
 FREE_PORT = 0
@@ -26,13 +29,20 @@ _NEVER = 3600.0
 
 def be_manager(request: dict[str, Any], pipe: int, live: Live) -> NoReturn:
     """Make the run, write its answer as one line into `pipe`, end this process."""
+    try:
+        world = World.of(request["world"]) if request["world"] else None
+        if world is not None:
+            enter(world, request["folder"])
+    except OSError as error:
+        message = f"a run cannot be isolated ({world.mechanism if world else ''}): {text_of(error)}"
+        os.write(pipe, json.dumps({"fault": "machine", "message": message}).encode() + b"\n")
+        processes.leave(0)
+    processes.die_with_parent()  # again, since the world may have changed the parent and the rights of this process
     processes.adopt_orphans()
 
     def manage() -> int:
         try:
-            here = request["launcher"] == "fork" or request["mode"] in ONE_PROCESS or bool(request["open"])
-            far = elastic.run if request["launcher"] == "torchrun" else cluster.run
-            answer = run(request, pipe, live) if here else far(request)
+            answer = _answer(request, pipe, live)
             with os.fdopen(pipe, "w") as stream:
                 stream.write(json.dumps(answer) + "\n")
             return 0
@@ -40,6 +50,19 @@ def be_manager(request: dict[str, Any], pipe: int, live: Live) -> NoReturn:
             processes.end_below()
 
     processes.become(manage, 1)
+
+
+def _answer(request: dict[str, Any], pipe: int, live: Live) -> dict[str, Any]:
+    """Do what a request asks for, to its end. `note`: what was damaged before, "" if nothing could be."""
+    if request["command"]:
+        return command.run(request)
+    note = damage(**request["damage"]) if request["damage"] else ""
+    if request["damage"] and not note:
+        return {"note": "", "ranks": [], "timed_out": False, "seconds": 0.0}
+    if request["launcher"] == "fork" or request["mode"] in ONE_PROCESS or request["open"]:
+        return {"note": note, **run(request, pipe, live)}
+    far = elastic.run if request["launcher"] == "torchrun" else cluster.run
+    return {"note": note, **far(request)}
 
 
 def run(request: dict[str, Any], private: int, live: Live) -> dict[str, Any]:

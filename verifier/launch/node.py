@@ -6,6 +6,7 @@ with `{host}`) or of its task, as Slurm, Open MPI or PMI count tasks; with a tas
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import PROBE_FAILED
+from ..isolation.enter import enter
+from ..isolation.world import World
 from . import processes
 from .capture import Captures
 from .cluster import BEAT, EACH, ORDERS, RENDEZVOUS, place, text_of
@@ -46,6 +49,13 @@ def serve(path: str, given: str, live: Live) -> NoReturn:
             f"{socket.gethostname()} does not see {path}: set TMPDIR to a folder that all nodes share", file=sys.stderr
         )
         processes.leave(NOT_SHARED)
+    try:
+        if request["world"]:
+            enter(World.of(request["world"]), request["folder"])
+    except OSError as error:
+        if error.errno != errno.EBUSY:  # the guard of the machine that has started this node, if that is this one
+            print(f"{socket.gethostname()} cannot isolate a run: {error}", file=sys.stderr)
+            processes.leave(1)
     processes.adopt_orphans()
     processes.become(partial(_serve, request, given, live), 1)
 

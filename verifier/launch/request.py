@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 ONE_PROCESS = ("simulate", "rehearse", "rehearse_as_cpu")  # modes in which one process acts as rank 0
-OUTPUTS = "outputs"  # the folder within that of a run where its ranks note what they write elsewhere
 # What a rank does with the fields of a Request, and its number; the answer is its exit code.
 Live = Callable[[dict[str, Any], int], int]
 
@@ -63,6 +62,13 @@ class Request:
     in_phases: bool = False
     lines: dict[str, list[int]] = field(default_factory=dict)  # {file: lines}: record which of them the ranks reach
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
+    world: dict[str, Any] = field(
+        default_factory=dict
+    )  # of a `isolation.world.World`: where its writes land; empty: in place
+    command: list[str] = field(default_factory=list)  # run this instead of ranks
+    damage: dict[str, Any] = field(
+        default_factory=dict
+    )  # {"paths", "kind"}: done to checkpoints before the ranks start
     ending: bool = False  # the whole script, of which only the end is recorded
     reseed_after: int = 0  # optimizer steps behind which the default generators get another seed; 0: never
     watch_saves: bool = False  # record what is given to every save

@@ -16,10 +16,12 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..errors import text_of
+from ..isolation.choose import Trial, Wish
 from . import manager, processes
 from .request import ONE_PROCESS, Live
 
@@ -27,9 +29,9 @@ _CHUNK = 65536
 OLDEST = (2, 6)  # the first minor version of torch with `torch.distributed.fsdp.fully_shard`
 
 
-def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], unused: int = 0) -> int:
+def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], wish: str = "", unused: int = 0) -> int:
     """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`; those that are too few
-    for that are counted in `unused` when it starts itself again without them.
+    for that are counted in `unused` when it starts itself again without them. `wish`: how runs are to be isolated (`choose.Wish`).
 
     `live` is what a rank does. `prepare` imports once, beside torch, what every rank would import again; it raises if this version of
     torch lacks a name that the probe needs.
@@ -38,6 +40,7 @@ def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], unus
     if _is_alone():
         return 1
     processes.adopt_orphans()
+    trial = Trial(Wish.of(wish)) if wish else None
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     answers = os.fdopen(os.dup(1), "w")
@@ -55,15 +58,19 @@ def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], unus
         _answer(answers, {"fault": "probe", "message": f"{text_of(error)} (torch {versions['torch']})"})
         return 1
     if device == "auto" and 0 < versions["devices"] < ranks:
+        if trial is not None:
+            trial.end()
         os.dup2(answers.fileno(), 1)
-        os.execv(sys.executable, [sys.executable, "-u", sys.argv[0], "cpu", str(ranks), str(versions["devices"])])
+        again = [sys.executable, "-u", sys.argv[0], "cpu", str(ranks), wish, str(versions["devices"])]
+        os.execv(sys.executable, again)
     gc.freeze()  # nor does a rank look among it
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False  # nor take apart, at its end, the libraries of operators that torch has made
     gc.enable()
     processes.outlive_parent()
-    _answer(answers, {**versions, "unused": unused})
-    _Server(answers, live).loop()
+    isolation = asdict(trial.choice()) if trial is not None else {}
+    _answer(answers, {**versions, "unused": unused, "isolation": isolation})
+    _Server(answers, live, spare=[isolation["holder"]] if isolation.get("holder") else []).loop()
     processes.end_below()
     return processes.leave(0)  # finalising an interpreter with torch takes long, and the client waits
 
@@ -118,8 +125,8 @@ def _answer(stream: Any, value: dict[str, Any]) -> None:
 class _Server:
     """The runs that go on, each with its manager and the pipe on which that will answer."""
 
-    def __init__(self, answers: Any, live: Live) -> None:
-        self._answers, self._live = answers, live
+    def __init__(self, answers: Any, live: Live, spare: list[int]) -> None:
+        self._answers, self._live, self._spare = answers, live, spare
         self._runs: dict[
             int, tuple[int, int, bytes]
         ] = {}  # pipe: number of the request, manager, the bytes of its answer
@@ -166,7 +173,7 @@ class _Server:
         del self._runs[pipe]
         os.close(pipe)
         killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-        processes.end_below(spare=[other for _, other, _ in self._runs.values()])
+        processes.end_below(spare=[*self._spare, *(other for _, other, _ in self._runs.values())])
         answer = {"fault": "killed" if killed else "the run's manager has died"}
         if received.endswith(b"\n"):
             answer = json.loads(received)

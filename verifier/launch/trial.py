@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MachineRefuses
+from ..isolation.worlds import wish
 from .client import Launcher
 from .request import Request
 
@@ -50,7 +51,7 @@ def two_ranks_meet(python: str, how: str = "fork") -> tuple[dict[str, Any], floa
     """(versions, seconds of the launch). Raises MachineRefuses if the ranks could not form a process group. `how`: the launcher."""
     with tempfile.TemporaryDirectory(prefix="fsdp2-doctor-") as name:
         folder = Path(name)
-        with Launcher(python, folder / "launcher.log") as launcher:
+        with Launcher(python, folder / "launcher.log", wish=wish(folder, Path.cwd())) as launcher:
             completed, answer = _trial(launcher.run, folder, SCRIPT, launcher=how)
             if not completed:
                 output = "".join((folder / f"rank{rank}.err").read_text() for rank in range(2))

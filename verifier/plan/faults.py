@@ -14,15 +14,14 @@ from .settings import CRASH_GRACE, Settings
 def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[PlannedRun]:
     """Runs with a fault in a save or a checkpoint, and the resumes after them.
 
-    `early`: beside the resume from an intact checkpoint, without which they decide nothing, and which says what to damage. A script
-    that writes elsewhere than to `{checkpoint}` finds what the crash left there only if nothing runs in between.
+    `early`: beside the resume from an intact checkpoint, without which they decide nothing, and which says what to damage.
     """
-    train, elsewhere = evidence.train, evidence.course.created
-    if train is None or (elsewhere or outside(train, evidence.course.checkpoint) if early else no_damage(evidence)):
+    train, course = evidence.train, evidence.course
+    if train is None or (outside(train, course.checkpoint, course.created) if early else no_damage(evidence)):
         return []
     crashed = _crash(settings, evidence, train) if "crash" in settings.needs else []
     damaged = _damaged(settings, evidence, train) if "damaged" in settings.needs and not early else []
-    return (crashed or damaged) if elsewhere else [*crashed, *damaged]
+    return [*crashed, *damaged]
 
 
 def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:

@@ -13,6 +13,7 @@ from multiprocessing import active_children, spawn, util
 from pathlib import Path
 from typing import Any
 
+from ..isolation.inside import in_world
 from ..trace.writer import Writer
 from . import outputs
 from .frames import Frames
@@ -49,7 +50,8 @@ def hand_on(request: dict[str, Any]) -> None:
 def begin(request: dict[str, Any]) -> None:
     """In the new process, before it imports the script."""
     hand_on(request)
-    outputs.install(request["folder"])
+    outputs.install()
+    in_world(request["world"])
     if not request["cuda_on_cpu"]:
         return
     if "torch" in sys.modules:  # the server of forkserver imported it

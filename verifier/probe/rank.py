@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PROBE_FAILED
+from ..isolation.inside import in_world
 from ..launch import processes
 from ..trace.events import End, Start, Visited
 from ..trace.writer import Writer
@@ -45,7 +46,7 @@ def run(request: dict[str, Any], rank: int) -> int:
         from . import opener
 
         return opener.open_all(request["open"], probe.writer)
-    outputs.install(request["folder"])
+    outputs.install()
     children.hand_on(request)
     atexit.register(lambda: children.end() if probe.stopped else None)
     if "torch" in sys.modules:
@@ -54,6 +55,7 @@ def run(request: dict[str, Any], rank: int) -> int:
     else:
         after_import("torch", lambda module: probe.start())
     os.chdir(request["cwd"])
+    in_world(request["world"])
     sys.path[0] = request["cwd"] if request["module"] else str(Path(request["script"]).parent)
     sys.argv = [request["script"], *request["argv"]]
     code = _run_script(request, probe)

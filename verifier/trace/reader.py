@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,11 @@ def read_run(
     command: str,
     timeout: float = 0.0,
     secret: str = "",
-    place: tuple[str, str] = ("", ""),
+    places: Sequence[tuple[str, str]] = (),
 ) -> Run:
     """The run whose ranks wrote into `folder`; `answer` is the launcher's. A record has the mark of `secret`.
 
-    `place`: a path in the records, and the one that is read in its place.
+    `places`: paths in the records, each with the one that is read in its place.
     """
     found: dict[int, list[Event]] = {}
     progress: dict[int, list[ProgressEvent]] = {}
@@ -51,7 +52,7 @@ def read_run(
     ranks = sorted(e["rank"] for e in answer["ranks"])
     for rank in ranks:
         try:
-            found[rank] = _read(folder / f"rank{rank}.jsonl", secret, place)
+            found[rank] = _read(folder / f"rank{rank}.jsonl", secret, places)
             progress[rank] = _progress(folder / f"rank{rank}.progress")
         except Foreign as error:
             foreign = foreign or str(error)
@@ -67,8 +68,8 @@ def read_run(
         tuple(Ended(e["rank"], e["code"], e["killed"], e["at"], e.get("lost", "")) for e in answer["ranks"]),
         answer["timed_out"],
         answer["seconds"],
-        {rank: _text(folder / f"rank{rank}.stacks") for rank in ranks},
-        {rank: _text(folder / f"rank{rank}.err") for rank in ranks},
+        {rank: _renamed(_text(folder / f"rank{rank}.stacks"), places) for rank in ranks},
+        {rank: _renamed(_text(folder / f"rank{rank}.err"), places) for rank in ranks},
         {} if foreign else progress,
         command,
         foreign,
@@ -78,20 +79,26 @@ def read_run(
     )
 
 
-def _read(path: Path, secret: str, place: tuple[str, str] = ("", "")) -> list[Event]:
+def _read(path: Path, secret: str, places: Sequence[tuple[str, str]] = ()) -> list[Event]:
     """Whole lines of a trace; a line cut short by a kill is left out."""
     found = []
-    old, new = (json.dumps(name)[1:-1] for name in place)
+    quoted = [(json.dumps(old)[1:-1], json.dumps(new)[1:-1]) for old, new in places]
     for number, line in enumerate(_text(path, limit=None).split("\n")[:-1], 1):
         text, _, seal = line.rpartition("\t")
         if seal != mark(secret, number, text):
             raise Foreign(f"line {number} of {path.name} was not written by the probe")
         try:
-            found.append(event_from_json(json.loads(text.replace(old, new) if old else text)))
+            found.append(event_from_json(json.loads(_renamed(text, quoted))))
         except (ValueError, TypeError, KeyError, AttributeError):
             what = "is not a record: the script changes the `json` module"
             raise Foreign(f"line {number} of {path.name} {what}") from None
     return found
+
+
+def _renamed(text: str, places: Sequence[tuple[str, str]]) -> str:
+    for old, new in places:
+        text = text.replace(old, new)
+    return text
 
 
 def from_the_load_on(found: dict[int, list[Event]]) -> dict[int, list[Event]]:

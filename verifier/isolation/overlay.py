@@ -1,0 +1,334 @@
+"""The mechanism "overlay": a mount namespace in which every place has a layer of the run's own above it.
+
+One process (`choose.py`) calls `begin` and holds the namespace; each process that manages a run calls `enter`. A new root folder
+is assembled of overlays, one for each file system, and replaces the old one. Kernel interfaces and devices are bound in as they
+are; shared memory is new; caches of libraries are shared by the runs of a verification.
+
+Without privileges (in a user namespace) a folder with further mounts below it cannot be the lower part of an overlay, since
+the kernel keeps those mounts together. Such a folder, mostly `/`, is made again of its entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import math
+import os
+import shutil
+import stat
+from itertools import islice
+from pathlib import Path
+
+from . import kernel
+from .mounts import INTERFACES, Mount, is_below, is_in, mounts, sockets
+from .world import FILES, World
+
+LAYERS, UPPER, PATH = "layers", "upper", "path"
+_AS_THEY_ARE = ("/dev", "/proc", "/sys")
+_SHARED_MEMORY = "/dev/shm"
+_WALKED = 2_000  # folders of the project that may be another user's
+_ENTRIES = 20_000  # of a folder that is made again
+_COPIED = 1 << 20  # bytes of a file in such a folder that can be written
+_SOCKETS = 500
+_LARGE = 64 << 20  # bytes of a file that runs share which only read it, such as tokens
+_FLAGS = {os.ST_NOSUID: kernel.NO_SUID, os.ST_NODEV: kernel.NO_DEVICES, os.ST_NOEXEC: 0x8}
+_in_user_namespace = False
+
+
+def begin(caches: tuple[tuple[str, str], ...]) -> None:
+    """Give this process a mount namespace, in which caches have one layer for all runs. Raises OSError if it may not."""
+    global _in_user_namespace
+    user, group = os.getuid(), os.getgid()
+    try:
+        kernel.unshare(kernel.NEW_NAMESPACE)
+    except PermissionError:
+        kernel.unshare(kernel.NEW_NAMESPACE | kernel.NEW_USER)
+        _in_user_namespace = True
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    kernel.mount("none", "/", flags=kernel.RECURSIVE | kernel.SLAVE)
+    for path, place in caches:
+        layer, merged = Path(place, LAYERS), Path(place, "merged")
+        merged.mkdir(parents=True, exist_ok=True)
+        if Path(path).is_dir():
+            _overlay([path], layer, str(merged), path)
+
+
+def _join(holder: int) -> None:
+    """Enter the namespaces of the process that has begun."""
+    global _in_user_namespace
+    of_user, of_mounts = (f"/proc/{holder}/ns/{name}" for name in ("user", "mnt"))
+    _in_user_namespace = os.stat(of_user).st_ino != os.stat("/proc/self/ns/user").st_ino
+    for name in (of_user, of_mounts) if _in_user_namespace else (of_mounts,):
+        number = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        kernel.set_namespace(number)
+        os.close(number)
+
+
+def enter(world: World) -> list[str]:
+    """Move this process into the world: the writable places that could not be given a layer. Raises OSError if there is no world."""
+    if world.holder:
+        _join(world.holder)
+    kernel.unshare(kernel.NEW_NAMESPACE)
+    root = Path(world.folder, "root")
+    root.mkdir(parents=True)
+    assembly = _Assembly(world, str(root))
+    if _in_user_namespace:
+        kernel.mount("tmpfs", str(root), "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, "mode=755")
+    assembly.add("/")
+    if lost := [path for path in world.roots if not assembly.is_covered(path)]:
+        raise OSError(errno.EINVAL, f"overlayfs does not take the file system of {lost[0]}", "overlay")
+    assembly.shared_memory()
+    for path in sockets()[:_SOCKETS]:
+        if not is_in(path, world.work) and assembly.is_covered(path):
+            with contextlib.suppress(OSError):  # in a folder that this user may not enter
+                kernel.bind(path, assembly.at(path))
+    for path, place in world.caches:
+        Path(assembly.at(path)).mkdir(parents=True, exist_ok=True)
+        kernel.bind(f"{place}/merged", assembly.at(path))
+    kernel.bind(world.work, assembly.at(world.work))
+    assembly.checkpoint()
+    for path in world.allowed:
+        kernel.bind(path, assembly.at(path), recursive=True)
+    kernel.become_root_folder(str(root))
+    if _in_user_namespace:
+        kernel.drop_capabilities()
+    return assembly.uncovered
+
+
+class _Assembly:
+    """The new root folder while it is made."""
+
+    def __init__(self, world: World, root: str) -> None:
+        self.world, self.root = world, root
+        self.mounts = {mount.path: mount for mount in mounts() if not is_in(mount.path, world.work)}
+        self.covered: list[str] = []
+        self.uncovered: list[str] = []
+
+    def at(self, path: str) -> str:
+        """The place of a path in the new root folder."""
+        return self.root + path if path != "/" else self.root
+
+    def is_covered(self, path: str) -> bool:
+        """Whether a path is in a layer, and not in an interface of the kernel."""
+        known = (*self.mounts, *_AS_THEY_ARE, *self.covered)
+        return max((one for one in known if is_in(path, one)), key=len, default="") in self.covered
+
+    def add(self, path: str) -> None:
+        """A folder, with the mounts below it."""
+        mount = self.mounts.get(path, Mount(path, "", False))
+        if path in _AS_THEY_ARE or mount.kind in INTERFACES:
+            kernel.bind(path, self.at(path), recursive=True)
+            return
+        if not Path(path).is_dir():  # a file that a container engine has mounted
+            kernel.bind(path, self.at(path))
+            self._make_read_only(self.at(path))
+            return
+        below = [other for other in self.mounts if is_below(other, path)]
+        if below and _in_user_namespace:
+            self._make_again(path)
+            return
+        self._cover(path, mount)
+        for other in below:
+            if not any(is_below(other, outer) for outer in below):
+                self.add(other)
+
+    def _cover(self, path: str, mount: Mount) -> None:
+        """Lay a layer over one file system, or a folder of it."""
+        layer = Path(self.world.folder, LAYERS)
+        if _in_user_namespace:
+            for folder in _foreign_folders(path, self.world.roots):
+                _bring_up(folder, path, layer_of(Path(self.world.folder), path))
+        try:
+            _overlay([path], layer, self.at(path), path)
+            self.covered.append(path)
+        except OSError:  # a file system that overlayfs does not take
+            kernel.bind(path, self.at(path), recursive=True)
+            # all files of a vfat (`/boot/efi`) have one owner
+            if not mount.read_only and (mount.kind != "vfat" or os.access(path, os.W_OK)):
+                self.uncovered.append(path)
+        if mount.read_only:
+            self._make_read_only(self.at(path))
+
+    def _make_again(self, path: str) -> None:
+        """A folder of the entries that it has. Those that this user may not see are left out, but for the mounts in them."""
+        known = {other for other in self.mounts if is_below(other, path)}
+        wanted = {f"{path.rstrip('/')}/{other[len(path.rstrip('/')) + 1 :].split('/')[0]}" for other in known}
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            for number, entry in enumerate(entries):
+                if number > _ENTRIES:
+                    break
+                self._entry(entry)
+                wanted.discard(entry.path)
+        for child in wanted:
+            Path(self.at(child)).mkdir(parents=True, exist_ok=True)
+            self.add(child)
+        with contextlib.suppress(OSError):
+            Path(self.at(path)).chmod(stat.S_IMODE(os.stat(path).st_mode) if os.access(path, os.W_OK) else 0o555)
+
+    def _entry(self, entry: os.DirEntry[str]) -> None:
+        target = self.at(entry.path)
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), target)
+        elif entry.is_dir(follow_symlinks=False):
+            Path(target).mkdir()
+            if os.access(entry.path, os.X_OK) or any(is_in(other, entry.path) for other in self.mounts):
+                self.add(entry.path)
+        elif entry.is_file() and os.access(entry.path, os.W_OK) and entry.stat().st_size <= _COPIED:
+            shutil.copy2(entry.path, target)
+        else:
+            Path(target).touch()
+            with contextlib.suppress(OSError):
+                kernel.bind(entry.path, target)
+                if entry.is_file():
+                    self._make_read_only(target)
+
+    @staticmethod
+    def _make_read_only(target: str) -> None:
+        flags = sum(flag for name, flag in _FLAGS.items() if os.statvfs(target).f_flag & name)
+        kernel.mount("none", target, flags=kernel.REMOUNT | kernel.BIND | kernel.READ_ONLY | flags)
+
+    def shared_memory(self) -> None:
+        """Shared memory of the run's own: what a killed rank leaves in it ends with the namespace."""
+        if not Path(_SHARED_MEMORY).is_dir():
+            return
+        about = os.statvfs(_SHARED_MEMORY)
+        target = self.at(_SHARED_MEMORY)
+        there = bool(os.listdir(_SHARED_MEMORY))
+        place = Path(self.world.folder, "shm")
+        place.mkdir()
+        size = f"size={about.f_blocks * about.f_frsize},mode=1777"
+        kernel.mount("tmpfs", str(place) if there else target, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, size)
+        if there:  # data that somebody keeps in memory
+            _overlay([_SHARED_MEMORY], place, target, _SHARED_MEMORY)
+
+    def checkpoint(self) -> None:
+        """The folder that holds `{checkpoint}`: the run's own, above those of the worlds whose files it finds."""
+        own, path = Path(self.world.folder, FILES), str(Path(self.world.checkpoint).parent)
+        bases, target = [f"{base}/{FILES}" for base in self.world.bases], self.at(path)
+        if bases:
+            _overlay(bases, Path(self.world.folder, LAYERS), target, path)
+        else:
+            kernel.bind(str(own), target)
+
+
+def layer_of(folder: Path, path: str) -> Path:
+    """Where a world keeps what was written below a path that has a layer."""
+    return folder / LAYERS / _name(path) / UPPER
+
+
+def inherit(base: Path, folder: Path, share: bool) -> None:
+    """Begin the layers of a world with what is in those of an earlier one; `share`: its large files are not copied.
+
+    They cannot lie below each other: the kernel refuses a layer that is inside of another lower one, as the temporary folder
+    is inside of `/`.
+    """
+    for layer in (base / LAYERS).iterdir() if (base / LAYERS).is_dir() else ():
+        path = os.fsdecode((layer / PATH).read_bytes())
+        if not path.endswith(f"/{FILES}"):
+            _copy_layer(str(layer / UPPER), str(layer_of(folder, path)), _LARGE if share else math.inf)
+
+
+def _copy_layer(source: str, target: str, large: float) -> None:
+    os.makedirs(target, exist_ok=True)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            own, about = f"{target}/{entry.name}", entry.stat(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                _copy_layer(entry.path, own, large)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(own)  # of an older base
+            if stat.S_ISCHR(about.st_mode):  # the sign of a file that was removed
+                os.mknod(own, about.st_mode, about.st_rdev)
+            elif stat.S_ISREG(about.st_mode) and about.st_size >= large:
+                os.link(entry.path, own)
+            elif not stat.S_ISSOCK(about.st_mode):
+                shutil.copy2(entry.path, own, follow_symlinks=False)
+            if os.geteuid() == 0 and os.path.lexists(own):
+                os.chown(own, about.st_uid, about.st_gid, follow_symlinks=False)
+    shutil.copystat(source, target)
+
+
+def written(folder: Path) -> list[str]:
+    """What the run in a world has written or removed, of a new folder that folder alone."""
+    found: list[str] = []
+    for layer in sorted(Path(folder, LAYERS).iterdir()) if Path(folder, LAYERS).is_dir() else ():
+        path = os.fsdecode((layer / PATH).read_bytes())
+        found += [os.path.normpath(f"{path}/{name}") for name in _new(str(layer / UPPER), path)]
+    return found
+
+
+def _new(upper: str, lower: str, below: str = "") -> list[str]:
+    found: list[str] = []
+    with os.scandir(f"{upper}/{below}") as entries:
+        for entry in sorted(entries, key=lambda one: one.name):
+            name = f"{below}{entry.name}"
+            if entry.is_dir(follow_symlinks=False) and os.path.isdir(f"{lower}/{name}"):
+                found += _new(upper, lower, f"{name}/")
+            else:
+                found.append(name)
+    return found
+
+
+def _as_below(upper: Path, lower: str) -> None:
+    """Give a folder of a layer the owner and mode of the one below it.
+
+    In a user namespace no other owner can be given: what this user may not write, nobody may.
+    """
+    about = os.stat(lower)
+    mode = stat.S_IMODE(about.st_mode)
+    if not _in_user_namespace:
+        os.chown(upper, about.st_uid, about.st_gid)
+    elif about.st_uid != os.getuid() and not os.access(lower, os.W_OK):
+        mode &= 0o555
+    upper.chmod(mode)
+
+
+def _foreign_folders(path: str, wanted: tuple[str, ...]) -> list[str]:
+    """The folders of other users below `path`, on the way to the `wanted` ones and in these, outermost first.
+
+    overlayfs cannot bring a folder with its owner into a layer in a user namespace (EOVERFLOW), so these are made before.
+    """
+    found = [str(one) for name in wanted if is_below(name, path) for one in Path(name, "_").parents]
+    for name in wanted:
+        inner = os.walk(name) if is_in(name, path) else ()
+        found += [f"{place}/{folder}" for place, folders, _ in islice(inner, _WALKED) for folder in folders]
+    outermost = sorted({one for one in found if is_below(one, path)}, key=lambda one: one.count("/"))
+    return [one for one in outermost if Path(one).is_dir() and os.stat(one).st_uid != os.getuid()]
+
+
+def _bring_up(folder: str, top: str, upper: Path) -> None:
+    """Make a folder below `top` in the layer of `top`."""
+    for one in reversed([folder, *map(str, Path(folder).parents)]):
+        own = upper / os.path.relpath(one, top)
+        if is_below(one, top) and not own.is_dir():
+            own.mkdir(parents=True)
+            _as_below(own, one)
+
+
+def _name(path: str) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+
+
+def _overlay(lower: list[str], layers: Path, target: str, path: str) -> None:
+    """Mount the folders of `lower`, the topmost first, at `target`, with a layer in the folder `layers` above them."""
+    layer = layers / _name(path)
+    upper, scratch = layer / UPPER, layer / "work"
+    for folder in (upper, scratch):
+        folder.mkdir(parents=True, exist_ok=True)
+    (layer / PATH).write_bytes(os.fsencode(path))
+    _as_below(upper, lower[-1])
+    # By number: a path may hold commas and colons, which would part options.
+    opened = [os.open(name, os.O_PATH | os.O_DIRECTORY) for name in (*lower, str(upper), str(scratch))]
+    try:
+        *lowers, above, room = (f"/proc/self/fd/{number}" for number in opened)
+        options = f"lowerdir={':'.join(lowers)},upperdir={above},workdir={room}"
+        # A folder of the lower part can be renamed, but in a user namespace: there os.rename fails with EXDEV.
+        options += ",userxattr" if _in_user_namespace else ",redirect_dir=on,index=off,metacopy=off"
+        kernel.mount("overlay", target, "overlay", data=options)
+    finally:
+        for number in opened:
+            os.close(number)
