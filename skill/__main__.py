@@ -1,7 +1,18 @@
 #!/usr/bin/env python3
 """`python -m verified_fsdp2.skill`, or `python <folder>/skill` on a plain copy of the pack that was never installed."""
 
+import os
 import sys
+
+# `-m` puts the working folder first: a json.py or yaml.py there would take the place of Python's or
+# of a library. (The script that is verified runs in a process of its own, with its usual path.)
+if __package__ and __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    try:
+        _here = os.getcwd()  # noqa: PTH109
+    except OSError:  # the folder has been removed
+        _here = ""
+    if sys.path[:1] and sys.path[0] in ("", _here):
+        del sys.path[0]
 
 if sys.version_info < (3, 11):  # noqa: UP036 - a hook or a copy may be run by any Python
     sys.exit("fsdp2 needs Python 3.11 or later; this is " + sys.version.split()[0])

@@ -24,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .. import __version__
+from ..verifier.config.reading import inputs
 from ..verifier.errors import UserError
 from . import copies
 from .atomic_write import is_inside, obstacle, write_files
@@ -348,7 +349,7 @@ def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
     """(version, {path: hash}) of the copy in a folder; None if there is none. Raises UserError if it is damaged."""
     path = folder / MANIFEST
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(inputs.whole(path, inputs.RECORD))
         version, files = str(data["version"]), dict(data["files"])
         valid = data["manifest"] == 1 and all(isinstance(files[name], str) and is_inside(name) for name in files)
         valid = valid and MANIFEST not in files
@@ -381,7 +382,7 @@ def _hash(path: Path) -> str | None:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return inputs.whole(path, inputs.WHOLE)
     except FileNotFoundError:
         return None
     except OSError as error:

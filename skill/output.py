@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
+import stat
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -66,15 +69,21 @@ def say_not_looked_at(offline: bool, urls: Sequence[str]) -> None:
 
 def say(text: str) -> None:
     """Write a result line to stdout."""
-    _print(text, sys.stdout)
+    put(text, sys.stdout)
 
 
 def log(text: str) -> None:
-    """Write progress or a warning to stderr, wrapped for a terminal; nothing that it quotes is a command to a CI system."""
+    """Write progress or a warning to stderr, wrapped for a terminal.
+
+    Nothing that it quotes is a command to a CI system, or a credential.
+    """
+    from ..verifier.report.secrets import redact_secrets
+
+    text = redact_secrets(text)
     if sys.stderr.isatty():
         lines = text.split("\n")
         text = "\n".join(part for line in lines for part in ([line] if line[:1].isspace() else wrapped(line, "", "  ")))
-    _print(sanitize(text), sys.stderr)
+    put(sanitize(text), sys.stderr)
 
 
 def bounded(text: str) -> str:
@@ -83,10 +92,43 @@ def bounded(text: str) -> str:
     return text if cut == text else f"{cut} ... (cut)"
 
 
-def _print(text: str, stream: TextIO) -> None:
-    """Print; a character that the terminal's encoding lacks is shown as `\\u2713`."""
+def open_standard_streams() -> None:
+    """Give a stream that the caller has closed (`2>&-`) to /dev/null.
+
+    Otherwise `sys.stderr` is None, and the next file that is opened gets its descriptor: what a
+    child process prints would be written into that file.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:  # the lowest free descriptor is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123
+
+
+def put(text: str, stream: TextIO) -> None:
+    """Print to a stream; a character that the terminal's encoding lacks is shown as `\\u2713`.
+
+    Whoever reads it may have left: the exit code and the reports in files are for others.
+    """
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except OSError as error:
+        if not _has_no_reader(stream, error):
+            raise
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())  # what is still in its buffer goes there, too
+        os.close(null)
+
+
+def _has_no_reader(stream: TextIO, error: OSError) -> bool:
+    """Whether the pipe was closed (`| head`), or the terminal has gone, as after SIGHUP."""
+    if error.errno == errno.EIO:
+        return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
+    return error.errno == errno.EPIPE
 
 
 def emit_json(value: Any) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import select
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from ..verifier.config.reading import inputs
 from ..verifier.errors import UserError
+from ..verifier.report.known import may_be_replaced
 from ..verifier.verdict import Verdict
 from .output import log, say
 
 Report = tuple[str, Path | None]
 T = TypeVar("T")
 PLACE = "{target}"
+PATIENCE = 60.0  # seconds without a reader of what is written to a pipe
 LINES = ("text", "github")  # formats of which several reports may share stdout
 FORMATS = ("text", "json", "html", "junit", "sarif", "github")
 HELP = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}, to stdout or a file (repeatable)"
@@ -49,10 +54,15 @@ def names(text: str) -> list[str]:
     return [name for name in (part.strip() for part in text.split(",")) if name]
 
 
-def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> list[Report]:
-    """`parsed_reports` whose paths can be written, or UserError, before anything has been run."""
+def wanted_reports(
+    given: Sequence[str], json: bool, known: Collection[str], targets: Sequence[Path] = ()
+) -> list[Report]:
+    """`parsed_reports` whose paths can be written, or UserError, before anything has been run.
+
+    `targets` are the files that the command is about.
+    """
     found = parsed_reports(given, json, known)
-    _check_paths(found)
+    _check_paths(found, targets)
     return found
 
 
@@ -71,8 +81,10 @@ def parsed_reports(given: Sequence[str], json: bool, known: Collection[str]) -> 
     return found
 
 
-def reports_by_target(reports: Sequence[Report], names: Sequence[str]) -> list[list[Report]]:
-    """The reports of each target: its name replaces `{target}` in paths.
+def reports_by_target(
+    reports: Sequence[Report], names: Sequence[str], targets: Sequence[Path] = ()
+) -> list[list[Report]]:
+    """The reports of each target: its name replaces `{target}` in paths; `targets`: their scripts.
 
     Raises UserError where two would share a path or stdout, or where one cannot be written.
     """
@@ -85,7 +97,7 @@ def reports_by_target(reports: Sequence[Report], names: Sequence[str]) -> list[l
         if path is not None and PLACE not in str(path):
             raise UserError(f"--report {name}={path}: several targets need {PLACE} in the path")
     found = [[(name, None if path is None else for_target(path, target)) for name, path in reports] for target in names]
-    _check_paths([report for own in found for report in own])
+    _check_paths([report for own in found for report in own], targets)
     return found
 
 
@@ -94,8 +106,8 @@ def for_target(path: Path, name: str) -> Path:
     return Path(str(path).replace(PLACE, name))
 
 
-def _check_paths(reports: Sequence[Report]) -> None:
-    """Raises UserError if a file cannot be written, or two reports share a path."""
+def _check_paths(reports: Sequence[Report], targets: Sequence[Path]) -> None:
+    """Raises UserError if a file cannot be written or replaced, or two reports share a path."""
     seen: set[Path] = set()
     named = [(name, path) for name, path in reports if path is not None]
     for name, path in named:
@@ -103,26 +115,36 @@ def _check_paths(reports: Sequence[Report]) -> None:
             raise UserError(f"--report {name}={path}: another report goes to the same path; give each its own")
         seen.add(_resolved(path))
     for name, path in named:
-        check_path(f"--report {name}={path}", path)
+        check_path(f"--report {name}={path}", path, targets)
 
 
-def check_path(option: str, path: Path) -> None:
-    """Raises UserError if the file that this option names cannot be written."""
+def check_path(option: str, path: Path, targets: Sequence[Path] = ()) -> None:
+    """Raises UserError if the file that this option names cannot be written, or not be replaced."""
     try:
-        if problem := _problem(path):
+        if problem := _problem(path, targets):
             raise UserError(f"{option}: {problem}")
     except (OSError, ValueError) as error:
         raise _unwritable(option, error) from None
 
 
-def _problem(path: Path) -> str:
+def _problem(path: Path, targets: Sequence[Path]) -> str:
     """Why a report cannot be written there, else empty; its folder is made. Raises OSError or ValueError."""
+    if (number := inputs.own_descriptor(path)) is not None:
+        os.fstat(number)
+        return ""
     if _resolved(path).is_symlink():
         return "is a link that leads to itself; give the path of a file"
     if path.is_dir():
         return "is a folder; give a path of a file in it"
     if path.exists() and not os.access(path, os.W_OK):
         return "cannot be written: Permission denied"
+    if path.is_file():
+        if any(target.is_file() and path.samefile(target) for target in targets):
+            return "is the file that this command is about; give another path"
+        if not may_be_replaced(path):
+            return "exists, and is not a report of fsdp2; give another path, or remove it first"
+    elif path.exists() and (kind := inputs.kind_of(path.stat())) and not path.is_char_device():
+        return f"is {kind}; give the path of a file"
     if not path.exists() or path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = _temporary_sibling(path)
@@ -151,8 +173,8 @@ def write_reports(reports: Sequence[Report], result: T, renderers: Mapping[str, 
 def write(path: Path, text: str) -> None:
     """Write a file through a temporary sibling, so that no reader sees half of it; a device or pipe is written directly."""
     data = text.encode("utf-8", "backslashreplace")
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
+    if _is_stream(path):
+        _write_directly(path, data)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = _temporary_sibling(path)
@@ -176,11 +198,38 @@ def _add_summary(path: Path, verdict: Verdict) -> None:
     from ..verifier.report.github import SUMMARY, summary
 
     try:
-        used = path.stat().st_size if path.exists() else 0
-        with path.open("ab") as file:
-            file.write(summary(verdict, SUMMARY - used).encode("utf-8", "backslashreplace"))
+        used = path.stat().st_size if path.is_file() else 0
+        data = summary(verdict, SUMMARY - used).encode("utf-8", "backslashreplace")
+        if _is_stream(path):
+            _write_directly(path, data)
+        else:
+            with path.open("ab") as file:
+                file.write(data)
     except OSError as error:
         log(f"the step summary {path} cannot be written: {error.strerror or error}")
+
+
+def _is_stream(path: Path) -> bool:
+    return inputs.own_descriptor(path) is not None or (path.exists() and not path.is_file())
+
+
+def _write_directly(path: Path, data: bytes) -> None:
+    """Write to a device, or to what the caller has connected to one of our own descriptors."""
+    number = inputs.own_descriptor(path)
+    if number is None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    else:
+        descriptor = os.dup(number)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        while data:
+            if not poll.poll(PATIENCE * 1000):
+                reason = f"nothing was read from it for {PATIENCE:.0f} s"
+                raise OSError(errno.ETIMEDOUT, reason, str(path))
+            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # as much as never waits
+    finally:
+        os.close(descriptor)
 
 
 def _temporary_sibling(path: Path) -> Path:

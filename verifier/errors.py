@@ -26,7 +26,7 @@ class MachineRefuses(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has asked us to end (exit `code`: 130 SIGINT, 143 SIGTERM). `verdict` is what was found until then."""
+    """A signal has asked us to end (exit `code`: 130 SIGINT, 143 SIGTERM, 129 SIGHUP). `verdict` is what was found until then."""
 
     def __init__(self, code: int = INTERRUPTED, verdict: Verdict | None = None) -> None:
         super().__init__(code)

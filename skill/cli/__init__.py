@@ -11,11 +11,12 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ... import __version__
+from ...verifier.config.reading.inputs import Refused
 from ...verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
-from ..output import Help, bounded, log
+from ..output import Help, bounded, log, open_standard_streams, put
 
 COMMANDS = (
     "new",
@@ -45,7 +46,7 @@ PACKAGES = {
 }
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
-an environment error (no sockets, too few devices), 130 interrupted.
+an environment error (no sockets, too few devices), 130 interrupted (129 SIGHUP, 143 SIGTERM).
 
 examples:
   fsdp2 spec check examples/quickstart.yaml     is this spec valid?
@@ -66,8 +67,11 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    open_standard_streams()
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
         signal.signal(signal.SIGTERM, _interrupt)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(signal.SIGHUP, _interrupt)
     try:
         options = parse(arguments)
         code: int = options.run(options)
@@ -86,11 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _report_bug(error, arguments)
         log(f"this Python has no {error.name}: {sys.executable} -m pip install {PACKAGES[error.name]}")
         return USAGE
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return INTERRUPTED
     except OSError as error:
-        if error.errno not in (*ENVIRONMENT_ERRORS, *PATH_ERRORS):
+        known = error.errno in (*ENVIRONMENT_ERRORS, *PATH_ERRORS)
+        if not known and not isinstance(error, Refused):
             return _report_bug(error, arguments)
         refused = error.errno in ENVIRONMENT_ERRORS
         log(bounded(f"{'environment error: ' if refused else ''}{error.strerror}: {error.filename}"))
@@ -100,7 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
-    """SIGTERM cleans up like SIGINT."""
+    """SIGTERM and SIGHUP clean up like SIGINT."""
+    if number == signal.SIGHUP:  # the terminal and the shell may both send it: let the clean-up end
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise Interrupted(128 + number)
 
 
@@ -126,11 +130,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are bounded, too."""
+    """A parser whose errors are bounded, too, and whose help needs no reader."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message and the usage, and exit 2."""
         super().error(bounded(message))
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help, version or an error as all else is printed."""
+        if message:
+            put(message.removesuffix("\n"), file or sys.stderr)
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     if options.migrate:
         return _migrate(options)
     known = renderers(lint=True, verbose=options.verbose)
-    reports = wanted_reports(options.report, options.json, known)
+    reports = wanted_reports(options.report, options.json, known, options.paths)
     command = shlex.join(["fsdp2", "lint", *map(str, options.paths)])
     with _few_collections():
         verdict = lint(options.paths, options.only, options.skip, command, not options.allow_no_training)
@@ -85,12 +85,13 @@ def _few_collections() -> Iterator[None]:
 def _migrate(options: argparse.Namespace) -> int:
     """List the changes; 1 if there are any."""
     from ...verifier.report import migration as report
+    from ...verifier.report.redacted import redacted
     from ...verifier.source.migration import migrate
 
     if options.only or options.skip or options.baseline:
         raise UserError("--migrate judges no rules: leave out --only, --skip and --baseline")
-    reports = wanted_reports(options.report, options.json, report.RENDERERS)
+    reports = wanted_reports(options.report, options.json, report.RENDERERS, options.paths)
     with _few_collections():
-        found = migrate(options.paths)
+        found = redacted(migrate(options.paths))
     write_reports(reports, found, report.RENDERERS)
     return FAIL if found.items else PASS

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import UserError
+from ...verifier.isolation.leftovers import remove, temporary
 from ..atomic_write import defer_signals
 from ..output import add_command, add_set, emit_json, log, say
 
@@ -93,8 +92,10 @@ def run(options: argparse.Namespace) -> int:
     """Rehearse, print, return the exit code."""
     from ...verifier.analysis.rehearsed import judge
     from ...verifier.analysis.usage import usage_error
+    from ...verifier.launch.preparation import FOLDER
     from ...verifier.launch.rehearsal import STEPS, rehearse
     from ...verifier.report import explored, rehearsal
+    from ...verifier.report.redacted import redacted
     from .. import reports
     from ..plans import target as targets
     from ..plans.explore import Limits
@@ -103,14 +104,14 @@ def run(options: argparse.Namespace) -> int:
     started = time.monotonic()
     gpu, memory, per_node = _machine(options)
     if options.html is not None:
-        reports.check_path(f"--html {options.html}", options.html)
+        reports.check_path(f"--html {options.html}", options.html, [options.target])
     steps = _whole("--steps", options.steps) if options.steps is not None else STEPS
     if options.nproc is not None:
         _whole("--nproc", options.nproc)
     if re.fullmatch(r"\d+(\.\d+)?", options.timeout) is None or not float(options.timeout):
         raise UserError(f"--timeout: expected seconds above 0, such as 600, found {options.timeout!r}")
     grid = of_arguments([text for text in options.explore or [] if text])
-    work = Path(tempfile.mkdtemp(prefix="fsdp2-plan-"))
+    work = temporary("plan")
     found_settings = None
     try:
         given = list(options.script_args or [])
@@ -118,19 +119,20 @@ def run(options: argparse.Namespace) -> int:
         if options.explore is not None:
             changes += _on_these_ranks(options, per_node, grid)
         target = targets.of_path(options.target, changes, options.nproc, options.timeout, given, work, options.module)
-        targets.prepared(target, work)
-        made = rehearse(targets.planned(target, steps), work, sys.executable, per_node)
+        before = [sys.executable, *target.prepare] if target.prepare else []
+        made = rehearse(targets.planned(target, steps), work, sys.executable, per_node, before)
         if words := usage_error(made):
             raise UserError(f"the script rejects its arguments: {words}")
         for error in made.probe_errors:
             log(f"a fault of fsdp2 in the rehearsal: {error}")
-        found = judge(made, memory)
+        found = redacted(judge(made, memory))
         if options.explore is not None:
             until = started + target.timeout
-            found_settings = _explored(options, target, Limits(memory, gpu, per_node, until, note=log), grid, work)
+            limits = Limits(memory, gpu, per_node, until, note=log, prepared=work / FOLDER / "world")
+            found_settings = redacted(_explored(options, target, limits, grid, work))
     finally:
         with defer_signals():
-            shutil.rmtree(work, ignore_errors=True)
+            remove(work)
     name, path = str(options.target), targets.spec_file(options.target)
     keys_of = str(path) if path is not None and (path == options.target or not grid) else ""
     own = None
@@ -147,7 +149,8 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         from ...verifier.report import rehearsal_html
 
-        page = rehearsal_html.render(found, name, _command(options), least, found_settings, keys_of)
+        command = redacted(_command(options))
+        page = rehearsal_html.render(found, name, command, least, found_settings, keys_of)
         reports.write(options.html, page)
         log(f"report: {options.html}")
     return found.exit_code

@@ -1,10 +1,9 @@
-"""`fsdp2 report RULE`: what a maintainer needs to judge a finding, from a JSON report, without code, paths and values of arguments."""
+"""`fsdp2 report RULE`: what a maintainer needs to judge a finding, from a JSON report."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,20 @@ from ...verifier.errors import PASS, UserError
 from ..output import add_command, log, say
 
 EPILOG = """\
-It prints all that it would write; --out also writes it. Names of rules, functions and parameters and all numbers stay; source lines, paths
-and the values of the script's arguments do not.
+It prints all that it would write; --out also writes it. It holds the finding (status, numbers,
+evidence, fix, the number of its line and the name of its function), the versions and the platform,
+the names of the script's options, the other rules that failed, and of each run its role, ranks,
+exit codes, losses and gradient norms.
+
+Left out are source lines and what else a text quotes as code, folders, the values of the script's
+arguments, the machines of --launcher, and, as in every report, what looks like a password, a token
+or a key. Names of rules, functions, parameters, files and options stay. Read it before you send
+it: the message of an exception that it quotes may say more.
 
 example:
   fsdp2 verify train.py --report json=report.json
   fsdp2 report state-same-on-ranks report.json --out finding.json
 """
-_RUN = ("role", "world_size", "completed", "exit", "losses", "grad_norms")
-_PATH = re.compile(r"(?:~|\.{0,2})?(?:/[\w.@+-]+)+/([\w.@+-]+)")
 
 
 def add_parser(commands: Any) -> None:
@@ -36,6 +40,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the bundle, and write it if a file is named."""
     from ...verifier.config.reading.words import similar
+    from ...verifier.report.bundle import bundle
 
     report = _read(options.report)
     findings = [f for f in report["findings"] if f["rule"] == options.rule]
@@ -44,7 +49,10 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(
             f"{options.report} has no finding of '{options.rule}'{f'; did you mean {near!r}?' if near else ''}"
         )
-    text = json.dumps(bundle(report, findings[0]), indent=2) + "\n"
+    try:
+        text = json.dumps({"fsdp2": __version__, **bundle(report, findings[0])}, indent=2) + "\n"
+    except RecursionError:
+        raise UserError(f"{options.report}: not a report of fsdp2: nested too deeply") from None
     say(text.rstrip("\n"))
     if options.out is not None:
         try:
@@ -56,41 +64,13 @@ def run(options: argparse.Namespace) -> int:
     return PASS
 
 
-def bundle(report: dict[str, Any], finding: dict[str, Any]) -> dict[str, Any]:
-    """One finding with the runs and versions that it comes from, redacted."""
-    kept = {key: value for key, value in finding.items() if key not in ("location", "explain", "seconds")}
-    place = finding["location"] or {}
-    failed = [f["rule"] for f in report["findings"] if f["status"] in ("fail", "error") and f is not finding]
-    target = report["target"]
-    found = {
-        "fsdp2": __version__,
-        "environment": report["environment"],
-        "finding": {**kept, "line": place.get("line"), "function": place.get("function")},
-        "verdict": report["verdict"],
-        "other_failures": failed,
-        "counts": report["counts"],
-        "nproc": target.get("nproc"),
-        "reshard_to": target.get("reshard_to"),
-        "steps": target.get("steps"),
-        "options": sorted({word.split("=")[0] for word in _words(target) if word.startswith("-")}),
-        "runs": [{key: run.get(key) for key in _RUN} for run in report["runs"]],
-    }
-    redacted: dict[str, Any] = json.loads(_PATH.sub(r"\1", json.dumps(found)))
-    return redacted
-
-
-def _words(target: dict[str, Any]) -> list[str]:
-    return " ".join(str(target.get(key) or "") for key in ("args", "save_args", "resume_args", "single_args")).split()
-
-
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON report: {error}") from None
-    keys = {"findings", "runs", "target", "environment", "counts", "verdict"}
-    if not isinstance(report, dict) or not keys <= report.keys() or not isinstance(report["findings"], list):
-        raise UserError(f"{path} is no report of `fsdp2 verify --report json=PATH`")
+    """The report. Of one by an earlier version the schema only holds what a baseline needs."""
+    from ...verifier.report import baseline
+
+    report = baseline.load(path, option="")
+    keys = {"environment": dict, "runs": list, "counts": dict, "verdict": str}
+    wrong = [key for key, kind in keys.items() if not isinstance(report.get(key), kind)]
+    if wrong or not all(isinstance(run, dict) for run in report["runs"]):
+        raise UserError(f"{path}: not a report of fsdp2: {wrong[0] if wrong else 'runs'}")
     return report

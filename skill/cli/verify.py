@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...verifier.config.flags import FLAGS
 from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, Interrupted, UserError
+from ...verifier.isolation.leftovers import remove, temporary
 from ..atomic_write import defer_signals
 from ..output import add_command, log
 from ..progress import Live
@@ -102,6 +101,10 @@ def add_parser(commands: Any) -> None:
     watch = "a value in the frames of the training loop (`ema.shadow`, `best_loss`, `module:name`) that must agree between ranks, after a "
     watch += "resume, on other numbers of ranks and in one process; `across=ranks,resume,world,single` or `rank-local` after it limits that"
     add("--watch", metavar="'EXPR'", action="append", help=watch)
+    how = "how runs are kept from your files: auto (the best that this machine has), overlay, copy, guard; none: not at all"
+    add("--isolation", metavar="HOW", help=f"{how} (docs: references/verify.md)")
+    allowed = "a file or folder outside of the project that runs may change, for a machine that cannot isolate it"
+    add("--allow-writes", metavar="PATH", action="append", help=allowed)
     files = "the same for the tensors and numbers in files that rank 0 writes (.pt, .safetensors, .npz, .json)"
     add("--watch-file", dest="watch", metavar="'GLOB'", action="append", type="file:{}".format, help=files)
     add("--budget", metavar="S", help="seconds after which no further run begins; what that leaves out is inconclusive")
@@ -148,7 +151,8 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
     old = [_known(options.baseline, target, len(targets) > 1) for target in targets]
     names = [target.name or target.script.stem for target in targets]
-    reports = reports_by_target(parsed_reports(options.report, options.json, RENDERERS), names)
+    scripts = [target.script for target in targets]
+    reports = reports_by_target(parsed_reports(options.report, options.json, RENDERERS), names, scripts)
     codes = []
     for target, own, known in zip(targets, reports, old, strict=True):
         if len(targets) > 1:
@@ -176,7 +180,7 @@ def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report],
     from ...verifier.pipeline import verify
 
     target = replace(target, full_size=options.full_size)
-    work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
+    work = options.work or temporary("verify")
     own = (work / target.name).resolve()
     rules = options.only, options.skip
     try:
@@ -189,7 +193,7 @@ def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report],
     finally:
         if options.work is None:
             with defer_signals():
-                shutil.rmtree(work, ignore_errors=True)
+                remove(work)
     return _report(options, reports, verdict, old)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...verifier.config.reading import inputs
 from ...verifier.errors import UserError
 from ...verifier.source.events import Event
 from ...verifier.source.migration import constructs, table
@@ -76,7 +77,7 @@ def find(path: Path) -> Found:
                 f"{path}: it converts DDP and FSDP1 scripts, and this is {_named(kind)}; see fsdp2 lint --migrate"
             )
         if event is None:
-            found.source = found.source or path.read_text(encoding="utf-8")
+            found.source = found.source or _source(path)
             lines = lines or found.source.splitlines()
             continue
         one = Construct(row, event, values, int(values.get("line", event.line)))
@@ -89,6 +90,13 @@ def find(path: Path) -> Found:
     if not found.kind:
         raise UserError(f"{path}: it converts DDP and FSDP1 scripts, and found no training in this one")
     return found
+
+
+def _source(path: Path) -> str:
+    try:
+        return inputs.text(path, inputs.SCRIPT)
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text; save it as UTF-8 first") from None
 
 
 def todo(construct: Construct) -> Todo:

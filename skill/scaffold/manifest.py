@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ...verifier.config.reading import inputs
 from ...verifier.errors import UserError
 from ..atomic_write import is_inside
 
@@ -59,7 +60,7 @@ def read(out: Path) -> Manifest:
     if not out.is_dir():
         raise UserError(f"{out}: {'not a folder' if out.exists() else 'no such folder'}")
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(inputs.whole(path, inputs.RECORD))
     except FileNotFoundError:
         message = f"{out} is not a project of `fsdp2 new`: it has no {MANIFEST} (commit {FOLDER} with the project)"
         raise UserError(message) from None

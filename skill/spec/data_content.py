@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...verifier.config.reading import inputs
+
 MAX_READ = 1 << 20
+MAX_JSON = 1 << 27  # a tokenizer.json of a large vocabulary has some 30 MiB
 
 
 def text_fault(path: Path, name: str) -> str:
@@ -43,7 +46,7 @@ def _records_fault(path: Path, name: str, wanted: str, fits: Callable[[dict[str,
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"must be JSON lines, line {number} of {name} is not JSON: {error}"
         if not isinstance(record, dict) or not fits(record):
             return f"must be {wanted}, line {number} of {name} is not"
@@ -97,9 +100,12 @@ def tokenizer_fault(path: Path) -> str:
 def tokenizer_size(path: Path) -> int:
     """The largest token id of a tokenizer.json, and one."""
     found = read_json(path)
-    vocabulary = found["model"].get("vocab", ())
-    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-    added = (token.get("id") for token in found.get("added_tokens") or ())
+    vocabulary, tokens = found["model"].get("vocab", ()), found.get("added_tokens")
+    ids: Iterable[Any] = range(len(vocabulary)) if isinstance(vocabulary, list) else ()
+    if isinstance(vocabulary, dict):
+        ids = vocabulary.values()
+    listed = tokens if isinstance(tokens, list) else []
+    added = (token.get("id") for token in listed if isinstance(token, dict))
     return max((number for number in (*ids, *added) if isinstance(number, int)), default=-1) + 1
 
 
@@ -111,7 +117,8 @@ def class_folders(folder: Path) -> list[Path]:
 def dataset_faults(folder: Path, split: str | None, field: str) -> Iterator[tuple[str, str]]:
     """Which key does not fit a dataset that `save_to_disk` has written, and why."""
     splits = read_json(folder / "dataset_dict.json")
-    names: Sequence[Any] = splits.get("splits", ()) if isinstance(splits, dict) else ()
+    listed = splits.get("splits") if isinstance(splits, dict) else None
+    names: Sequence[Any] = listed if isinstance(listed, list) else ()
     part = folder / split if split is not None and split in names else folder
     if names and split not in names:
         found = "null" if split is None else repr(split)
@@ -121,22 +128,21 @@ def dataset_faults(folder: Path, split: str | None, field: str) -> Iterator[tupl
     elif not (part / "state.json").is_file():
         yield "folder", "is no dataset: it has no state.json (`save_to_disk` writes one)"
     else:
-        features = (read_json(part / "dataset_info.json") or {}).get("features") or {}
-        if features and field not in features:
+        about = read_json(part / "dataset_info.json")
+        features = about.get("features") if isinstance(about, dict) else None
+        if isinstance(features, dict) and features and field not in features:
             yield "field", f"must be one of {', '.join(map(repr, features))}, found {field!r}"
 
 
 def _head(path: Path) -> tuple[bytes, bool]:
     """The first MiB, and whether that is all."""
-    with path.open("rb") as file:
-        head = file.read(MAX_READ)
+    head = inputs.head(path, MAX_READ)
     return head, len(head) < MAX_READ
 
 
-def read_json(path: Path, most: int = -1) -> Any:
+def read_json(path: Path, most: int = MAX_JSON) -> Any:
     """What is in the file, of which `most` bytes are read; None for what is not there or is not JSON."""
     try:
-        with path.open("rb") as file:
-            return json.loads(file.read(most))
-    except (OSError, ValueError):
+        return json.loads(inputs.head(path, most))
+    except (OSError, ValueError, RecursionError):
         return None

@@ -23,6 +23,10 @@ def apply(document: Document, overrides: Sequence[str]) -> None:
             message = "expected KEY=VALUE, as in --set optimizer.lr=1e-3"
             document.problems.append(Problem(start, message))
             continue
+        if len(path) > reader.MAX_DEPTH:
+            message = f"a key of {len(path)} parts: a spec has at most {reader.MAX_DEPTH} levels"
+            document.problems.append(Problem(start, message))
+            continue
         if (new := renamed.current(path)) != path:
             document.notes.append(renamed.note(start, dotted(path), dotted(new)))
             path = new

@@ -61,12 +61,15 @@ def weights_fault(folder: Path) -> str:
     index = folder / "model.safetensors.index.json"
     found = read_json(index)
     named = found.get("weight_map", {}) if isinstance(found, dict) else {}
-    missing = sorted(set(named.values()) - {file.name for file in files}) if isinstance(named, dict) else []
+    wanted = named.values() if isinstance(named, dict) else ()
+    missing = sorted({name for name in wanted if isinstance(name, str)} - {file.name for file in files})
     return f"lacks {missing[0]}, which model.safetensors.index.json names" if missing else ""
 
 
 def _readable(file: Path) -> bool:
     """Whether the header is whole and the file as long as it says."""
+    if not file.is_file():
+        return False
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if not 2 <= length <= MAX_HEADER:
@@ -74,6 +77,6 @@ def _readable(file: Path) -> bool:
         try:
             header = json.loads(opened.read(length))
             end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             return False
     return file.stat().st_size == 8 + length + int(end)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ... import __version__
+from ...verifier.config.reading import inputs
 from ...verifier.errors import UserError
 from .. import atomic_write, scaffold
 from ..output import log
@@ -83,7 +84,7 @@ def _file(out: Path, path: str) -> File:
     if obstacle or not os.path.lexists(out / path):
         return File(path, obstacle=obstacle)
     try:
-        data = (out / path).read_bytes()
+        data = inputs.whole(out / path, inputs.WHOLE)
     except OSError as error:
         raise UserError(f"{out / path} cannot be read: {error.strerror}") from None
     crlf = 0 < data.count(b"\n") == data.count(b"\r\n")

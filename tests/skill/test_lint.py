@@ -15,6 +15,7 @@ import pytest
 from records import cases
 from scripts import Command, python, written
 from verdicts import REPORT
+from verified_fsdp2.verifier.config.reading import inputs
 
 TESTS = Path(__file__).parents[1]
 LATE = TESTS / "faults" / "optim_before_shard.py"
@@ -216,7 +217,7 @@ def test_no_path_and_a_file_that_cannot_be_read(run: Command, tmp_path: Path, mo
     run(code=2)
     path = written(tmp_path, "x = 1\n")
     refused = PermissionError(errno.EACCES, "Permission denied")  # permissions do not stop root
-    monkeypatch.setattr(Path, "read_bytes", mock.Mock(side_effect=refused))
+    monkeypatch.setattr(inputs, "whole", mock.Mock(side_effect=refused))
     code, _, err = run(path)
     assert code == 2 and "cannot be read: Permission denied" in err
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from records import cases
 from scripts import Command
@@ -24,6 +25,8 @@ def written(folder: Path) -> Path:
         "role": "train",
         "world_size": 2,
         "completed": True,
+        "seconds": 1.0,
+        "note": "",
         "exit": {},
         "losses": [1.0],
         "grad_norms": [2.0],
@@ -50,14 +53,31 @@ def test_it_keeps_the_finding_and_leaves_out_what_is_the_users(command: Command,
 
 
 @cases(
-    "rule, text, said",
-    ("matches-dd", None, "did you mean 'matches-ddp'?"),
-    ("matches-ddp", "{", "is no JSON report"),
-    ("matches-ddp", "[]", "is no report of"),
+    "text",
+    *("{", "[]", "[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000, '{"schema": 2}'),
+    ids=["cut", "a list", "nested lists", "nested objects", "of the right version"],
 )
-def test_what_it_refuses(rule: str, text: str | None, said: str, command: Command, tmp_path: Path) -> None:
+def test_what_is_no_report(text: str, command: Command, tmp_path: Path) -> None:
     path = written(tmp_path)
-    if text is not None:
-        path.write_text(text)
-    assert said in command("report", rule, str(path), code=2).err
-    assert "cannot be read" in command("report", rule, str(tmp_path / "none"), code=2).err
+    path.write_text(text)
+    assert str(path) in command("report", "matches-ddp", path, code=2).err
+
+
+@cases(
+    "part",
+    {"target": []},
+    {"runs": [1, 2]},
+    {"findings": [{"rule": "matches-ddp", "location": "x"}]},
+    {"schema": 1, "runs": [1, 2]},
+    {"schema": 1, "environment": 1},
+    ids=lambda part: " ".join(part),
+)
+def test_a_report_of_other_types(part: dict[str, Any], command: Command, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **part}))
+    assert str(path) in command("report", "matches-ddp", path, code=2).err
+
+
+def test_a_rule_without_a_finding_and_a_file_that_is_not_there(command: Command, tmp_path: Path) -> None:
+    assert "'matches-ddp'" in command("report", "matches-dd", written(tmp_path), code=2).err
+    command("report", "matches-ddp", tmp_path / "none", code=2)

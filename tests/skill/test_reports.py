@@ -19,6 +19,7 @@ from verified_fsdp2.verifier.report import LINT, RENDERERS
 TESTS = Path(__file__).parents[1]
 LATE = TESTS / "faults" / "optim_before_shard.py"
 RIGHT = TESTS / "zoo" / "minimal.py"
+DDP = TESTS / "migrate" / "ddp_class.py"
 
 
 @pytest.fixture
@@ -64,12 +65,14 @@ def test_wrong_before_anything_is_run(
 
 
 def test_a_report_is_whole_or_not_there(script: Path, monkeypatch: Patch) -> None:
-    Path("a.txt").write_text("before")
+    Path("a.txt").write_text("verdict: pass")
     wanted = reports.wanted_reports(["one=a.txt", "two=b.txt"], False, ("one", "two"))
     with Path("a.txt").open() as reader:
         reports.write(Path("a.txt"), "after")
-        assert (reader.read(), Path("a.txt").read_text()) == ("before", "after"), "one file takes the other's place"
-    reports.write(Path("a.txt"), "before")
+        assert (reader.read(), Path("a.txt").read_text()) == ("verdict: pass", "after"), (
+            "one file takes the other's place"
+        )
+    reports.write(Path("a.txt"), "verdict: pass")
     real = Path.write_bytes
 
     def full(path: Path, data: bytes) -> int:
@@ -81,9 +84,60 @@ def test_a_report_is_whole_or_not_there(script: Path, monkeypatch: Patch) -> Non
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(UserError, match=r"one=a.txt: .*: No space left"):
         reports.write_reports(wanted, "x", {"one": lambda v: "after", "two": lambda v: "other"})
-    assert Path("a.txt").read_text() == "before"
+    assert Path("a.txt").read_text() == "verdict: pass"
     assert Path("b.txt").read_text() == "other", "the others are written all the same"
     assert not [name for name in os.listdir() if name.endswith(".part")]
+
+
+@cases(
+    "name, text",
+    ("train.py", LATE.read_text()),
+    ("pkg/__init__.py", ""),
+    ("notes.txt", "mine"),
+    ("data.json", '{"schema": 1, "verdict": "pass"}'),
+    ("page.html", "<!DOCTYPE html>\n<title>mine</title>"),
+    ("results.xml", '<?xml version="1.0"?>\n<testsuites name="pytest"/>'),
+    ("deep.json", "{" + '"a":{' * 50_000),
+)
+def test_a_report_replaces_no_file_of_the_user(
+    name: str, text: str, script: Path, command: Command, monkeypatch: Patch
+) -> None:
+    (script.parent / name).parent.mkdir(exist_ok=True)
+    (script.parent / name).write_text(text)
+    monkeypatch.setattr("verified_fsdp2.verifier.pipeline.verify", lambda *args, **more: pytest.fail("it ran"))
+    for words in (("lint", "train.py"), ("lint", "--migrate", "train.py"), ("verify", "train.py")):
+        assert name in command(*words, "--report", f"json={name}", code=2).err
+    assert name in command("plan", "train.py", "--nproc", "2", "--html", name, code=2).err
+    assert (script.parent / name).read_text() == text
+
+
+def test_a_report_of_ours_and_an_empty_file_may_be_replaced(script: Path, command: Command) -> None:
+    words = [word for name in reports.FORMATS for word in ("--report", f"{name}=report.{name}")]
+    for name in reports.FORMATS:
+        Path(f"report.{name}").touch()
+    for _ in range(2):
+        command("lint", "train.py", *words, code=1)
+        command("verify", "train.py", "--tier", "static", *words, code=1)
+    for _ in range(2):
+        command(
+            "lint", "--migrate", "train.py", "--report", "text=migrate.txt", "--report", "json=migrate.json", code=0
+        )
+        command("lint", "--migrate", DDP, "--report", "text=todo.txt", "--report", "json=todo.json", code=1)
+    Path("plain").write_bytes(b"")
+    Path("plain").rename("script")  # without a suffix, and empty
+    command("lint", "script", "--report", "json=script", code=2)
+
+
+def test_a_report_to_a_pipe(script: Path, command: Command) -> None:
+    os.mkfifo("fifo")
+    command("lint", "train.py", "--report", "json=fifo", code=2)
+    reader, writer = os.pipe()
+    command("lint", "train.py", "--report", f"json=/dev/fd/{writer}", code=1)
+    assert b'"schema"' in os.read(reader, 1 << 16)
+    os.close(reader)
+    command("lint", "train.py", "--report", f"json=/dev/fd/{writer}", code=2)  # nobody reads it
+    os.close(writer)
+    command("lint", "train.py", "--report", f"json=/dev/fd/{writer}", code=2)
 
 
 def test_links_and_devices_stay_what_they_are(script: Path, monkeypatch: Patch) -> None:

@@ -129,7 +129,10 @@ def test_problems_of_the_file_come_before_those_of_overrides(minimal: Path) -> N
 def test_missing_file_folder_and_huge_file(tmp_path: Path) -> None:
     assert problems(tmp_path / "none.yaml") == ["no such file"]
     assert problems(tmp_path) == ["this is a folder, not a spec file"]
-    assert problems(Path("/dev/zero")) == ["larger than 64 KiB; this is not a spec"]
+    assert problems(Path("/dev/zero")) == ["cannot be read: it is a character device, not a regular file"]
+    with (tmp_path / "huge.yaml").open("wb") as file:
+        file.truncate(1 << 32)
+    assert problems(tmp_path / "huge.yaml") == ["larger than 64 KiB; this is not a spec"]
     assert issubclass(SpecError, UserError)
 
 

@@ -17,6 +17,7 @@ import yaml
 
 from ..errors import UserError
 from .option import SET
+from .reading import inputs
 
 PLACE = "{checkpoint}"
 READERS: dict[str, Callable[[str], Any]] = {
@@ -45,7 +46,7 @@ def applied(arguments: Sequence[str], cwd: Path, checkpoint: str, folder: Path) 
     copies: dict[Path, str] = {}
     for path, data in files.items():
         own = [(key, value) for key, _, value in changes if path == _holder(key, files)]
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
         if own:
             text = _changed(path, data, own)
         if own or PLACE in text:
@@ -65,9 +66,17 @@ def configs(args: Sequence[str], cwd: Path) -> list[Path]:
 def load(path: Path) -> Any:
     """The data of a configuration file; None if it cannot be read."""
     try:
-        return READERS[path.suffix](path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return READERS[path.suffix](inputs.text(path, _LARGEST))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
+
+
+def _text(path: Path) -> str:
+    """The text of a configuration file; "" if it cannot be read: the script will report that."""
+    try:
+        return inputs.text(path, _LARGEST)
+    except (OSError, ValueError):
+        return ""
 
 
 def flat(data: Any, above: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -107,8 +116,14 @@ def _changed(path: Path, data: Any, changes: Iterable[tuple[str, str]]) -> str:
             place = place.setdefault(part, {}) if isinstance(place, dict) else None
         if not isinstance(place, dict):
             raise UserError(f"{SET}{key}: {path} has no mapping there to hold it")
-        place[last] = yaml.safe_load(value)
-    return json.dumps(data, indent=2) if path.suffix == ".json" else yaml.safe_dump(data, sort_keys=False)
+        try:
+            place[last] = yaml.safe_load(value)
+        except (ValueError, RecursionError, yaml.YAMLError):
+            raise UserError(f"{SET}{key}: the value is not valid YAML") from None
+    try:
+        return json.dumps(data, indent=2) if path.suffix == ".json" else yaml.safe_dump(data, sort_keys=False)
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
 
 
 def _renamed(word: str, named: Mapping[Path, Path], cwd: Path) -> str:

@@ -58,7 +58,9 @@ def config_in(folder: Path) -> Path | None:
     table = project.is_file() and _pyproject(project) is not None
     if own.is_file() and table:
         raise UserError(f"{project}: [{'.'.join(TABLE)}] and {own} both configure the verification; keep one of them")
-    return own if own.is_file() else project if table else None
+    if own.exists() and not own.is_dir():
+        return own  # what is no regular file is refused where it is read
+    return project if table else None
 
 
 def read(path: Path, today: datetime.date | None = None, unknown_rule: CheckName = any_name) -> list[Entry]:

@@ -3,6 +3,7 @@
 A failure whose rule is no longer applicable is gone.
 """
 
+import gc
 import json
 import os
 import pkgutil
@@ -10,36 +11,54 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, cast
 
+from ..config.reading import inputs
 from ..errors import UserError
 from ..finding import Finding
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
+from .redacted import redacted
 
 READABLE = (1,)  # earlier versions whose failures are read; roles and statuses changed since, failures did not
+_ERRORS = 100  # of which the clearest is shown
 _AGAIN = "write one with --report json=PATH"
 
 Report = dict[str, Any]
 
 
-def load(path: Path) -> Report:
-    """The report in a file. Raises UserError if it is not a report of a version in READABLE or of this one."""
+def load(path: Path, option: str = "--baseline ") -> Report:
+    """The report in a file. Raises UserError if it is not a report of a version in READABLE or of this one.
+
+    `option`: how the file was given, for messages.
+    """
+    collects = gc.isenabled()
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        text = inputs.text(path, inputs.REPORT)
+        gc.disable()  # which would look at all that is there again and again
+        report = json.loads(text)
     except FileNotFoundError:
-        raise UserError(f"--baseline {path}: no such file; {_AGAIN}") from None
+        raise UserError(f"{option}{path}: no such file; {_AGAIN}") from None
     except OSError as error:
-        raise UserError(f"--baseline {path}: cannot be read: {error.strerror or error}") from None
+        reason = error.strerror or error
+        raise UserError(f"{option}{path}: cannot be read: {reason}; {_AGAIN}") from None
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg.removesuffix(' at')}); {_AGAIN}"
         ) from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UserError(f"{path}:1:1: not JSON: {error}; {_AGAIN}") from None
-    _must_be_ours(path, report)
-    return cast(Report, report)
+    finally:
+        if collects:
+            gc.enable()
+    try:
+        _must_be_ours(path, report)
+        # a verdict that it is compared with holds no secrets either
+        return cast(Report, redacted(report))
+    except RecursionError:
+        raise UserError(f"{path}:1:1: not a report of fsdp2: nested too deeply; {_AGAIN}") from None
 
 
 def _must_be_ours(path: Path, report: Any) -> None:
@@ -57,7 +76,7 @@ def _must_be_ours(path: Path, report: Any) -> None:
     if report["schema"] != ours:  # only what a comparison reads
         parts = {name: schema["properties"][name] for name in ("target", "findings")}
         schema = {"required": list(parts), "properties": parts, "definitions": schema["definitions"]}
-    error = best_match(Draft7Validator(schema).iter_errors(report))
+    error = best_match(islice(Draft7Validator(schema).iter_errors(report), _ERRORS))
     if error is not None:
         place = ".".join(map(str, error.absolute_path)) or "the report"
         raise UserError(f"{path}:1:1: not a report of fsdp2: {place}: {error.message[:200]}; {_AGAIN}")

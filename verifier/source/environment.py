@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..config.reading import inputs
+
 # Read when torch is imported, so without effect in a rank that is forked from a process that has it already.
 _READ_AT_IMPORT = re.compile(r"(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|DNNL|TORCH|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO)_")
 
@@ -15,7 +17,7 @@ def before_torch(script: Path) -> list[tuple[int, str]]:
     """(line, variable) of what the module-level code sets, before its first import of torch, for torch's import to read."""
     found: list[tuple[int, str]] = []
     try:
-        body = ast.parse(script.read_bytes()).body
+        body = ast.parse(inputs.whole(script, inputs.SCRIPT)).body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # it has changed since it was run
         return found
     for statement in body:

@@ -15,7 +15,7 @@ from ..trace.origin import is_user
 from .events import hit_at
 from .lint import look
 from .project import Module, canonical, parse
-from .sources import project_files, read_sources
+from .sources import project_files, read_sources, text_of
 
 _SAVES = ("torch.save", "dcp.save", "dcp.async_save", "dcp.save_state_dict", "dcp.async_save_state_dict")
 _SAVING_METHODS = ("async_save", "save_checkpoint", "save_model", "save_pretrained", "save_state", "save_state_dict")
@@ -92,7 +92,7 @@ def with_texts(evidence: Evidence) -> Evidence:
 
 def is_distributed(script: Path) -> bool:
     """Whether a script, or what it imports from its own folder, uses torch.distributed."""
-    return any("distributed" in file.read_text(errors="replace") for file in project_files(script))
+    return any("distributed" in text_of(file) for file in project_files(script))
 
 
 def _parsed(files: tuple[Path, ...]) -> Iterator[Module]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ..config.reading import inputs
 from ..evidence import Sources
 from ..trace import Run
 from .roots import added, is_known, roots
@@ -69,7 +70,7 @@ def _below(bases: Sequence[Path], name: str) -> Iterator[Path]:
 def text_of(path: Path) -> str:
     """The text of a file; "" if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return inputs.text(path, inputs.SCRIPT)
     except (OSError, ValueError):
         return ""
 

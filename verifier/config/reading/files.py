@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import document, validation
+from . import document, inputs, validation
 from .document import Document
 from .problems import LINE_BREAK, NotValid, Place, Problem, Source, dotted
 from .schema import Form
@@ -18,15 +18,13 @@ def read_bytes(path: Path, noun: str, limit: int = MAX_BYTES) -> bytes:
     """What is in the file; `noun` is what it should be. Raises NotValid."""
     source = Source(str(path), ())
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        return inputs.head(path, limit + 1)
     except FileNotFoundError:
         raise unreadable(source, "no such file") from None
     except IsADirectoryError:
         raise unreadable(source, f"this is a folder, not {noun} file") from None
     except OSError as error:
         raise unreadable(source, f"cannot be read: {error.strerror}") from None
-    return data
 
 
 def decoded(data: bytes, path: Path, noun: str, limit: int = MAX_BYTES) -> tuple[str, Source]:

@@ -6,12 +6,13 @@ import ast
 from pathlib import Path
 
 from ...errors import UserError
+from . import inputs
 
 
 def parse(path: Path) -> tuple[str, ast.Module]:
     """The text of a script and its syntax tree. Raises UserError, with the place, if it cannot be read as Python."""
     try:
-        data = path.read_bytes()
+        data = inputs.whole(path, inputs.SCRIPT)
         tree = ast.parse(data, filename=str(path))
     except SyntaxError as error:
         place = f"{path}:{error.lineno or 1}:{error.offset or 1}"

@@ -6,12 +6,14 @@ import datetime
 import re
 from typing import Any
 
-from .document import Document
+from .document import MAX_DEPTH, Document
 from .problems import KeyPath, Place, Source
 
 _HEADER = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
 _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 _KEY = re.compile(rf"(\s*)((?:{_PART.pattern})(?:\s*\.\s*(?:{_PART.pattern}))*)\s*=\s*")
+# In one line: the time that tomllib takes for a dotted key grows with the square of its parts.
+_DOTS = 5000
 _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -20,6 +22,10 @@ def read(text: str, source: Source, table: tuple[str, ...]) -> Document | None:
     import tomllib
 
     document = Document(source)
+    if crowded := next((n for n, line in enumerate(source.lines, 1) if line.count(".") > _DOTS), 0):
+        message = f"more than {_DOTS} dots in one line; split it"
+        document.refuse((), Place(source, crowded, 1), message)
+        return document
     try:
         data: Any = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -35,18 +41,29 @@ def read(text: str, source: Source, table: tuple[str, ...]) -> Document | None:
         data = data.get(name) if isinstance(data, dict) else None
     if data is None:
         return None
-    document.data, document.empty = _plain(data), False
+    document.empty = False
     _find_places(document, table)
+    try:
+        document.data = _plain(data)
+    except _TooDeep:
+        place = document.values.get((), Place(source, 1, 1))
+        document.refuse((), place, f"nested more than {MAX_DEPTH} levels deep")
     return document
 
 
-def _plain(value: Any) -> Any:
-    """The value as YAML would have it: a date is its text."""
+class _TooDeep(Exception):
+    """Values in values beyond what a configuration may have."""
+
+
+def _plain(value: Any, depth: int = 1) -> Any:
+    """The value as YAML would have it: a date is its text. Raises _TooDeep."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
+    if isinstance(value, dict | list) and depth > MAX_DEPTH:
+        raise _TooDeep
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: _plain(item, depth + 1) for key, item in value.items()}
+    return [_plain(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 
 def _find_places(document: Document, table: tuple[str, ...]) -> None:
