@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from records import cases
 
+from records import cases
 from verified_fsdp2.verifier.report.secrets import redact_named, redact_secrets
 
 # Made of parts, so that no scanner takes this file for a leak.
@@ -46,7 +46,7 @@ HIDDEN = [
     ("API key: abc", "API key: ***"),
     ("auth=('me', 'hunter2')", "auth=(***)"),
     ("fs.s3a.secret.key=abc", "fs.s3a.secret.key=***"),
-    ("secret: 'cut here", "secret: '***"[:9] + "*** here"),
+    ("secret: 'cut here", "secret: '*** here"),
     (r"line 1\npassword=abc", r"line 1\npassword=***"),
     ("if password == 'hunter2':", "if password == '***':"),
     # options

@@ -74,7 +74,7 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
     assert json.dumps(blank(one, REPORT)) == json.dumps(blank(two, REPORT))
     facts = one["facts"]
     assert [run["role"] for run in one["runs"]].count("reshard") >= 2
-    (checkpoint,) = facts["checkpoints"]
+    checkpoint, *_ = facts["checkpoints"]
     assert checkpoint["path"].startswith("{checkpoint}") and checkpoint["after_step"] == 3
     assert (checkpoint["state"], checkpoint["wrong"], checkpoint["ranks"]) == ("opened", 0, 2)
     assert checkpoint["tensors"] > facts["parameters"]
@@ -111,10 +111,10 @@ def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -
 
 @cases(
     "text, expected",
-    ("/w/checkpoint/step_3 is not there", "{checkpoint}/step_3 is not there"),
-    ("'/w/03-single-1/scratch'", "'{checkpoint}'"),
-    ("'/w/12-resume_full_precision-2/scratch'", "'{checkpoint}'"),
-    ("/w/checkpoint.saved/a, /w/04-train-2/x, /wide/checkpoint", "{work}/checkpoint.saved/a, {work}/04-train-2/x, "),
+    ("/w/files/checkpoint/step_3 is not there", "{checkpoint}/step_3 is not there"),
+    ("'/w/03-single-1/world/files/checkpoint'", "'{checkpoint}'"),
+    ("'/w/12-resume_full_precision-2/world/files/checkpoint'", "'{checkpoint}'"),
+    ("/w/world.saved/a, /w/04-train-2/x, /wide/checkpoint", "{work}/world.saved/a, {work}/04-train-2/x, "),
     ("<M object at 0x7f12ab34cd56>, 0xff", "<M object at 0x...>, 0xff"),
     ("[127.0.0.1]:4242: reset, localhost:29500", "[127.0.0.1]:...: reset, localhost:..."),
     ("\ud800", "?"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MachineRefuses
-from . import guard, overlay
+from . import guard, kernel, overlay
 from .world import CHECKPOINT, COPY, FILES, GUARD, MECHANISMS, NONE, OVERLAY, World
 
 AUTO = "auto"
@@ -97,7 +98,12 @@ class Trial:
 
 def _hold(wish: Wish, writer: int) -> str:
     """Try the overlay; if it works, hold its namespaces until this process is killed. Why it does not work, through `writer`."""
+    for number in (int(name) for name in os.listdir("/proc/self/fd")):
+        if number not in (2, writer):  # the other side sees by the end of a pipe that the launcher is gone
+            with contextlib.suppress(OSError):
+                os.close(number)
     overlay.begin(wish.caches)
+    kernel.die_with_parent()
     if trouble := _forked(lambda: _try_overlay(wish)):
         os.write(writer, trouble.encode())
         return trouble

@@ -181,9 +181,10 @@ class _Supervisor:
             return
         with contextlib.suppress(OSError):
             found["size"] = os.lstat(found["path"]).st_size
-        ranks = [pid for pid in _ancestors(thread) if _shows_stacks(pid)][:1]
-        command = _command(thread)
-        file.write_text(json.dumps({**found, "command": command, "in_rank": bool(ranks)}), encoding="utf-8")
+        above = _ancestors(thread)
+        ranks = [pid for pid in above if _shows_stacks(pid)][:1]
+        found["command"] = _command(thread) if ranks != above[:1] else []  # of a process that a rank has started
+        file.write_text(json.dumps({**found, "in_rank": bool(ranks)}), encoding="utf-8")
         for pid in ranks:
             with contextlib.suppress(OSError):
                 os.kill(pid, _STACKS)

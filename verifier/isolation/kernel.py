@@ -16,7 +16,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _CAPABILITY_VERSION = 0x20080522
-_NO_NEW_PRIVILEGES = 38
+_PARENT_DEATH_SIGNAL, _NO_NEW_PRIVILEGES = 1, 38
 _SET_FILTER, _NEW_LISTENER = 1, 1 << 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,6 +39,11 @@ def _syscall(numbers: dict[str, int], call: str, *args: object) -> int:
 def unshare(flags: int) -> None:
     """Give this process, which must have one thread, namespaces of its own."""
     _checked(_libc.unshare(flags), "unshare")
+
+
+def die_with_parent(signal: int = 9) -> None:
+    """Let the kernel send this process a signal when its parent ends; 0: no longer. A change of rights takes it back."""
+    _checked(_libc.prctl(_PARENT_DEATH_SIGNAL, signal, 0, 0, 0), "prctl")
 
 
 def set_namespace(descriptor: int) -> None:

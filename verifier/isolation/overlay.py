@@ -257,7 +257,7 @@ def written(folder: Path) -> list[str]:
     found: list[str] = []
     for layer in sorted(Path(folder, LAYERS).iterdir()) if Path(folder, LAYERS).is_dir() else ():
         path = os.fsdecode((layer / PATH).read_bytes())
-        found += [os.path.normpath(f"{path}/{name}") for name in _new(str(layer / UPPER), path)]
+        found += [os.path.join(path, name) for name in _new(str(layer / UPPER), path)]
     return found
 
 

@@ -15,6 +15,7 @@ from .world import DENIED, World
 
 ELSEWHERE = "set TMPDIR to a folder with more space"
 FULL = (errno.ENOSPC, errno.EDQUOT)
+_COMMAND = 120  # characters of a command line
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
 _NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
@@ -34,7 +35,7 @@ def refusal(folder: Path, world: World, stacks: Mapping[int, str], renamed: Iter
         return f"a run was stopped before it wrote to {path}: {os.strerror(found['error'])}"
     size = f" (now {sized(found['size'])})" if found.get("size") else ""
     where = _line(world, stacks, renamed) if found.get("in_rank") else ""
-    who = "" if found.get("in_rank") else f" by `{shlex.join(found['command'])[:120]}`"
+    who = f" by `{shlex.join(found['command'])[:_COMMAND]}`" if found.get("command") else ""
     return (
         f"the script was stopped before it changed {path}{size}{who}{where}: this is not in the project, and this machine "
         'cannot isolate it. Let the script write to `{checkpoint}` (--save-args "... {checkpoint}"), or allow it: '
