@@ -79,7 +79,7 @@ def test_size(copy: Path) -> None:
     text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 200 and tokens(text) <= 3000
     files = [path for path in copy.rglob("*") if path.is_file()]
-    assert len(files) <= FILES and sum(path.stat().st_size for path in files) <= 2_995_000
+    assert len(files) <= FILES and sum(path.stat().st_size for path in files) <= 3_200_000
 
 
 def test_what_the_scanner_found_and_counted() -> None:

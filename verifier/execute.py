@@ -22,7 +22,7 @@ from .config.launchers import HERE
 from .config.settings import applied
 from .errors import MachineRefuses, UserError
 from .evidence import Evidence
-from .isolation.refusal import ELSEWHERE, FULL, refusal, sized
+from .isolation.refusal import ELSEWHERE, FULL, beyond, refusal, sized
 from .isolation.world import World
 from .isolation.worlds import Worlds
 from .launch import sharing
@@ -34,10 +34,11 @@ from .launch.room import free_memory, room
 from .launch.trial import shares_a_gpu
 from .probe.compat.names import averages, runs_on_cpu
 from .trace import Run, read_run
-from .trace.events import Killed, Memory
+from .trace.events import End, Killed, Memory
 
 LEAST_TIMEOUT, SLOWER = 60.0, 10.0
 UNPAID = "left out by --budget"
+_LEAST_SPACE = 1 << 20  # bytes that are free where a run can still record something
 SHOWN = 90  # characters of why a run did not complete
 Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has ended, or ""; the runs that go on
 
@@ -169,6 +170,15 @@ class Executor:
                 f"no space left in {self.work.parent}: a run needs {need}, {sized(free)} are free; {ELSEWHERE}"
             )
 
+    def _must_have_space(self, failed: bool = False) -> None:
+        """Raises MachineRefuses where a run has ended because the disk is full; `failed`: it says so itself."""
+        free = shutil.disk_usage(self.work).free
+        if failed or free < _LEAST_SPACE:
+            took = f"{sized(self.files.largest)} were enough for the largest run before; " if self.files.largest else ""
+            raise MachineRefuses(
+                f"no space left in {self.work.parent} for a run: {took}{sized(free)} are free; {ELSEWHERE}"
+            )
+
     def _request(self, planned: PlannedRun, folder: Path, world: World) -> Request:
         """The request for the launcher."""
         taken = {number for other in self._going for number in other.request.devices}
@@ -204,7 +214,11 @@ class Executor:
 
     def _finish(self, going: _Going) -> Made:
         """Wait for the end of a run."""
-        answer = self.launcher.finish(going.number)
+        try:
+            answer = self.launcher.finish(going.number)
+        except RuntimeError:
+            self._must_have_space()
+            raise
         self._going.remove(going)
         planned, request = going.planned, going.request
         folder, world, ranks = Path(request.folder), planned.world_size, count(planned.world_size, "rank")
@@ -212,6 +226,11 @@ class Executor:
         run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret, places)
         run = replace(run, note=answer["note"] if planned.damage else planned.note)
         if refused := refusal(folder, going.world, run.stacks, places):
+            raise MachineRefuses(refused)
+        ends = [end.message for end in run.all(End) if end.how == "exception"]
+        if not run.completed:
+            self._must_have_space(any(f"[Errno {number}]" in message for message in ends for number in FULL))
+        if refused := next(filter(None, (beyond(going.world.mechanism, message) for message in ends)), ""):
             raise MachineRefuses(refused)
         if planned.damage and not run.note:
             return Made(planned, None, "no file of the last save was found")

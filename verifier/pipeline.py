@@ -23,6 +23,7 @@ from .errors import INTERRUPTED, Interrupted, MachineRefuses
 from .evidence import Course, Evidence
 from .execute import Executor, Made, Progress, added, backend_for
 from .isolation.choose import AUTO, in_words, must_isolate
+from .isolation.refusal import sized
 from .isolation.world import COPY
 from .isolation.worlds import Worlds, wish
 from .judge import apply_policy, judge
@@ -32,8 +33,7 @@ from .launch.preparation import prepare
 from .launch.trial import average_of_one_and_two
 from .plan import Settings
 from .report.assemble import assemble, environment_of, notes
-from .report.redacted import redacted
-from .report.secrets import redact_secrets
+from .report.redacted import given_secrets, redacted
 from .report.text import place
 from .rules import RULES
 from .rules.lint import choose, verdict_on
@@ -62,24 +62,25 @@ def verify(
     left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
     started = time.monotonic()
     ended: list[Run] = []
+    secrets = given_secrets(target.describe())
     try:
-        verdict = _verified(target, work, chosen, python, _without_secrets(progress), tier, ended)
+        verdict = _verified(target, work, chosen, python, _without(secrets, progress), tier, ended)
     except KeyboardInterrupt as stop:
         code = stop.code if isinstance(stop, Interrupted) else INTERRUPTED
         name = signal.Signals(code - 128).name
         part = _part(target, work, chosen, ended, f"interrupted by {name} before it could be judged")
         part = replace(part, interrupted=name, seconds=time.monotonic() - started)
         part = apply_policy(part.decided(), target.policy, left_out)
-        raise Interrupted(code, redacted(part)) from None
+        raise Interrupted(code, redacted(part, secrets)) from None
     except MachineRefuses as error:
         part = _part(target, work, chosen, ended, f"environment error: {error}")
         verdict = replace(part, refused=str(error), seconds=time.monotonic() - started).decided()
-    return redacted(apply_policy(verdict, target.policy, left_out))
+    return redacted(apply_policy(verdict, target.policy, left_out), secrets)
 
 
-def _without_secrets(progress: Progress) -> Progress:
+def _without(secrets: tuple[str, ...], progress: Progress) -> Progress:
     """What is reported before there is a verdict."""
-    return lambda line, going: progress(redact_secrets(line), [redact_secrets(one) for one in going])
+    return lambda line, going: progress(redacted(line, secrets), redacted(going, secrets))
 
 
 def _verified(
@@ -149,7 +150,9 @@ def verify_with(
     remarks = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
     if evidence.cuda_on_cpu and (gpus := too_few(launcher.versions.get("unused", 0))):
         remarks.append(gpus)
+    took = f"{files.work.parent}: {sized(files.largest)} in the largest run" if files.largest else ""
     versions = launcher.versions | {"isolation": in_words(asdict(launcher.choice), target.allow_writes)}
+    versions |= {"temporary_folder": took} if took else {}
     environment = environment_of(versions, tier, backend, target.nproc, target.launcher, remarks, evidence.cuda_on_cpu)
     made = evidence.train.steps() if evidence.train is not None else 0
     described = replace(target, steps=target.steps or made).describe()

@@ -23,6 +23,7 @@ _PARTS = {
     "source.py": ("verifier/source/",),
     "report.py": ("verifier/report/", "verifier/integrations/"),
     "launch.py": ("verifier/launch/", "verifier/config/"),
+    "isolation.py": ("verifier/isolation/",),
     "verifier.py": ("verifier/",),
     "spec.py": ("skill/spec/",),
     "commands.py": ("skill/cli/", "skill/convert/"),

@@ -189,9 +189,10 @@ def changed(mirror: str, project: str) -> list[str]:
 
 
 def _differs(path: str, source: str) -> bool:
-    if os.path.islink(path) and not os.path.islink(source):
-        if (path := os.readlink(path)) == source:
-            return False  # a link of ours; else it is one to what an earlier run has left
+    ours = os.path.islink(path) and not os.path.islink(source)
+    path = os.readlink(path) if ours else path  # to the original, or to what an earlier run has left
+    if ours and path == source:
+        return False
     try:
         mine, theirs = os.lstat(path), os.lstat(source)
     except OSError:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .mounts import is_in
-from .world import DENIED, World
+from .world import COPY, DENIED, OVERLAY, World
 
 ELSEWHERE = "set TMPDIR to a folder with more space"
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -41,6 +41,13 @@ def refusal(folder: Path, world: World, stacks: Mapping[int, str], renamed: Iter
         'cannot isolate it. Let the script write to `{checkpoint}` (--save-args "... {checkpoint}"), or allow it: '
         f"--allow-writes {shlex.quote(path)}"
     )
+
+
+def beyond(mechanism: str, error: str) -> str:
+    """Why a run ended at what overlayfs does not do without privileges: to change a file of another user; "" if it did not."""
+    if mechanism != OVERLAY or not error.startswith(f"[Errno {errno.EOVERFLOW}]"):
+        return ""
+    return f"overlayfs cannot change a file of another user here ({error}): use --isolation {COPY}"
 
 
 def _line(world: World, stacks: Mapping[int, str], renamed: Iterable[tuple[str, str]]) -> str:

@@ -278,6 +278,8 @@ def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
     environment = verdict.environment
     if verbose:
         yield f"torch {environment.get('torch')}, Python {environment.get('python')}, {environment.get('platform')}"
+        kept = {"isolation": environment.get("isolation"), "temporary files": environment.get("temporary_folder")}
+        yield from _text("; ".join(f"{name}: {value}" for name, value in kept.items() if value) or "no isolation")
     yield from _text(counts(verdict) + ("" if verbose else "; -v lists them, with reasons"))
     if allowed := open_but_allowed(verdict.findings):
         yield from _text(f"NOT CHECKED, and not required: {', '.join(allowed)}")
