@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import MachineRefuses
 from . import guard, kernel, overlay
+from .leftovers import remove
 from .world import CHECKPOINT, COPY, FILES, GUARD, MECHANISMS, NONE, OVERLAY, World
 
 AUTO = "auto"
@@ -113,23 +114,29 @@ def _hold(wish: Wish, writer: int) -> str:
 
 
 def _try_overlay(wish: Wish) -> str:
-    """What a run does to files, done in a world, to a folder of the temporary folder: why that does not work."""
-    place = Path(tempfile.mkdtemp(prefix="fsdp2-trial-")).resolve()
+    """What a run does to files, done in a world, to a folder that is not its own: why that does not work."""
+    top = _trial_folder(wish)
+    place = top / "place"
     try:
-        (place / "folder").mkdir()
+        (place / "folder").mkdir(parents=True)
         for name in ("file", "folder/file"):
             (place / name).write_text("before", encoding="ascii")
-        return _forked(lambda: _change(wish, place)) or _changed(place)
+        return _forked(lambda: _change(wish, top / "work", place)) or _changed(place)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        remove(top)
 
 
-def _change(wish: Wish, place: Path) -> str:
-    folder = Path(wish.work, f"trial-{os.getpid()}")
-    checkpoint = Path(wish.work, FILES, CHECKPOINT)
+def _trial_folder(wish: Wish) -> Path:
+    """In the folder of the verification, so that it is removed with it where this process is killed."""
+    Path(wish.work).mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="trial-", dir=wish.work))
+
+
+def _change(wish: Wish, work: Path, place: Path) -> str:
+    folder, checkpoint = work / "world", work / FILES / CHECKPOINT
     for path in (folder / FILES / CHECKPOINT, checkpoint):
         path.mkdir(parents=True, exist_ok=True)
-    overlay.enter(World(OVERLAY, wish.work, str(folder), str(checkpoint), caches=wish.caches, roots=wish.roots))
+    overlay.enter(World(OVERLAY, str(work), str(folder), str(checkpoint), caches=wish.caches, roots=wish.roots))
     (place / "file").write_text("after", encoding="ascii")
     shutil.rmtree(place / "folder")
     (place / "folder").mkdir()
@@ -147,11 +154,11 @@ def _changed(place: Path) -> str:
 
 def _try_guard(wish: Wish) -> str:
     """Why a write cannot be stopped."""
-    place = Path(tempfile.mkdtemp(prefix="fsdp2-trial-")).resolve()
+    place = _trial_folder(wish)
     try:
         return _forked(lambda: _be_stopped(place)) or ("a write was not stopped" if (place / "file").exists() else "")
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        remove(place)
 
 
 def _be_stopped(place: Path) -> str:
