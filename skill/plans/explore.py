@@ -89,9 +89,7 @@ def _explored(
     """Search, with the launcher and its folders."""
     work.mkdir()
     made = 0
-    with Rehearsals(
-        work, sys.executable, limits.per_node, limits.at_once, limits.until, limits.prepared
-    ) as rehearsals:
+    with Rehearsals(work, sys.executable, limits.per_node, limits.at_once, limits.until, limits.prepared) as rehearsals:
 
         def measure(choices: Sequence[Choice]) -> list[Candidate | None]:
             nonlocal made

@@ -16,7 +16,7 @@ from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS, baseline, github, renderers
 from verified_fsdp2.verifier.report.bundle import bundle
 from verified_fsdp2.verifier.report.json_report import as_dict
-from verified_fsdp2.verifier.report.redacted import redacted
+from verified_fsdp2.verifier.report.redacted import given_secrets, redacted
 from verified_fsdp2.verifier.rules.lint import lint
 from verified_fsdp2.verifier.trace.events import Line, Place
 from verified_fsdp2.verifier.verdict import Verdict
@@ -113,6 +113,14 @@ def test_words_of_a_command_and_records_in_records() -> None:
     assert redacted({"env": {"HF_TOKEN": "abc", "N": 1}}) == {"env": {"HF_TOKEN": "***", "N": 1}}
 
 
+def test_a_credential_on_the_command_line_is_one_everywhere() -> None:
+    lines = {"args": f"--hub-token {SECRET} --steps 500000", "save_args": "--api-key='a b c d' hub.token=abc1def2"}
+    lines |= {"command": "fsdp2 verify a.py --save-args '--password hunter22 --out /tmp/a'", "resume_args": "'"}
+    assert set(given_secrets(lines)) == {SECRET, "a b c d", "abc1def2", "hunter22"}
+    made = verdict(Finding("a", "fail", f"rank 1 raised HTTPError: 401 for {SECRET}"), **lines)
+    assert redacted(made, given_secrets(lines)).findings[0].evidence == "rank 1 raised HTTPError: 401 for ***"
+
+
 def test_what_fsdp2_returns_is_redacted(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -137,9 +145,9 @@ def test_a_line_that_holds_one_is_known_from_the_baseline(tmp_path: Path) -> Non
 
 def test_progress_is_redacted() -> None:
     seen: list[tuple[str, list[str]]] = []
-    report = pipeline._without_secrets(lambda line, going: seen.append((line, list(going))))
-    report(FORMS[0], [FORMS[1]])
-    assert seen == [("--hub-token ***", ["HF_TOKEN=***"])]
+    report = pipeline._without((SECRET,), lambda line, going: seen.append((line, list(going))))
+    report(FORMS[0], [f"refused {SECRET}"])
+    assert seen == [("--hub-token ***", ["refused ***"])]
 
 
 def test_the_log_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,9 @@ def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path)
     counts = tmp_path.with_name(tmp_path.name + "-counts.json")  # a run writes there because it is allowed to
     counts.touch()
     script = written(tmp_path, COUNTED.replace("OUT", repr(str(counts))), "script.py")
-    verdict = verify_with(launcher, resolve(script, {"steps": 2, "allow_writes": str(counts)}), tmp_path / "work", ["run-completes"])
+    verdict = verify_with(
+        launcher, resolve(script, {"steps": 2, "allow_writes": str(counts)}), tmp_path / "work", ["run-completes"]
+    )
     torch_counts = json.loads(counts.read_text())
     ours = verdict.facts["traffic"]
     assert sum(torch_counts.values()) > 0

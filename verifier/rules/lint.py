@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..finding import Finding, Hit
+from ..report.redacted import redacted
 from ..source.files import files_of
 from ..source.lint import Seen, look
 from ..source.project import Module, parse
@@ -41,7 +42,8 @@ def lint(
     chosen = choose(only, skip) if only or skip else None
     target = {"command": command, "script": " ".join(map(str, paths)), "files": len(scripts), **_NOTHING_IS_RUN}
     target["cwd"] = os.getcwd()  # noqa: PTH109
-    return _verdict(target, look(scripts, chosen, parsed), chosen, training_required, started)
+    seen = look(scripts, chosen, parsed)
+    return redacted(_verdict(target, seen, chosen, training_required, started))
 
 
 def verdict_on(target: dict[str, Any], script: Path, chosen: Collection[str]) -> Verdict:
