@@ -397,3 +397,26 @@ def test_a_lock_is_not_held_by_children(tmp_path: Path) -> None:
         child.kill()
         child.wait()
     wait_until(1, lambda: child.returncode is not None)
+
+
+def test_shared_memory_of_others_is_no_place_to_write(project: Path) -> None:
+    theirs = Path(f"/dev/shm/fsdp2-theirs-{os.getpid()}")
+    theirs.write_text("data")
+    try:
+        found = stopped(lambda folder: theirs.write_text("other"), project)
+        assert found["path"] == str(theirs) and theirs.read_text() == "data"
+    finally:
+        theirs.unlink()
+
+
+@cases(
+    "path, own",
+    ("/home/u/a", True),
+    ("/net/b", False),
+    ("/net/u/a", True),
+    ("/dev/null", True),
+    ("/mnt/x", False),
+)
+def test_which_places_of_an_overlay_are_guarded(path: str, own: bool) -> None:
+    places = {"/home": True, "/net": False, "/net/u": True, "/mnt": False}
+    assert guard.Paths(World("overlay", "/w", "/w/1", ""), places).own(path) == own

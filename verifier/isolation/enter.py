@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from . import guard, overlay
 from .world import NONE, OVERLAY, World
@@ -14,9 +13,9 @@ def enter(world: World, folder: str) -> None:
 
     With a guard the caller goes on in a forked child. Raises OSError where the world cannot be had.
     """
-    uncovered: Sequence[str] = ()
+    places: dict[str, bool] = {}
     if world.mechanism == OVERLAY:
-        uncovered = overlay.enter(world)
+        places = overlay.enter(world)
     os.environ.update(world.environment)
-    if world.mechanism not in (OVERLAY, NONE) or uncovered:
-        guard.supervised(guard.Paths(world, uncovered), folder)
+    if world.mechanism not in (OVERLAY, NONE) or not all(places.values()):
+        guard.supervised(guard.Paths(world, places), folder)

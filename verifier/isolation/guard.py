@@ -15,7 +15,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,17 @@ from .world import DENIED, World
 _LINKS = 40  # that one path may follow
 _INTERFACES = ("/dev", "/proc", "/sys")
 _SHARED_MEMORY = "/dev/shm/"
+_MAKING = ("mkdir", "mknod", "link", "symlink", "rename")
 _LET_SHOW = 0.3  # seconds in which the ranks write where they are
 _SKIPPED = "__pycache__"  # Python goes on where it cannot write there
 
 
 class Paths:
-    """Which paths are the run's own. `uncovered`: nothing else but these are the user's, where there is an overlay."""
+    """Which paths are the run's own. `places`: whether what lies below a path has a layer, where there is an overlay."""
 
-    def __init__(self, world: World, uncovered: Sequence[str] = ()) -> None:
-        self._world, self._uncovered = world, uncovered
+    def __init__(self, world: World, places: Mapping[str, bool] | None = None) -> None:
+        self._world, self._places = world, places or {}
+        self.overlaid = bool(self._places)
         self._own = (world.work, *world.allowed, *_INTERFACES)
         self._others = tuple(f"{base}/root" for base in world.bases)
 
@@ -42,7 +44,7 @@ class Paths:
         """Whether a run may write to a path without links in it."""
         if any(is_in(path, name) for name in self._own) or not path.startswith("/"):
             return True
-        return bool(self._uncovered) and not any(is_in(path, name) for name in self._uncovered)
+        return self._places.get(max((one for one in self._places if is_in(path, one)), key=len, default=""), False)
 
     def resolved(self, path: str, follow: bool, keeps: bool) -> str:
         """A path without links. Links of the mirror on the way are replaced by what they lead to. Raises OSError."""
@@ -168,11 +170,20 @@ class _Supervisor:
                 continue
             exists = os.path.lexists(path)
             path = self.paths.resolved(path, follow, keeps=not flags & os.O_TRUNC)
-            if path.startswith(_SHARED_MEMORY) and flags & os.O_CREAT and not os.path.lexists(path):
-                self.made.add(path)
-            if not self.paths.own(path) and _changes(notice.call.name, path, flags, exists):
+            if path.startswith(_SHARED_MEMORY) and not self.paths.overlaid:
+                own = self._is_made_here(path, bool(flags & os.O_CREAT) or notice.call.name.startswith(_MAKING))
+            else:
+                own = self.paths.own(path)
+            if not own and _changes(notice.call.name, path, flags, exists):
                 return path
         return None
+
+    def _is_made_here(self, path: str, makes: bool) -> bool:
+        """Whether this run has made, or makes now, what is at a path of shared memory."""
+        exists = os.path.lexists(path)
+        if makes and not exists:
+            self.made.add(path)
+        return not exists or any(is_in(path, one) for one in self.made)
 
     def _record(self, found: dict[str, Any], thread: int) -> None:
         """Note the first write that was refused, let the rank show its line, and end the run."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Kernel interfaces, and what is mounted when somebody looks: nothing of the user's lies there.
+AUTOMOUNT = "autofs"
 INTERFACES = frozenset(
     [
         "proc",

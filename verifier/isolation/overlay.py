@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 
 from . import kernel
-from .mounts import INTERFACES, Mount, is_below, is_in, mounts, sockets
+from .mounts import AUTOMOUNT, INTERFACES, Mount, is_below, is_in, mounts, sockets
 from .world import FILES, World
 
 LAYERS, UPPER, PATH = "layers", "upper", "path"
@@ -67,8 +67,11 @@ def _join(holder: int) -> None:
         os.close(number)
 
 
-def enter(world: World) -> list[str]:
-    """Move this process into the world: the writable places that could not be given a layer. Raises OSError if there is no world."""
+def enter(world: World) -> dict[str, bool]:
+    """Move this process into the world. Raises OSError if there is no world.
+
+    The places below which files lie, and whether they have a layer; one that nobody can write to is left out.
+    """
     if world.holder:
         _join(world.holder)
     kernel.unshare(kernel.NEW_NAMESPACE)
@@ -95,7 +98,7 @@ def enter(world: World) -> list[str]:
     kernel.become_root_folder(str(root))
     if _in_user_namespace:
         kernel.drop_capabilities()
-    return assembly.uncovered
+    return {**dict.fromkeys(assembly.covered, True), **dict.fromkeys(assembly.uncovered, False)}
 
 
 class _Assembly:
@@ -121,16 +124,23 @@ class _Assembly:
         mount = self.mounts.get(path, Mount(path, "", False))
         if path in _AS_THEY_ARE or mount.kind in INTERFACES:
             kernel.bind(path, self.at(path), recursive=True)
+            if mount.kind == AUTOMOUNT and not any(is_below(path, one) for one in _AS_THEY_ARE):
+                self.uncovered.append(path)  # what is mounted there later has no layer
+                self._add_below(path)
             return
         if not Path(path).is_dir():  # a file that a container engine has mounted
             kernel.bind(path, self.at(path))
             self._make_read_only(self.at(path))
             return
-        below = [other for other in self.mounts if is_below(other, path)]
-        if below and _in_user_namespace:
+        if _in_user_namespace and any(is_below(other, path) for other in self.mounts):
             self._make_again(path)
             return
         self._cover(path, mount)
+        self._add_below(path)
+
+    def _add_below(self, path: str) -> None:
+        """The mounts below a folder."""
+        below = [other for other in self.mounts if is_below(other, path)]
         for other in below:
             if not any(is_below(other, outer) for outer in below):
                 self.add(other)
