@@ -121,7 +121,7 @@ def undisturbed(tool: Tool, at_a_time: int) -> Outcome:
         return max(pool.map(one, range(at_a_time)), key=lambda outcome: outcome.seconds)
 
 
-def table(tool: Tool, moments: int, at_a_time: int, seed: int) -> dict[str, Any]:
+def table(tool: Tool, signals: list[signal.Signals], moments: int, at_a_time: int, seed: int) -> dict[str, Any]:
     """Each signal at so many moments of a whole verification."""
     whole = undisturbed(tool, at_a_time)
     print(
@@ -129,7 +129,7 @@ def table(tool: Tool, moments: int, at_a_time: int, seed: int) -> dict[str, Any]
         flush=True,
     )
     chance = random.Random(seed)
-    numbers = [number for number in SIGNALS for _ in range(moments)]
+    numbers = [number for number in signals for _ in range(moments)]
     trials = [(number, chance.uniform(EARLIEST, whole.seconds)) for number in numbers]
     rows: list[tuple[signal.Signals, dict[str, Any]]] = []
     with ThreadPoolExecutor(at_a_time) as pool:
@@ -147,7 +147,7 @@ def table(tool: Tool, moments: int, at_a_time: int, seed: int) -> dict[str, Any]
         "whole_verdict": whole.verdict,
         "whole_seconds": round(whole.seconds, 1),
         "runs": whole.performed("open-w"),
-        "rows": [summed(each.name, [row for one, row in rows if one == each]) for each in SIGNALS],
+        "rows": [summed(each.name, [row for one, row in rows if one == each]) for each in signals],
     }
 
 
@@ -180,8 +180,11 @@ def main() -> int:
     parser.add_argument("--moments", type=int, default=3, help="of each signal (40 for the table)")
     parser.add_argument("--at-a-time", type=int, default=2, help="verifications beside one another")
     parser.add_argument("--seed", type=int, default=0)
+    names = [each.name for each in SIGNALS]
+    parser.add_argument("--signal", choices=names, action="append", help="only these")
     given = parser.parse_args()
-    results = table(tool(given), given.moments, given.at_a_time, given.seed)
+    chosen = [each for each in SIGNALS if each.name in (given.signal or names)]
+    results = table(tool(given), chosen, given.moments, given.at_a_time, given.seed)
     if given.out:
         Path(given.out).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(results, indent=1))

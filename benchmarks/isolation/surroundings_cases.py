@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from acts import Place
+from trial import OWN_CACHE
 
 FURTHER_GROUP = 100  # of the user, beside the first one
 PLAIN = ("--quick", "--steps", "3")
@@ -86,7 +87,25 @@ def of_root_and_group(setting: Setting) -> None:
 
 def of_further_group(setting: Setting) -> None:
     """All is the user's, but its group is one that is not the user's first."""
-    for place, _, files in os.walk(setting.place.base):
+    _give_to_further_group(setting.place.base)
+
+
+def of_further_group_again(setting: Setting) -> None:
+    """The same, and TMPDIR has the folder of torch that an earlier verification has left."""
+    cache = setting.place.tmp / f"{OWN_CACHE}_{setting.user.pw_name}"
+    cache.mkdir()
+    os.chown(cache, setting.user.pw_uid, setting.user.pw_gid)
+    of_further_group(setting)
+
+
+def of_further_group_alone(setting: Setting) -> None:
+    """The project alone has another group, as a folder that a team shares."""
+    _give_to_further_group(setting.place.project)
+    setting.place.project.chmod(0o2775)
+
+
+def _give_to_further_group(folder: Path) -> None:
+    for place, _, files in os.walk(folder):
         for path in (place, *(f"{place}/{name}" for name in files)):
             os.chown(path, -1, FURTHER_GROUP, follow_symlinks=False)
 
@@ -193,6 +212,14 @@ CASES = (
         limit=120,
     ),
     Case(
+        *("output-1gb-40mb", "the same, with 40 MB in TMPDIR"),
+        script="mlp_regression.py",
+        first=OUTPUT,
+        options=PLAIN,
+        limit=120,
+        disks=(("tmp", "size=40m"),),
+    ),
+    Case(
         *("threads-100", "100 threads per rank that write"),
         first=f"import os\n{THREADS}",
         limit=120,
@@ -248,6 +275,27 @@ CASES = (
         *("user-other-group", "project and home with a further group of the user"),
         first=MAKES,
         change=of_further_group,
+        as_user=True,
+    ),
+    Case(
+        *("user-other-group-2", "the same, after another verification"),
+        first=MAKES,
+        change=of_further_group_again,
+        as_user=True,
+    ),
+    Case(
+        *("user-other-group-3", "the project alone, old files written"),
+        codes=(0, 4),
+        copy_codes=(0,),
+        words=(r"--isolation copy",),
+        first=in_rank_0(APPENDS.format("runs/latest/model.bin")),
+        change=of_further_group_alone,
+        as_user=True,
+    ),
+    Case(
+        *("user-other-group-4", "the project alone, new files"),
+        first=MAKES,
+        change=of_further_group_alone,
         as_user=True,
     ),
     Case(

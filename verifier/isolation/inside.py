@@ -38,7 +38,8 @@ def _copying(rename: Callable[..., None]) -> Callable[..., None]:
         try:
             rename(src, dst, **options)
         except OSError as error:
-            if error.errno != errno.EXDEV or options or not _on_one_file_system(src, dst):
+            src, dst = _from(options.get("src_dir_fd"), src), _from(options.get("dst_dir_fd"), dst)
+            if error.errno != errno.EXDEV or not _on_one_file_system(src, dst):
                 raise
             draft = f"{os.fsdecode(dst)}.{os.getpid()}.fsdp2"
             shutil.copytree(src, draft, symlinks=True)
@@ -48,6 +49,11 @@ def _copying(rename: Callable[..., None]) -> Callable[..., None]:
     renamed.__name__ = rename.__name__
     renamed.__wrapped__ = rename  # type: ignore[attr-defined]
     return renamed
+
+
+def _from(folder: int | None, path: Any) -> Any:
+    """A path that starts from the folder of a descriptor, as one that does not."""
+    return path if folder is None else f"/proc/self/fd/{folder}/{os.fsdecode(path)}"
 
 
 def _on_one_file_system(source: Any, target: Any) -> bool:

@@ -8,12 +8,14 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 LOCK = "lock"
 PREFIX = "fsdp2-"
+_MAKING = 60.0  # seconds after which an empty folder is not one that is being made
 _locks: dict[Path, int] = {}
 
 
@@ -45,8 +47,11 @@ def clean(above: Path) -> list[Path]:
 
 def _abandoned(folder: Path) -> bool:
     try:
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        about = folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
             return False
+        if not os.path.lexists(folder / LOCK):  # killed as it was made, or as it was removed
+            return not any(folder.iterdir()) and about.st_mtime < time.time() - _MAKING
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:  # not one with a lock
         return False
@@ -72,9 +77,12 @@ def remove(path: Path) -> None:
             else:
                 os.unlink(name)
 
-    if path in _locks:
-        os.close(_locks.pop(path))
     if path.is_dir() and not path.is_symlink():
+        for entry in list(path.iterdir()) if (path / LOCK).exists() else ():
+            if entry.name != LOCK:  # the last, so that the next start knows the folder if this process is killed
+                remove(entry)
         shutil.rmtree(path, onerror=allow)
     else:
         path.unlink(missing_ok=True)
+    if path in _locks:
+        os.close(_locks.pop(path))

@@ -17,6 +17,8 @@ import math
 import os
 import shutil
 import stat
+import tempfile
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -149,7 +151,9 @@ class _Assembly:
         """Lay a layer over one file system, or a folder of it."""
         layer = Path(self.world.folder, LAYERS)
         if _in_user_namespace:
-            for folder in _foreign_folders(path, self.world.roots):
+            used = [os.path.dirname(cache) for cache, _ in self.world.caches]
+            used += [os.environ.get("HOME", "/"), tempfile.gettempdir()]
+            for folder in _foreign_folders(path, self.world.roots, [os.path.realpath(one) for one in used]):
                 _bring_up(folder, path, layer_of(Path(self.world.folder), path))
         try:
             _overlay([path], layer, self.at(path), path)
@@ -297,17 +301,22 @@ def _as_below(upper: Path, lower: str) -> None:
     upper.chmod(mode)
 
 
-def _foreign_folders(path: str, wanted: tuple[str, ...]) -> list[str]:
-    """The folders of other users below `path`, on the way to the `wanted` ones and in these, outermost first.
+def _foreign_folders(path: str, roots: Sequence[str], used: Sequence[str]) -> list[str]:
+    """The folders of other users and groups below `path`, on the way to the `roots` and to others that are `used`, and in the `roots`.
 
     overlayfs cannot bring a folder with its owner into a layer in a user namespace (EOVERFLOW), so these are made before.
     """
-    found = [str(one) for name in wanted if is_below(name, path) for one in Path(name, "_").parents]
-    for name in wanted:
+    found = [str(one) for name in (*roots, *used) if is_below(name, path) for one in Path(name, "_").parents]
+    for name in roots:
         inner = os.walk(name) if is_in(name, path) else ()
         found += [f"{place}/{folder}" for place, folders, _ in islice(inner, _WALKED) for folder in folders]
     outermost = sorted({one for one in found if is_below(one, path)}, key=lambda one: one.count("/"))
-    return [one for one in outermost if Path(one).is_dir() and os.stat(one).st_uid != os.getuid()]
+    return [one for one in outermost if Path(one).is_dir() and _is_foreign(os.stat(one))]
+
+
+def _is_foreign(about: os.stat_result) -> bool:
+    """Whether this user cannot give a file the owner and the group that one has."""
+    return about.st_uid != os.getuid() or about.st_gid not in (os.getgid(), *os.getgroups())
 
 
 def _bring_up(folder: str, top: str, upper: Path) -> None:
