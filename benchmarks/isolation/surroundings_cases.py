@@ -169,36 +169,20 @@ APPENDS = 'open("{}", "a").write("more")'
 CASES = (
     Case("plain", "nothing is odd"),
     Case("files-64", "ulimit -Sn 64", shell='ulimit -Sn 64; exec "$@"'),
-    Case(
-        *("processes-25", "ulimit -u 25, not root", (0, 4), (), NO_PROCESS),
-        shell='ulimit -u 25; exec "$@"',
-        as_user=True,
+    *(
+        Case(
+            *(f"processes-{most}", f"ulimit -u {most}, not root", (0, 4), (), NO_PROCESS),
+            shell=f'ulimit -u {most}; exec "$@"',
+            as_user=True,
+        )
+        for most in (25, 20, 12, 8, 5)
     ),
-    Case(
-        *("processes-8", "ulimit -u 8, not root", (0, 4), (), NO_PROCESS),
-        shell='ulimit -u 8; exec "$@"',
-        as_user=True,
-    ),
-    Case(
-        *("processes-5", "ulimit -u 5, not root", (0, 4), (), NO_PROCESS),
-        shell='ulimit -u 5; exec "$@"',
-        as_user=True,
-    ),
-    Case(
-        *("memory-2gb", "ulimit -v 2000000", (0, 2, 4), (), (r"memory",)),
-        shell='ulimit -v 2000000; exec "$@"',
-    ),
-    Case(
-        *("memory-1gb", "ulimit -v 1000000", (0, 2, 4), (), (r"memory",)),
-        shell='ulimit -v 1000000; exec "$@"',
-    ),
-    Case(
-        *("memory-700mb", "ulimit -v 700000", (0, 2, 4), (), (r"memory",)),
-        shell='ulimit -v 700000; exec "$@"',
-    ),
-    Case(
-        *("memory-500mb", "ulimit -v 500000", (0, 2, 4), (), (r"memory",)),
-        shell='ulimit -v 500000; exec "$@"',
+    *(
+        Case(
+            *(f"memory-{most}mb", f"ulimit -v {most}000", (0, 2, 4), (), (r"memory",)),
+            shell=f'ulimit -v {most}000; exec "$@"',
+        )
+        for most in (2000, 1000, 700, 500)
     ),
     Case(
         *("no-network", "no network, loopback down", (4,), (), (r"no sockets",)),

@@ -72,7 +72,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--isolation",
         default="none",
-        choices=["auto", "overlay", "copy", "none"],
+        choices=["auto", "overlay", "copy", "guard", "none"],
         help="passed on; none: the option is left out",
     )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
