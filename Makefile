@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 unexport PYTHONDONTWRITEBYTECODE  # each of many launchers would compile the probe again
 
-.PHONY: help demo test test-all lint types unit unit-all references docs detection zoo grader mutation launchers robustness versions libraries plan scan installs test-engines version clean
+.PHONY: help demo test test-all lint types unit unit-all references docs detection zoo grader mutation launchers robustness isolation versions libraries plan scan installs test-engines version clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,15 @@ launchers: $(VENV)/installed-test  ## verdicts through Slurm of two nodes and ne
 
 robustness: $(VENV)/installed-test  ## damaged inputs, hostile scripts, signals, parallel starts (half an hour)
 	$(BIN)/python benchmarks/robustness.py --out benchmarks/results/robustness.json
+
+isolation: $(VENV)/installed-test  ## what runs do to a user's files: ways, kills, jobs beside, by each mechanism (an hour, two cores to itself)
+	mkdir -p build/isolation
+	for how in overlay copy guard; do \
+		$(BIN)/python benchmarks/isolation/ways.py --fsdp2 $(CURDIR)/$(BIN)/fsdp2 --isolation $$how --out build/isolation/ways.$$how.json; done
+	for how in overlay copy; do \
+		$(BIN)/python benchmarks/isolation/kills.py --fsdp2 $(CURDIR)/$(BIN)/fsdp2 --isolation $$how --moments 40 --out build/isolation/kills.$$how.json; \
+		$(BIN)/python benchmarks/isolation/beside.py --fsdp2 $(CURDIR)/$(BIN)/fsdp2 --isolation $$how --out build/isolation/beside.$$how.json; done
+	$(BIN)/python benchmarks/isolation/table.py build/isolation --out benchmarks/results/isolation.json
 
 versions: $(VENV)/installed-test  ## each version of torch and Python in an environment of its own; FOLDER=... (network, 30 gigabytes, an hour)
 	$(BIN)/python benchmarks/versions.py $(FOLDER) --out benchmarks/results/versions.json --table references/reliability.md

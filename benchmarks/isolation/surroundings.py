@@ -114,8 +114,9 @@ def prepared(tool: Tool, case: Case, user: pwd.struct_passwd) -> Iterator[Folder
         yield place
     finally:
         for folder in mounted:
-            while folder.is_mount():
-                subprocess.run(["umount", "--lazy", folder], check=True)
+            unmount = ["umount", "--lazy", folder]
+            while subprocess.run(unmount, capture_output=True, check=False).returncode == 0:
+                continue
         shutil.rmtree(base, ignore_errors=True)
 
 

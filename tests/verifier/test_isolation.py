@@ -405,8 +405,12 @@ def test_shared_memory_of_others_is_no_place_to_write(project: Path) -> None:
     try:
         found = stopped(lambda folder: theirs.write_text("other"), project)
         assert found["path"] == str(theirs) and theirs.read_text() == "data"
-    finally:
+        (project / "run" / DENIED).unlink()
         theirs.unlink()
+        theirs.mkdir()
+        assert stopped(lambda folder: (theirs / "new").touch(), project)["path"] == str(theirs / "new")
+    finally:
+        shutil.rmtree(theirs)
 
 
 @cases(

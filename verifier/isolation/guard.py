@@ -179,11 +179,10 @@ class _Supervisor:
         return None
 
     def _is_made_here(self, path: str, makes: bool) -> bool:
-        """Whether this run has made, or makes now, what is at a path of shared memory."""
-        exists = os.path.lexists(path)
-        if makes and not exists:
+        """Whether this run has made, or makes now, what is at a path of shared memory. A folder there is somebody's."""
+        if makes and not os.path.lexists(path) and os.path.dirname(path) + "/" == _SHARED_MEMORY:
             self.made.add(path)
-        return not exists or any(is_in(path, one) for one in self.made)
+        return any(is_in(path, one) for one in self.made)
 
     def _record(self, found: dict[str, Any], thread: int) -> None:
         """Note the first write that was refused, let the rank show its line, and end the run."""
