@@ -33,6 +33,20 @@ class Interrupted(KeyboardInterrupt):
         self.code, self.verdict = code, verdict
 
 
+_STARVED = {
+    "Resource temporarily unavailable": "no further process or thread may be started (ulimit -u, pids of the cgroup)",
+    "can't start new thread": "no further process or thread may be started (ulimit -u, pids of the cgroup)",
+    "MemoryError": "no memory is left (ulimit -v, memory of the cgroup)",
+    "Cannot allocate memory": "no memory is left (ulimit -v, memory of the cgroup)",
+    "bad_alloc": "no memory is left (ulimit -v, memory of the cgroup)",
+}
+
+
+def starving(text: str) -> str:
+    """What this machine refused, if an error's text or a log says that it refused a process or memory; else ""."""
+    return next((f"{said}: {why}" for said, why in _STARVED.items() if said in text), "")
+
+
 def text_of(error: BaseException) -> str:
     """`ErrorName: message`; an ImportError or AttributeError names the symbol that is missing."""
     try:

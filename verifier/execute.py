@@ -20,7 +20,7 @@ from .analysis.usage import usage_error
 from .analysis.wording import count, cut
 from .config.launchers import HERE
 from .config.settings import applied
-from .errors import MachineRefuses, UserError
+from .errors import MachineRefuses, UserError, starving
 from .evidence import Evidence
 from .isolation.refusal import ELSEWHERE, FULL, beyond, refusal, sized
 from .isolation.world import World
@@ -175,6 +175,9 @@ class Executor:
         free = shutil.disk_usage(self.work).free
         if failed or free < _LEAST_SPACE:
             took = f"{sized(self.files.largest)} were enough for the largest run before; " if self.files.largest else ""
+            took = (
+                took or f"a run needs more than the {sized(shutil.disk_usage(self.work).total)} of this file system; "
+            )
             raise MachineRefuses(
                 f"no space left in {self.work.parent} for a run: {took}{sized(free)} are free; {ELSEWHERE}"
             )
@@ -229,6 +232,11 @@ class Executor:
             raise MachineRefuses(refused)
         ends = [end.message for end in run.all(End) if end.how == "exception"]
         if not run.completed:
+            # of a thread that could not be started; a BlockingIOError is a lock of the script's, a MemoryError its own
+            threads = [end.message for end in run.all(End) if end.error == "RuntimeError"]
+            threads = [text for text in threads if "unavailable" in text or "new thread" in text]
+            if said := next(filter(None, map(starving, threads)), ""):
+                raise MachineRefuses(f"the {planned.role} run stopped: {said}")
             self._must_have_space(any(f"[Errno {number}]" in message for message in ends for number in FULL))
         if refused := next(filter(None, (beyond(going.world.mechanism, message) for message in ends)), ""):
             raise MachineRefuses(refused)

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -61,19 +61,19 @@ def verify(
     chosen = select(only, (*skip, *target.policy.skipped), tier)
     left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
     started = time.monotonic()
-    ended: list[Run] = []
+    ended, about = list[Run](), dict[str, str]()
     secrets = given_secrets(target.describe())
     try:
-        verdict = _verified(target, work, chosen, python, _without(secrets, progress), tier, ended)
+        verdict = _verified(target, work, chosen, python, _without(secrets, progress), tier, ended, about)
     except KeyboardInterrupt as stop:
         code = stop.code if isinstance(stop, Interrupted) else INTERRUPTED
         name = signal.Signals(code - 128).name
-        part = _part(target, work, chosen, ended, f"interrupted by {name} before it could be judged")
+        part = _part(target, work, chosen, ended, f"interrupted by {name} before it could be judged", about)
         part = replace(part, interrupted=name, seconds=time.monotonic() - started)
         part = apply_policy(part.decided(), target.policy, left_out)
         raise Interrupted(code, redacted(part, secrets)) from None
     except MachineRefuses as error:
-        part = _part(target, work, chosen, ended, f"environment error: {error}")
+        part = _part(target, work, chosen, ended, f"environment error: {error}", about)
         verdict = replace(part, refused=str(error), seconds=time.monotonic() - started).decided()
     return redacted(apply_policy(verdict, target.policy, left_out), secrets)
 
@@ -84,8 +84,16 @@ def _without(secrets: tuple[str, ...], progress: Progress) -> Progress:
 
 
 def _verified(
-    target: Target, work: Path, chosen: Collection[str], python: str, progress: Progress, tier: str, ended: list[Run]
+    target: Target,
+    work: Path,
+    chosen: Collection[str],
+    python: str,
+    progress: Progress,
+    tier: str,
+    ended: list[Run],
+    about: dict[str, str],
 ) -> Verdict:
+    """`about`: what is known of the environment before there is a verdict."""
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
     work.mkdir(parents=True, exist_ok=True)
@@ -97,6 +105,7 @@ def _verified(
         stack.push(launcher)
         known = read(target)  # while the launcher imports torch
         launcher.wait()
+        about["isolation"] = in_words(asdict(launcher.choice), target.allow_writes)
         must_isolate(launcher.choice, target.isolation)
         files = Worlds(work, target.folders, target.cwd, launcher.choice, target.allow_writes)
         if target.prepare:
@@ -241,7 +250,9 @@ def _own_steps(settings: Settings, made: Sequence[Made]) -> str:
 
 def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> None:
     """Report the rules that fail by the train run alone, before later runs begin."""
+    simulated = settings.tier == "simulate"
     early = [name for name in settings.chosen if RULES[name].needs <= {"train"}]
+    early = [name for name in early if RULES[name].simulated or not simulated]
     for finding in judge(with_texts(evidence), early):
         if finding.status in ("fail", "error") and not finding.consequence:
             where = f" at {place(finding.location)}" if finding.location else ""
@@ -249,7 +260,14 @@ def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> 
             progress(f"{word} {finding.rule}{where}: {finding.evidence}", ())
 
 
-def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[Run], reason: str) -> Verdict:
+def _part(
+    target: Target,
+    work: Path,
+    chosen: Collection[str],
+    ended: Sequence[Run],
+    reason: str,
+    about: Mapping[str, str],
+) -> Verdict:
     """The verdict where not all could be run: what the sources show, and the rules that need no run but the first."""
     # the one with CUDA on the CPU, if there are two
     train = next((run for run in reversed(ended) if run.role == "train"), None)
@@ -257,7 +275,7 @@ def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[R
     enough = {"train"} if train is not None else set()
     beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}
     torch = next((r.torch for run in ended for r in run.all(Start)), "not known yet")
-    environment = {"torch": torch, "python": platform.python_version(), "platform": platform.platform()}
+    environment = {"torch": torch, "python": platform.python_version(), "platform": platform.platform(), **about}
     return assemble(target.describe(), work, evidence, ended, judge(evidence, chosen, beyond), environment)
 
 

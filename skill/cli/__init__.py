@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from ... import __version__
 from ...verifier.config.reading.inputs import Refused
 from ...verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
+from ...verifier.isolation.refusal import ELSEWHERE
 from ..output import Help, bounded, log, open_standard_streams, put
 
 COMMANDS = (
@@ -34,7 +35,10 @@ COMMANDS = (
     "install",
 )
 # errno of an OSError anywhere: a fault of the machine, or of a path that was given
-ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+ENVIRONMENT_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE),
+    *(errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 PACKAGES = {
     "yaml": "pyyaml",
@@ -95,10 +99,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not known and not isinstance(error, Refused):
             return _report_bug(error, arguments)
         refused = error.errno in ENVIRONMENT_ERRORS
-        log(bounded(f"{'environment error: ' if refused else ''}{error.strerror}: {error.filename}"))
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT) and _is_temporary(error.filename)
+        words = f"{error.strerror}: {error.filename}" + (f"; {ELSEWHERE}" if full else "")
+        log(bounded(f"{'environment error: ' if refused else ''}{words}"))
         return INCONCLUSIVE if refused else USAGE
     except Exception as error:
         return _report_bug(error, arguments)
+
+
+def _is_temporary(path: object) -> bool:
+    """Whether a path is in the temporary folder; where none can be had, tempfile names the ones that it has tried."""
+    import tempfile
+
+    try:
+        return path is None or str(path).startswith(tempfile.gettempdir())
+    except OSError:
+        return True
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

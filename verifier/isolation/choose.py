@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import MachineRefuses
+from ..errors import MachineRefuses, starving
 from . import guard, kernel, overlay
 from .leftovers import remove
 from .world import CHECKPOINT, COPY, FILES, GUARD, MECHANISMS, NONE, OVERLAY, World
@@ -69,7 +69,7 @@ class Trial:
         self._holder = os.fork()
         if self._holder == 0:
             os.close(self._answer)
-            _in_child(lambda: _hold(wish, writer))
+            _in_child(lambda: _hold(wish, writer), writer)
         os.close(writer)
 
     def choice(self) -> Choice:
@@ -98,15 +98,17 @@ class Trial:
 
 
 def _hold(wish: Wish, writer: int) -> str:
-    """Try the overlay; if it works, hold its namespaces until this process is killed. Why it does not work, through `writer`."""
+    """Try the overlay; if it works, close `writer` and hold its namespaces until this process is killed. Else why not."""
     for number in (int(name) for name in os.listdir("/proc/self/fd")):
         if number not in (2, writer):  # the other side sees by the end of a pipe that the launcher is gone
             with contextlib.suppress(OSError):
                 os.close(number)
     overlay.begin(wish.caches)
     kernel.die_with_parent()
+    file = overlay.unchangeable(wish.roots) if wish.mechanism == AUTO else ""
+    if trouble := f"overlayfs cannot change {file} of another owner or group" if file else "":
+        return trouble
     if trouble := _forked(lambda: _try_overlay(wish)):
-        os.write(writer, trouble.encode())
         return trouble
     os.close(writer)
     signal.pause()
@@ -205,6 +207,8 @@ def must_isolate(choice: Choice, wanted: str) -> None:
     if choice.mechanism != NONE or wanted == NONE:
         return
     reasons = "; ".join(f"{name}: {why}" for name, why in choice.reasons.items())
+    if starved := starving(reasons):
+        raise MachineRefuses(starved)
     raise MachineRefuses(
         f"runs cannot be isolated from your files here ({reasons}). In a copy of the project, of which you need nothing: "
         f"--isolation {NONE}"

@@ -45,7 +45,10 @@ def begin(caches: tuple[tuple[str, str], ...]) -> None:
     try:
         kernel.unshare(kernel.NEW_NAMESPACE)
     except PermissionError:
-        kernel.unshare(kernel.NEW_NAMESPACE | kernel.NEW_USER)
+        try:
+            kernel.unshare(kernel.NEW_NAMESPACE | kernel.NEW_USER)
+        except OSError as error:  # EPERM of a container's filter, ENOSPC of user.max_user_namespaces = 0
+            raise OSError(error.errno, f"user namespaces are not allowed here: {error.strerror}", "unshare") from None
         _in_user_namespace = True
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
@@ -108,7 +111,9 @@ class _Assembly:
 
     def __init__(self, world: World, root: str) -> None:
         self.world, self.root = world, root
-        self.mounts = {mount.path: mount for mount in mounts() if not is_in(mount.path, world.work)}
+        ours = (world.work, *(place for _, place in world.caches))
+        found = [mount for mount in mounts() if not any(is_in(mount.path, one) for one in ours)]
+        self.mounts = {mount.path: mount for mount in found}
         self.covered: list[str] = []
         self.uncovered: list[str] = []
 
@@ -168,6 +173,7 @@ class _Assembly:
 
     def _make_again(self, path: str) -> None:
         """A folder of the entries that it has. Those that this user may not see are left out, but for the mounts in them."""
+        self.covered.append(path)
         known = {other for other in self.mounts if is_below(other, path)}
         wanted = {f"{path.rstrip('/')}/{other[len(path.rstrip('/')) + 1 :].split('/')[0]}" for other in known}
         with contextlib.suppress(OSError), os.scandir(path) as entries:
@@ -315,8 +321,18 @@ def _foreign_folders(path: str, roots: Sequence[str], used: Sequence[str]) -> li
 
 
 def _is_foreign(about: os.stat_result) -> bool:
-    """Whether this user cannot give a file the owner and the group that one has."""
-    return about.st_uid != os.getuid() or about.st_gid not in (os.getgid(), *os.getgroups())
+    """Whether a user namespace, which knows one user and one group, cannot give a file the owner and group of that one."""
+    return about.st_uid != os.getuid() or about.st_gid != os.getgid()
+
+
+def unchangeable(roots: Sequence[str]) -> str:
+    """A file of the project that this user may change, and overlayfs cannot bring into a layer in a user namespace; "" if none."""
+    for name in roots if _in_user_namespace else ():
+        for place, _, files in islice(os.walk(name), _WALKED):
+            for path in (f"{place}/{file}" for file in files):
+                if _is_foreign(os.lstat(path)) and os.access(path, os.W_OK) and not os.path.islink(path):
+                    return path
+    return ""
 
 
 def _bring_up(folder: str, top: str, upper: Path) -> None:

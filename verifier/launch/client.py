@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import MachineRefuses, UserError
+from ..errors import MachineRefuses, UserError, starving
 from ..isolation.choose import Choice, Wish
 from . import processes
 from .request import Request
@@ -60,6 +60,8 @@ class Launcher:
         """Until it has imported torch: `versions`. Raises UserError, MachineRefuses or RuntimeError if it cannot serve."""
         try:
             self.versions = self._read(_START_SECONDS)
+            if self.versions.get("fault") == "machine":
+                raise MachineRefuses(self.versions["message"])
             if self.versions.get("fault") == "torch":
                 raise UserError(f"this Python cannot import torch: {self.versions['message']}")
             if self.versions.get("fault"):
@@ -106,6 +108,7 @@ class Launcher:
         if answer.get("fault") == "killed":
             raise MachineRefuses(f"the process that manages a run {_OUTSIDE}")
         if "fault" in answer:
+            self._must_not_starve()
             raise RuntimeError(answer["fault"])
         return answer
 
@@ -134,9 +137,17 @@ class Launcher:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def _must_not_starve(self) -> None:
+        """Raises MachineRefuses where the log says that this machine has refused a process or memory."""
+        if isinstance(self._log, int):
+            return
+        if said := starving(Path(self._log.name).read_text(encoding="utf-8", errors="replace")):
+            raise MachineRefuses(said)
+
     def _gone(self) -> Exception:
         """Why the launcher has ended. The verifier itself sends it no signal."""
         self._process.wait()
+        self._must_not_starve()
         if self._process.returncode < 0:
             return MachineRefuses(f"the launcher process {_OUTSIDE}")
         return RuntimeError("the launcher process has died")

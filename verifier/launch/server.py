@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import text_of
+from ..errors import starving, text_of
 from ..isolation.choose import Trial, Wish
 from . import manager, processes
 from .request import ONE_PROCESS, Live
@@ -49,12 +49,16 @@ def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], wish
     try:
         versions = _import_torch()
     except Exception as error:
-        _answer(answers, {"fault": "torch", "message": text_of(error)})
+        said = starving(text_of(error))
+        _answer(answers, {"fault": "machine" if said else "torch", "message": said or text_of(error)})
         return 1
     try:
         prepare()
     except Exception as error:  # in the probe: a name that this version of torch does not have
         traceback.print_exc()
+        if said := starving(text_of(error)):
+            _answer(answers, {"fault": "machine", "message": said})
+            return 1
         _answer(answers, {"fault": "probe", "message": f"{text_of(error)} (torch {versions['torch']})"})
         return 1
     if device == "auto" and 0 < versions["devices"] < ranks:
