@@ -33,12 +33,13 @@ class Interrupted(KeyboardInterrupt):
         self.code, self.verdict = code, verdict
 
 
+_NO_PROCESS = "no further process or thread may be started (ulimit -u, pids of the cgroup)"
+_NO_MEMORY = "no memory is left (ulimit -v, memory of the cgroup)"
 _STARVED = {
-    "Resource temporarily unavailable": "no further process or thread may be started (ulimit -u, pids of the cgroup)",
-    "can't start new thread": "no further process or thread may be started (ulimit -u, pids of the cgroup)",
-    "MemoryError": "no memory is left (ulimit -v, memory of the cgroup)",
-    "Cannot allocate memory": "no memory is left (ulimit -v, memory of the cgroup)",
-    "bad_alloc": "no memory is left (ulimit -v, memory of the cgroup)",
+    **dict.fromkeys(("Resource temporarily unavailable", "can't start new thread"), _NO_PROCESS),
+    **dict.fromkeys(
+        ("MemoryError", "Cannot allocate memory", "bad_alloc", "Memory allocation still failed"), _NO_MEMORY
+    ),
 }
 
 

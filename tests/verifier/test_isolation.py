@@ -20,7 +20,7 @@ from records import cases
 from scripts import ZOO, wait_until, written
 from trees import build_file_tree
 from verified_fsdp2.verifier.config.target import resolve
-from verified_fsdp2.verifier.errors import MachineRefuses
+from verified_fsdp2.verifier.errors import MachineRefuses, starving
 from verified_fsdp2.verifier.isolation import guard, leftovers, mirror, mounts, refusal, seccomp
 from verified_fsdp2.verifier.isolation.choose import Choice, Trial, Wish, in_words, must_isolate
 from verified_fsdp2.verifier.isolation.enter import enter
@@ -424,3 +424,25 @@ def test_shared_memory_of_others_is_no_place_to_write(project: Path) -> None:
 def test_which_places_of_an_overlay_are_guarded(path: str, own: bool) -> None:
     places = {"/home": True, "/net": False, "/net/u": True, "/mnt": False}
     assert guard.Paths(World("overlay", "/w", "/w/1", ""), places).own(path) == own
+
+
+def test_a_trial_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(caches: object) -> None:
+        raise OSError(errno.ENOSPC, "not allowed here", "unshare")
+
+    monkeypatch.setattr("verified_fsdp2.verifier.isolation.overlay.begin", refused)
+    trial = Trial(Wish("auto", str(tmp_path), (str(tmp_path),)))
+    choice = trial.choice()
+    assert choice.mechanism != "overlay" and choice.reasons["overlay"] == "not allowed here (unshare)"
+    trial.end()
+    assert Trial(Wish("overlay", str(tmp_path))).choice().mechanism == "none"
+
+
+@cases(
+    "text, said",
+    ("RuntimeError: can't start new thread", "process"),
+    ("OpenBLAS error: Memory allocation still failed after 10 retries", "memory"),
+    ("ValueError: x", ""),
+)
+def test_what_a_machine_refuses_is_named(text: str, said: str) -> None:
+    assert said in starving(text) and bool(said) == bool(starving(text))
