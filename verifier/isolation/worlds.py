@@ -128,9 +128,9 @@ class Worlds:
 
     def end(self, world: World, saves: Iterable[str], keeps: bool, leaves: bool) -> list[str]:
         """A run has ended, which saved to `saves`: what it wrote of the user's paths. Its world is kept, or taken away."""
-        place = Path(world.folder)
-        wrote = [path for path in self._wrote(world) if self._counts(path, list(saves))]
-        self.written += [path for path in wrote if path not in self.written]
+        place, kept = Path(world.folder), list(saves)
+        wrote = [path for path in self._wrote(world) if self._counts(path, kept)]
+        self.written = [*dict.fromkeys([*self.written, *wrote])]
         self.largest = max(self.largest, _size(place))
         if keeps:
             self.movable = self.choice.mechanism == OVERLAY or not _names_itself(place)
