@@ -1,5 +1,6 @@
 """Each sentence of SECURITY.md and of the README on what a verification does to a machine is held by a test."""
 
+import json
 import re
 from pathlib import Path
 
@@ -38,6 +39,29 @@ def test_each_claim_is_in_the_text_and_has_its_test() -> None:
             file, _, function = test.partition("::")
             source = (ROOT / "tests" / file).read_text(encoding="utf-8")
             assert not function or f"def {function}(" in source, test
+
+
+def test_the_figures_of_isolation_are_those_that_were_measured() -> None:
+    found = json.loads((ROOT / "benchmarks/results/isolation.json").read_text(encoding="utf-8"))
+    page = (ROOT / "references/reliability.md").read_text(encoding="utf-8")
+    section = " ".join(page.partition("## Isolation\n")[2].partition("\n## ")[0].split())
+    ways, held, rows = found["ways"], found["held"], found["by_way"]
+    assert f"in {ways} ways" in section and f"{held['before']} of {ways}; 35 more" in section
+    assert sum(row["before"] == "time of a folder" for row in rows) == 35
+    for name in ("overlay", "copy", "guard"):
+        assert f"| {name} | {held[name]} of {ways}" in section
+    for name in ("copy", "guard"):
+        stopped = sum(row[name] == "stopped" for row in rows)
+        assert f"| {name} | {held[name]} of {ways}, {stopped} of them by stopping" in section
+    none = sum(row["user"] == "not available" for row in rows)
+    assert f"{held['user']} of {ways - none} (two ways need root)" in section and none == 2
+    right = {sum(int(text.split()[0]) for text in rows.values()) for rows in found["kills"].values()}
+    assert right == {160} and "160 of 160 each" in section
+    jobs = found["beside"]["overlay"]["job"]
+    assert len(jobs) == 4 and not any(job["lines_lost"] for job in jobs)
+    assert not any(row["rules_that_differ"] for row in found["beside"]["overlay"]["together"])
+    cost = max(row["seconds_of_the_verifier"] for kind in ("copy", "overlay") for row in found["beside"][kind]["files"])
+    assert f"{cost:.1f} s at most" in section
 
 
 def test_no_bullet_of_what_runs_is_without_a_test() -> None:

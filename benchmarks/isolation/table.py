@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from results_file import write
 
 BEFORE = Path(__file__).with_name("before.json")
 STOPPED = "stopped"  # held, because the run was stopped before it
@@ -53,13 +57,11 @@ def main() -> int:
     table = ways({"before": BEFORE, **named(given.folder, "ways")})
     mechanisms = dict.fromkeys(name for row in table.values() for name in row)
     counts = {name: sum(row.get(name) in ("held", STOPPED) for row in table.values()) for name in mechanisms}
-    lines = [f"  {json.dumps(way)}: {json.dumps(row)}" for way, row in table.items()]
-    parts = [f'"ways": {len(table)}', f'"held": {json.dumps(counts)}']
+    found: dict[str, Any] = {"ways": len(table), "held": counts}
     for kind, read in (("kills", kills), ("beside", lambda file: json.loads(file.read_text()))):
-        rows = [f"  {json.dumps(name)}: {json.dumps(read(file))}" for name, file in named(given.folder, kind).items()]
-        parts.append(f'"{kind}": {{\n' + ",\n".join(rows) + "\n }")
-    parts.append('"by_way": {\n' + ",\n".join(lines) + "\n }")
-    given.out.write_text("{\n " + ",\n ".join(parts) + "\n}\n", encoding="utf-8")
+        found[kind] = {name: read(file) for name, file in named(given.folder, kind).items()}
+    found["by_way"] = [{"way": way, **row} for way, row in table.items()]
+    write(given.out, found)
     print(json.dumps(counts))
     return 0
 
