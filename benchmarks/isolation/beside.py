@@ -64,7 +64,7 @@ def logged(tool: Tool, mode: str, keeps_open: bool) -> dict[str, Any]:
         outcome = verified(unlocked, place, script)
         job.join()
         lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-    steps = sorted(one["at"] for one in outcome.heard if one.get("way") == "log") or [0.0]
+    steps = sorted(one["at"] for one in outcome.received if one.get("way") == "log") or [0.0]
     wanted = [FIRST, *(f"job {number}\n" for number in range(LINES))]
     return {
         "script": mode.removeprefix("--"),
@@ -149,7 +149,7 @@ def many_files(tool: Tool, given: argparse.Namespace) -> list[dict[str, Any]]:
         plain, written = alternating(tool, given.repeats, prepare, ["--files", str(given.written)])
         runs = statistics.median(one.performed("files") for one in written)
         more = median(written) - median(plain)
-        said = [word for one in written for word in one.heard]
+        said = [word for one in written for word in one.received]
         inside = [word["seconds"] for word in said if word.get("way") == "files"]
         row = {
             "files": given.written,

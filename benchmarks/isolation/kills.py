@@ -72,7 +72,7 @@ def struck(tool: Tool, number: signal.Signals, after: float) -> dict[str, Any]:
             row["code"] = ended(process)
             row["seconds"] = round(time.monotonic() - began, 2)
             row["processes"] = survivors(mark, place)
-        row["writing"] = any(one.get("event") == "begin" for one in listener.heard)
+        row["writing"] = any(one.get("event") == "begin" for one in listener.received)
         changes = differences(before, tree(place.roots()))
         row["differs"], row["times"], row["cached"] = weighed(changes)
         row["tmp"] = leftovers(place)

@@ -119,7 +119,7 @@ class Listener:
         self._socket.bind(("127.0.0.1", 0))
         self._socket.settimeout(0.2)
         self.port = self._socket.getsockname()[1]
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
@@ -136,7 +136,7 @@ class Listener:
         while True:
             try:
                 said = json.loads(self._socket.recv(1 << 16))
-                self.heard.append({**said, "at": time.monotonic()})
+                self.received.append({**said, "at": time.monotonic()})
             except TimeoutError:
                 if self._ended.is_set():
                     return
@@ -205,7 +205,7 @@ class Outcome:
     report: dict[str, Any] = field(default_factory=dict)
     printed: str = ""
     changes: list[Difference] = field(default_factory=list)
-    heard: list[dict[str, Any]] = field(default_factory=list)
+    received: list[dict[str, Any]] = field(default_factory=list)
     before: dict[str, Entry] = field(default_factory=dict)
     survivors: list[str] = field(default_factory=list)
     tmp: list[str] = field(default_factory=list)  # left in TMPDIR
@@ -221,7 +221,7 @@ class Outcome:
 
     def performed(self, way: str) -> int:
         """How many runs did what the way is."""
-        return sum(one.get("way") == way and one["event"] == "done" for one in self.heard)
+        return sum(one.get("way") == way and one["event"] == "done" for one in self.received)
 
 
 def names(folder: str) -> list[str]:
@@ -262,7 +262,7 @@ def verified(
             outcome.seconds = time.monotonic() - began
         outcome.survivors = survivors(mark, place)
         time.sleep(settle)
-    outcome.heard = listener.heard
+    outcome.received = listener.received
     outcome.report = reported(command)
     outcome.printed = (place.reports / f"{mark}.out").read_text(encoding="utf-8", errors="replace")
     outcome.changes = differences(outcome.before, tree(place.roots()))

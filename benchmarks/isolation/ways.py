@@ -59,7 +59,7 @@ def judged(name: str, changes: list[Difference], outcome: Outcome) -> dict[str, 
         shown = [one for kind in strong for one in changes if one.outcome == kind]
         row["which"] = [f"{one.what}: {one.path[:90]}" for one in shown[:SHOWN]]
     row["performed"] = outcome.performed(name)
-    said = [one for one in outcome.heard if one.get("way") == name]
+    said = [one for one in outcome.received if one.get("way") == name]
     errors = {one["text"] for one in said if one["event"] == "error"}
     if errors:
         row["error"] = shortened(sorted(errors)[0])

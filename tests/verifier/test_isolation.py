@@ -28,7 +28,7 @@ from verified_fsdp2.verifier.isolation.inside import in_world
 from verified_fsdp2.verifier.isolation.world import DENIED, World
 from verified_fsdp2.verifier.isolation.worlds import Worlds, caches, wish
 from verified_fsdp2.verifier.launch.client import Launcher
-from verified_fsdp2.verifier.pipeline import select, verify_with
+from verified_fsdp2.verifier.pipeline import select, verify, verify_with
 
 Act = Callable[[Path], object]
 DIGEST = "mtime_ns mode size target"
@@ -271,12 +271,12 @@ def test_where_a_run_may_write(project: Path) -> None:
 
 def test_the_message_on_a_stopped_write(project: Path) -> None:
     world = World("copy", "/w", "/w/01", "", roots=(str(project),))
-    found = {"path": "/w/01/root/data/a b.pt", "size": 3 << 30, "call": "openat", "command": [], "in_rank": True}
+    found = {"path": "/w/01/mirror/data/a b.pt", "size": 3 << 30, "call": "openat", "command": [], "in_rank": True}
     (project / DENIED).write_text(json.dumps(found))
     stacks = {
-        0: f'  File "/usr/lib/python3/x.py", line 1 in a\n  File "/w/01/root{project}/train.py", line 7 in save\n'
+        0: f'  File "/usr/lib/python3/x.py", line 1 in a\n  File "/w/01/mirror{project}/train.py", line 7 in save\n'
     }
-    said = refusal.refusal(project, world, stacks, [("/w/01/root", "")])
+    said = refusal.refusal(project, world, stacks, [("/w/01/mirror", "")])
     for part in ("/data/a b.pt (now 3 GiB)", f"at {project}/train.py:7 in save", "--allow-writes '/data/a b.pt'"):
         assert part in said
     (project / DENIED).write_text(json.dumps({"path": "/w/x", "error": errno.ENOSPC}))
@@ -287,10 +287,12 @@ def test_the_message_on_a_stopped_write(project: Path) -> None:
 
 
 def test_where_paths_are_meant_in_the_copy() -> None:
-    world = World("copy", "/w", "/w/01", "/w/01/files/checkpoint", mirror="/w/01/root", roots=("/home/u", "/home/u/p"))
-    assert world.inside("/home/u/p/a") == "/w/01/root/home/u/p/a"
+    world = World(
+        "copy", "/w", "/w/01", "/w/01/files/checkpoint", mirror="/w/01/mirror", roots=("/home/u", "/home/u/p")
+    )
+    assert world.inside("/home/u/p/a") == "/w/01/mirror/home/u/p/a"
     assert [world.inside(path) for path in ("/home/u2/a", "/w/x", "/home")] == ["/home/u2/a", "/w/x", "/home"]
-    assert world.inside_words("--data=/home/u/p:/data") == "--data=/w/01/root/home/u/p:/data"
+    assert world.inside_words("--data=/home/u/p:/data") == "--data=/w/01/mirror/home/u/p:/data"
     assert World.of(json.loads(json.dumps(world.as_dict()))) == world
 
 
@@ -446,3 +448,38 @@ def test_a_trial_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
 )
 def test_what_a_machine_refuses_is_named(text: str, said: str) -> None:
     assert said in starving(text) and bool(said) == bool(starving(text))
+
+
+@pytest.mark.launch
+@cases("mechanism", "overlay", "copy")
+def test_a_checkpoint_comes_back_after_a_preparation(mechanism: str, project: Path, tmp_path: Path) -> None:
+    written(project, (ZOO / "checkpoint_stateful.py").read_text(encoding="utf-8"))
+    written(project, "open('made.txt', 'w').write('x')\n", "make.py")
+    flags = {"save_args": "--save-every 3 --out {checkpoint}", "resume_args": "--resume {checkpoint}", "reshard_to": ""}
+    target = resolve(
+        project / "train.py", {**flags, "steps": 5, "prepare": str(project / "make.py"), "isolation": mechanism}
+    )
+    verdict = verify(target, tmp_path / "work", ("run-completes", "resume-is-exact"))
+    assert {finding.status for finding in verdict.findings} == {"pass"}, verdict.findings
+    assert not (project / "made.txt").exists()
+
+
+def test_what_the_kernel_refuses_by_itself_stops_no_run(project: Path) -> None:
+    def tries(folder: Path) -> None:
+        for call in (
+            lambda: os.rename(folder / "no such", folder / "run/x"),
+            lambda: os.chmod(folder / "no such", 0o600),
+            lambda: os.truncate(folder / "no such", 0),
+            lambda: (folder / "data.txt/below").write_text("x"),
+        ):
+            with pytest.raises(OSError, match=r"No such file|Not a directory"):
+                call()
+        (folder / "run/done").touch()
+
+    assert stopped(tries, project) == {} and (project / "run/done").exists()
+
+
+def test_a_project_in_a_cache_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = [path for path, _ in wish(tmp_path / "work", tmp_path / ".cache" / "project").caches]
+    assert f"{tmp_path}/.cache" not in paths and f"{tmp_path}/.triton" in paths

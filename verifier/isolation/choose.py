@@ -19,6 +19,7 @@ from .leftovers import remove
 from .world import CHECKPOINT, COPY, FILES, GUARD, MECHANISMS, NONE, OVERLAY, World
 
 AUTO = "auto"
+_WORKS = "works"  # the answer of the process that holds the namespaces
 CHOICES = (AUTO, *MECHANISMS, NONE)
 
 
@@ -78,11 +79,11 @@ class Trial:
         if self._holder:
             with os.fdopen(self._answer) as stream:
                 trouble = stream.read()
-            if not trouble:
+            if trouble == _WORKS:
                 return Choice(OVERLAY, {}, self._holder, self._wish.caches)
             os.waitpid(self._holder, 0)
             self._holder = 0
-            reasons[OVERLAY] = trouble
+            reasons[OVERLAY] = trouble or "the process that tried it was killed"
         wanted = self._wish.mechanism
         if wanted in (OVERLAY, NONE):
             return Choice(NONE, reasons)
@@ -98,7 +99,7 @@ class Trial:
 
 
 def _hold(wish: Wish, writer: int) -> str:
-    """Try the overlay; if it works, close `writer` and hold its namespaces until this process is killed. Else why not."""
+    """Try the overlay; if it works, say so to `writer` and hold its namespaces until this process is killed. Else why not."""
     for number in (int(name) for name in os.listdir("/proc/self/fd")):
         if number not in (2, writer):  # the other side sees by the end of a pipe that the launcher is gone
             with contextlib.suppress(OSError):
@@ -110,6 +111,7 @@ def _hold(wish: Wish, writer: int) -> str:
         return trouble
     if trouble := _forked(lambda: _try_overlay(wish)):
         return trouble
+    os.write(writer, _WORKS.encode())
     os.close(writer)
     signal.pause()
     return ""

@@ -144,9 +144,9 @@ class _Supervisor:
         """Let a call go on, or refuse it."""
         try:
             refused = self._refused(notice)
-        except FileNotFoundError:  # a folder on the way: the kernel says so, too
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):  # the kernel says so, too, or nobody waits
             refused = None
-        except OSError as error:  # no space for the copy of a file, or the thread has gone
+        except OSError as error:  # no space for the copy of a file, or a path that cannot be read
             self._record({"path": error.filename or "", "error": error.errno, "call": notice.call.name}, notice.thread)
             seccomp.refuse(self.listener, notice, error.errno or errno.EIO)
             return
@@ -160,6 +160,8 @@ class _Supervisor:
     def _refused(self, notice: seccomp.Notice) -> str | None:
         """The user's path that a call would change; None if it changes none, or the kernel refuses it by itself."""
         thread, flags = notice.thread, notice.opens_with()
+        if notice.call.name == "openat2" and not flags & seccomp.WRITES:  # the filter cannot see its flags
+            return None
         for operand in notice.call.operands:
             if notice.call.descriptor:
                 path, follow = _target(thread, notice.arguments[0]), False
@@ -174,7 +176,8 @@ class _Supervisor:
                 own = self._is_made_here(path, bool(flags & os.O_CREAT) or notice.call.name.startswith(_MAKING))
             else:
                 own = self.paths.own(path)
-            if not own and _changes(notice.call.name, path, flags, exists):
+            makes = operand is notice.call.operands[-1]
+            if not own and _changes(notice.call.name, path, flags, exists, makes):
                 return path
         return None
 
@@ -197,11 +200,8 @@ class _Supervisor:
         file.write_text(json.dumps({**found, "in_rank": bool(ranks)}), encoding="utf-8")
         for pid in ranks:
             with contextlib.suppress(OSError):
-                os.kill(pid, _STACKS)
+                os.kill(pid, kernel.STACKS_SIGNAL)
         self.end_at = time.monotonic() + _LET_SHOW
-
-
-_STACKS = signal.SIGRTMAX - 1  # as in launch/processes.py
 
 
 def _absolute(thread: int, notice: seccomp.Notice, operand: seccomp.Operand) -> str:
@@ -242,17 +242,18 @@ _MAKES: dict[str, Callable[[bool], bool]] = {
 }
 
 
-def _changes(call: str, path: str, flags: int, exists: bool) -> bool:
-    """Whether the kernel would let the call change anything at a path of the user's."""
+def _changes(call: str, path: str, flags: int, exists: bool, last: bool) -> bool:
+    """Whether the kernel would let the call change anything at a path of the user's. `last`: it is the last one of the call."""
     if call in _MAKES:
         return _MAKES[call](exists) and _writable(os.path.dirname(path))
     if not os.path.lexists(path):
-        return bool(flags & os.O_CREAT or not flags) and _writable(os.path.dirname(path))
+        makes = flags & os.O_CREAT or (last and call.startswith(("rename", "link")))
+        return bool(makes) and _writable(os.path.dirname(path))
     if not flags:  # renamed, linked, or changed beside its content: its owner may, or who may write to its folder
         return _writable(os.path.dirname(path)) or os.stat(path, follow_symlinks=False).st_uid == os.geteuid()
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
-        return bool(flags & seccomp._O_TMPFILE) and _writable(path)
+        return bool(flags & seccomp.O_TMPFILE) and _writable(path)
     only_made = not flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
     return stat.S_ISREG(mode) and not only_made and os.access(path, os.W_OK)
 
@@ -280,7 +281,7 @@ def _field(pid: int, name: str, base: int = 10) -> int:
 def _shows_stacks(pid: int) -> bool:
     """Whether a process is a rank, which writes its stacks when it gets the signal."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        return bool(_field(pid, "SigCgt", 16) >> (_STACKS - 1) & 1)
+        return bool(_field(pid, "SigCgt", 16) >> (kernel.STACKS_SIGNAL - 1) & 1)
     return False
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal as signals
 
 NEW_NAMESPACE, NEW_USER = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 READ_ONLY, REMOUNT, BIND, RECURSIVE = 0x1, 0x20, 0x1000, 0x4000
@@ -16,6 +17,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _CAPABILITY_VERSION = 0x20080522
+STACKS_SIGNAL = signals.SIGRTMAX - 1  # a rank that gets it writes where each of its threads is
 _PARENT_DEATH_SIGNAL, _NO_NEW_PRIVILEGES = 1, 38
 _SET_FILTER, _NEW_LISTENER = 1, 1 << 3
 

@@ -58,7 +58,7 @@ def begin(caches: tuple[tuple[str, str], ...]) -> None:
         layer, merged = Path(place, LAYERS), Path(place, "merged")
         merged.mkdir(parents=True, exist_ok=True)
         if Path(path).is_dir():
-            _overlay([path], layer, str(merged), path)
+            _overlay(path, layer, str(merged))
 
 
 def _join(holder: int) -> None:
@@ -161,7 +161,7 @@ class _Assembly:
             for folder in _foreign_folders(path, self.world.roots, [os.path.realpath(one) for one in used]):
                 _bring_up(folder, path, layer_of(Path(self.world.folder), path))
         try:
-            _overlay([path], layer, self.at(path), path)
+            _overlay(path, layer, self.at(path))
             self.covered.append(path)
         except OSError:  # a file system that overlayfs does not take
             kernel.bind(path, self.at(path), recursive=True)
@@ -222,14 +222,13 @@ class _Assembly:
         size = f"size={about.f_blocks * about.f_frsize},mode=1777"
         kernel.mount("tmpfs", str(place) if there else target, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, size)
         if there:  # data that somebody keeps in memory
-            _overlay([_SHARED_MEMORY], place, target, _SHARED_MEMORY)
+            _overlay(_SHARED_MEMORY, place, target)
 
     def checkpoint(self) -> None:
         """The folder that holds `{checkpoint}`: the run's own, above those of the worlds whose files it finds."""
-        own, path = Path(self.world.folder, FILES), str(Path(self.world.checkpoint).parent)
-        bases, target = [f"{base}/{FILES}" for base in self.world.bases], self.at(path)
-        if bases:
-            _overlay(bases, Path(self.world.folder, LAYERS), target, path)
+        own, target = Path(self.world.folder, FILES), self.at(str(Path(self.world.checkpoint).parent))
+        if bases := [f"{base}/{FILES}" for base in self.world.bases]:
+            _mount(bases, own, Path(self.world.folder, "work"), target)
         else:
             kernel.bind(str(own), target)
 
@@ -247,8 +246,7 @@ def inherit(base: Path, folder: Path, share: bool) -> None:
     """
     for layer in (base / LAYERS).iterdir() if (base / LAYERS).is_dir() else ():
         path = os.fsdecode((layer / PATH).read_bytes())
-        if not path.endswith(f"/{FILES}"):
-            _copy_layer(str(layer / UPPER), str(layer_of(folder, path)), _LARGE if share else math.inf)
+        _copy_layer(str(layer / UPPER), str(layer_of(folder, path)), _LARGE if share else math.inf)
 
 
 def _copy_layer(source: str, target: str, large: float) -> None:
@@ -330,8 +328,10 @@ def unchangeable(roots: Sequence[str]) -> str:
     for name in roots if _in_user_namespace else ():
         for place, _, files in islice(os.walk(name), _WALKED):
             for path in (f"{place}/{file}" for file in files):
-                if _is_foreign(os.lstat(path)) and os.access(path, os.W_OK) and not os.path.islink(path):
-                    return path
+                with contextlib.suppress(FileNotFoundError):  # that a job removes meanwhile
+                    about = os.lstat(path)
+                    if not stat.S_ISLNK(about.st_mode) and _is_foreign(about) and os.access(path, os.W_OK):
+                        return path
     return ""
 
 
@@ -348,14 +348,19 @@ def _name(path: str) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 
-def _overlay(lower: list[str], layers: Path, target: str, path: str) -> None:
-    """Mount the folders of `lower`, the topmost first, at `target`, with a layer in the folder `layers` above them."""
+def _overlay(path: str, layers: Path, target: str) -> None:
+    """Show a folder at `target`, with a layer in the folder `layers` above it."""
     layer = layers / _name(path)
-    upper, scratch = layer / UPPER, layer / "work"
-    for folder in (upper, scratch):
-        folder.mkdir(parents=True, exist_ok=True)
+    upper = layer / UPPER
+    upper.mkdir(parents=True, exist_ok=True)
     (layer / PATH).write_bytes(os.fsencode(path))
-    _as_below(upper, lower[-1])
+    _as_below(upper, path)
+    _mount([path], upper, layer / "work", target)
+
+
+def _mount(lower: list[str], upper: Path, scratch: Path, target: str) -> None:
+    """Mount an overlay of the folders of `lower`, the topmost first, and of `upper`, which receives what is written."""
+    scratch.mkdir(exist_ok=True)
     # By number: a path may hold commas and colons, which would part options.
     opened = [os.open(name, os.O_PATH | os.O_DIRECTORY) for name in (*lower, str(upper), str(scratch))]
     try:

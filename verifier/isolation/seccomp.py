@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 AT_CWD, PATH_MAX = -100, 4096
 NO_FOLLOW, FOLLOW = 0x100, 0x400  # AT_SYMLINK_NOFOLLOW, AT_SYMLINK_FOLLOW
-_O_TMPFILE = 0o20000000
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | _O_TMPFILE
+O_TMPFILE = 0o20000000
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | O_TMPFILE
 _NOTIFY, _ALLOW, _UNKNOWN = 0x7FC00000, 0x7FFF0000, 0x00050000 | 38  # the last one is ENOSYS
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _CONTINUE = 1
@@ -119,7 +119,7 @@ def program() -> bytes:
             found += [_do(0x15, number, 0, 1), _do(0x06, _NOTIFY)]
         else:
             flags = 16 + 8 * call.opens  # the lower half of the argument in struct seccomp_data
-            found += [_do(0x15, number, 0, 4), _do(0x20, flags), _do(0x45, _WRITES, 0, 1)]
+            found += [_do(0x15, number, 0, 4), _do(0x20, flags), _do(0x45, WRITES, 0, 1)]
             found += [_do(0x06, _NOTIFY), _do(0x06, _ALLOW)]
     return b"".join([*found, _do(0x06, _ALLOW)])
 

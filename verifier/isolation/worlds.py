@@ -27,7 +27,6 @@ from .mounts import is_below, is_in
 from .world import CHECKPOINT, COPY, FILES, NONE, OVERLAY, World
 
 COMMON = ("empty", "saved")  # the states that may need the common folder
-BASED = ("saved", "left")  # on the files of an earlier run
 _DEEPEST, _MOST = 4, 2_000  # of a listing of the checkpoint folder
 _NOT_OUTPUTS = ("__pycache__", ".git")
 _SHOWN = 3  # paths in a note
@@ -105,7 +104,8 @@ class Worlds:
             caches=self.choice.caches,
             holder=self.choice.holder,
             mirror=str(place / "root") if copies else "",
-            roots=(*roots, str(self.home)) if copies else tuple(roots),
+            # without HOME it is `/`, which holds all that is not the user's
+            roots=(*roots, str(self.home)) if copies and self.home != Path("/") else tuple(roots),
         )
         if overlaid or mechanism == NONE:
             return world
@@ -217,7 +217,9 @@ def wish(work: Path, *roots: Path, mechanism: str = AUTO) -> Wish:
     """What a launcher is asked for, whose worlds lie below `work`."""
     work = work.resolve()
     own = tuple(dict.fromkeys(str(root.resolve()) for root in roots))
-    return Wish(mechanism, str(work), own, caches(work, os.environ))
+    # a project that lies in a cache has a layer for each run, as any other
+    shared = tuple(one for one in caches(work, os.environ) if not any(is_in(root, one[0]) for root in own))
+    return Wish(mechanism, str(work), own, shared)
 
 
 def caches(work: Path, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

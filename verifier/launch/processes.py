@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-_PR_SET_PDEATHSIG = 1
+from ..isolation import kernel
+
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 5.0
 _LOOK = 0.5  # seconds
 _AT_WORK = 0.1  # of a core; ranks share the cores of a machine
 KILL_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-STACKS_SIGNAL = signal.SIGRTMAX - 1  # a rank that gets it writes where each of its threads is
+STACKS_SIGNAL = kernel.STACKS_SIGNAL
 # The function that ends a process, kept before the probe patches `os._exit`.
 _leave = os._exit
 
@@ -47,12 +48,12 @@ def become(task: Callable[[], int], failed: int) -> NoReturn:
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.die_with_parent()
 
 
 def outlive_parent() -> None:
     """Take `die_with_parent` back: from now on this process ends by itself."""
-    _prctl(_PR_SET_PDEATHSIG, 0)
+    kernel.die_with_parent(0)
 
 
 def adopt_orphans() -> None:
