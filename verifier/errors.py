@@ -44,7 +44,7 @@ _STARVED = {
 
 
 def starving(text: str) -> str:
-    """What this machine refused, if an error's text or a log says that it refused a process or memory; else ""."""
+    """Which limit on processes or memory an error's text or a log shows; "" for none."""
     return next((f"{said}: {why}" for said, why in _STARVED.items() if said in text), "")
 
 
