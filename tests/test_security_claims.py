@@ -55,6 +55,8 @@ def test_the_figures_of_isolation_are_those_that_were_measured() -> None:
         assert f"| {name} | {held[name]} of {ways}, {stopped} of them by stopping" in section
     none = sum(row["user"] == "not available" for row in rows)
     assert f"{held['user']} of {ways - none} (two ways need root)" in section and none == 2
+    failed = sum(row["user"] == "stopped" and row["overlay"] == "held" for row in rows)
+    assert "in two of these the run failed at the rename of a folder" in section and failed == 2
     right = {sum(int(text.split()[0]) for text in rows.values()) for rows in found["kills"].values()}
     assert right == {160} and "160 of 160 each" in section
     jobs = found["beside"]["overlay"]["job"]
