@@ -277,7 +277,8 @@ def test_a_widened_limit_is_reported_first_and_skipped_and_required_is_refused()
         Policy(skips=(skip("parity"),), required=("parity",))
 
 
-SHORT = EVERYTHING.replace("2026-11-21", str(datetime.date.today())).replace("2026-11-20", str(datetime.date.today()))
+IN_FORCE = str(datetime.date.today() + datetime.timedelta(30))  # a test may run over midnight
+SHORT = EVERYTHING.replace("2026-11-21", IN_FORCE).replace("2026-11-20", IN_FORCE)
 
 
 def test_the_command_verifies_all_targets_and_the_worst_counts(repository: Path, command: Command) -> None:
@@ -290,7 +291,7 @@ def test_the_command_verifies_all_targets_and_the_worst_counts(repository: Path,
         jsonschema.validate(report, REPORT)
         assert (report["verdict"], report["facts"]["sources"]["files"]) == ("inconclusive", 1), "these hold no training"
     assert (reports["large.json"]["skipped"][0]["rule"], reports["small.json"]["skipped"]) == ("root-only-wrap", [])
-    (repository / "verify.yaml").write_text(SHORT.replace(f"until: {datetime.date.today()}\n", "until: 2020-01-01\n"))
+    (repository / "verify.yaml").write_text(SHORT.replace(f"until: {IN_FORCE}\n", "until: 2020-01-01\n"))
     command("verify", "--tier", "static", code=1)
     command("verify", "--tier", "static", "--target", "small", code=4)
     (repository / "one.py").write_text((FAULTS / "optim_before_shard.py").read_text())
