@@ -262,7 +262,9 @@ def differences(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[st
     """A line for each field of each finding that is another one; for each finding that only one has; for another order."""
     before, after = {f["rule"]: f for f in old}, {f["rule"]: f for f in new}
     lines = [f"- {rule} {before[rule]['status']}" for rule in before if rule not in after]
-    lines += [f"+ {rule} {after[rule]['status']}: {after[rule].get('evidence')}" for rule in after if rule not in before]
+    lines += [
+        f"+ {rule} {after[rule]['status']}: {after[rule].get('evidence')}" for rule in after if rule not in before
+    ]
     for rule, one in after.items():
         for name, value in one.items():
             if rule in before and before[rule].get(name) != value:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from verified_fsdp2.verifier.report.page import markdown
+from verified_fsdp2.verifier.report.rule_page import markdown
 from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]

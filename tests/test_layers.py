@@ -17,14 +17,14 @@ Layers = tuple[tuple[str, ...], ...]
 SKILL: Layers = (
     ("__main__",),
     ("cli",),
-    ("convert", "installer", "plans", "progress", "recipes", "reference", "reports", "update"),
+    ("convert", "installer", "capacity", "progress", "recipes", "reference", "reports", "update"),
     ("scaffold",),
     ("spec",),
     ("__init__", "atomic_write", "copies", "output", "snippet"),
 )
 VERIFIER: Layers = (
     ("__main__", "pipeline", "integrations"),
-    ("plan", "execute", "judge"),
+    ("stages", "execute", "judge"),
     ("report", "rules"),
     ("analysis",),
     ("source", "launch", "probe"),

@@ -56,7 +56,7 @@ def prepare() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
-        from .launch.elastic import guard
+        from .launch.torchrun import guard
 
         guard(sys.argv[2], live)
     if sys.argv[1] == "node":

@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .analysis.argparse_errors import usage_error
 from .analysis.batch import takes_the_same
 from .analysis.checkpoints import loaded_before, saved_paths
-from .analysis.horizon import steps_of
 from .analysis.precision import needs_full_precision
 from .analysis.root_cause import ended_by_native_code, root_cause
-from .analysis.usage import usage_error
+from .analysis.steps_to_compare import steps_of
 from .analysis.wording import count, cut
 from .config.launchers import HERE
 from .config.settings import applied
@@ -26,12 +26,12 @@ from .isolation.refusal import ELSEWHERE, FULL, beyond, refusal, sized
 from .isolation.world import World
 from .isolation.worlds import Worlds
 from .launch import sharing
+from .launch.backend_probe import shares_a_gpu
 from .launch.client import Launcher
 from .launch.devices import free
 from .launch.planned import PlannedRun
+from .launch.rank_slots import free_memory, room
 from .launch.request import Request
-from .launch.room import free_memory, room
-from .launch.trial import shares_a_gpu
 from .probe.compat.names import averages, runs_on_cpu
 from .trace import Run, read_run
 from .trace.events import End, Killed, Memory

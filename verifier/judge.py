@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from .analysis.ending import comes_to_the_same_end
-from .analysis.horizon import steps_differ
-from .analysis.kinks import before_the_kink
+from .analysis.nonsmooth_steps import before_the_kink
 from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, not_installed, replicas_not_reduced
-from .analysis.reasons import RESUMED
 from .analysis.root_cause import computing
+from .analysis.steps_to_compare import steps_differ
+from .analysis.why_not_run import RESUMED
 from .analysis.wording import count
 from .config.policy import BY_HAND, Policy, Skip, Widening
 from .errors import text_of

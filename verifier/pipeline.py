@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from . import plan
-from .analysis.horizon import own_steps, prepares_before_sharding, steps_without_backward
+from . import stages
 from .analysis.platform import asks_for_cuda
+from .analysis.steps_to_compare import own_steps, prepares_before_sharding, steps_without_backward
 from .config.launchers import HERE, most_on_a_machine
 from .config.option import command
 from .config.policy import QUICK
@@ -27,11 +27,10 @@ from .isolation.refusal import sized
 from .isolation.world import COPY
 from .isolation.worlds import Worlds, wish
 from .judge import apply_policy, judge
+from .launch.backend_probe import average_of_one_and_two
 from .launch.client import Launcher
 from .launch.devices import too_few
 from .launch.preparation import prepare
-from .launch.trial import average_of_one_and_two
-from .plan import Settings
 from .report.assemble import assemble, environment_of, notes
 from .report.redacted import given_secrets, redacted
 from .report.text import place
@@ -40,6 +39,7 @@ from .rules.lint import choose, verdict_on
 from .rules.naming import left
 from .source.options import options_of
 from .source.scan import is_distributed, with_sources, with_texts, with_training
+from .stages import Settings
 from .trace import Run
 from .trace.events import Start
 from .verdict import Verdict
@@ -154,7 +154,7 @@ def verify_with(
     unseen = [name for name in chosen if tier == "simulate" and not RULES[name].simulated]
     findings = judge(evidence, chosen, dict.fromkeys(unseen, f"environment error: {refused}"))
     findings = [replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings]
-    left = [f for f in findings if f.status == "inconclusive" and f.evidence == plan.NOT_QUICK]
+    left = [f for f in findings if f.status == "inconclusive" and f.evidence == stages.NOT_QUICK]
     findings = [f for f in findings if f not in left]
     remarks = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
     if evidence.cuda_on_cpu and (gpus := too_few(launcher.versions.get("unused", 0))):
@@ -202,7 +202,7 @@ def read(target: Target) -> Evidence:
 def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Evidence:
     """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
     target = settings.target
-    for stage in plan.stages(settings.tier):
+    for stage in stages.stages(settings.tier):
         while due := [run for run in stage(settings, evidence) if run.role not in evidence.missing]:
             made = executor.make(settings.ordered(due))
             if evidence.train is None and _stopped_for_want_of_cuda(target, executor, made):
@@ -210,21 +210,21 @@ def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Eviden
                 executor.ended.clear()  # this run says nothing of the script
                 evidence = replace(evidence, cuda_on_cpu=True)
                 continue
-            if stage is plan.first and not settings.from_sharding_on and _prepares(made):
+            if stage is stages.first and not settings.from_sharding_on and _prepares(made):
                 settings = replace(settings, from_sharding_on=True)
                 executor.ended.pop()  # it has recorded the models as they were before
                 continue
-            if stage is plan.first and (how := _own_steps(settings, made)):
+            if stage is stages.first and (how := _own_steps(settings, made)):
                 steps = target.steps or steps_without_backward(evidence) if how == "forwards" else settings.target.steps
                 settings = replace(settings, target=replace(settings.target, steps=steps), own_steps=how)
                 executor.ended.pop()
                 continue
             evidence = added(evidence, made, executor.files)
         settings = settings.with_steps(evidence)
-        if stage is plan.first:
+        if stage is stages.first:
             evidence = with_training(evidence, target.script)
             report_early(settings, evidence, executor.progress)
-    return evidence if settings.tier == "simulate" else plan.completed(settings, evidence)
+    return evidence if settings.tier == "simulate" else stages.completed(settings, evidence)
 
 
 def _stopped_for_want_of_cuda(target: Target, executor: Executor, made: Sequence[Made]) -> bool:

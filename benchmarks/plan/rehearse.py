@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from verified_fsdp2.verifier.analysis.rehearsed import Trouble, judge
+from verified_fsdp2.verifier.analysis.capacity import Trouble, judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.trace import read_run

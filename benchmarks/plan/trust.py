@@ -16,7 +16,7 @@ from llama import SIZES, arguments
 
 from rehearse import GIB, Seen, rehearsing
 from results_file import write
-from verified_fsdp2.verifier.analysis.bound import bound
+from verified_fsdp2.verifier.analysis.roofline import bound
 from verified_fsdp2.verifier.config.devices import device
 
 HERE = Path(__file__).parent

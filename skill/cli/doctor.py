@@ -70,8 +70,8 @@ def _package(name: str) -> Check:
 def _launch(how: str) -> list[Check]:
     """Start two ranks that reduce a tensor."""
     from ...verifier.config.launchers import problem
+    from ...verifier.launch.backend_probe import two_ranks_meet
     from ...verifier.launch.devices import too_few
-    from ...verifier.launch.trial import two_ranks_meet
 
     if wrong := problem(how, os.environ):
         return [_check("launcher", False, wrong)]

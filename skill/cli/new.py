@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the project and print what to run next; returns the exit code."""
     from .. import scaffold, spec
-    from ..plans import short
+    from ..capacity import made_up_data
     from ..spec.build import debug_shape
     from ..spec.model import decoder_parameters
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     edited = scaffold.edited(files, args.out) if args.force else []
     (scaffold.check_target if args.dry_run else scaffold.write)(files, args.out, args.force)
 
-    plan = short.planned(args.spec, args.set, loaded) if args.plan else None
+    plan = made_up_data.planned(args.spec, args.set, loaded) if args.plan else None
     flags = "".join(f" {flag}" for flag in loaded.verification_flags)
     torchrun = f"torchrun --standalone --nproc-per-node {loaded['verify']['nproc']} train.py{flags}"
     prepare = ["python prepare.py"] if "prepare.py" in files else []

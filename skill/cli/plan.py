@@ -17,11 +17,11 @@ from ..atomic_write import defer_signals
 from ..output import add_command, add_set, emit_json, log, say
 
 if TYPE_CHECKING:
-    from ...verifier.analysis.explored import Explored
+    from ...verifier.analysis.settings_search import Explored
     from ...verifier.config.devices import Device
     from ...verifier.config.target import Target
-    from ..plans.explore import Limits
-    from ..plans.search import Knob
+    from ..capacity.candidates import Knob
+    from ..capacity.settings_search import Limits
 
 UNITS = {"": 30, "gib": 30, "g": 30, "mib": 20, "m": 20, "tib": 40}
 EPILOG = """\
@@ -90,16 +90,16 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Rehearse, print, return the exit code."""
-    from ...verifier.analysis.rehearsed import judge
-    from ...verifier.analysis.usage import usage_error
+    from ...verifier.analysis.argparse_errors import usage_error
+    from ...verifier.analysis.capacity import judge
+    from ...verifier.launch.capacity import STEPS, rehearse
     from ...verifier.launch.preparation import FOLDER
-    from ...verifier.launch.rehearsal import STEPS, rehearse
-    from ...verifier.report import explored, rehearsal
+    from ...verifier.report import capacity, settings_search
     from ...verifier.report.redacted import redacted
     from .. import reports
-    from ..plans import target as targets
-    from ..plans.explore import Limits
-    from ..plans.settings import of_arguments
+    from ..capacity import target as targets
+    from ..capacity.settings import of_arguments
+    from ..capacity.settings_search import Limits
 
     started = time.monotonic()
     gpu, memory, per_node = _machine(options)
@@ -140,17 +140,17 @@ def run(options: argparse.Namespace) -> int:
         own, _ = targets.with_made_up_data(path, changes if path == options.target else [])
     least = targets.least_time(found.record, gpu.with_node(per_node) if gpu else None, own, target.nproc)
     if options.json:
-        more = {"explored": explored.data(found_settings)} if found_settings is not None else {}
-        emit_json({**rehearsal.data(found, name, least), **more})
+        more = {"explored": settings_search.data(found_settings)} if found_settings is not None else {}
+        emit_json({**capacity.data(found, name, least), **more})
     else:
-        parts = [rehearsal.text(found, name, least)]
-        parts += [explored.text(found_settings, keys_of)] if found_settings is not None else []
+        parts = [capacity.text(found, name, least)]
+        parts += [settings_search.text(found_settings, keys_of)] if found_settings is not None else []
         say("\n\n".join(parts))
     if options.html is not None:
-        from ...verifier.report import rehearsal_html
+        from ...verifier.report import capacity_html
 
         command = redacted(_command(options))
-        page = rehearsal_html.render(found, name, command, least, found_settings, keys_of)
+        page = capacity_html.render(found, name, command, least, found_settings, keys_of)
         reports.write(options.html, page)
         log(f"report: {options.html}")
     return found.exit_code
@@ -173,9 +173,9 @@ def _explored(
 ) -> Explored:
     """The settings that are compared: of the spec by themselves, of a script as the user gives them."""
     from .. import scaffold
-    from ..plans import target as targets
-    from ..plans.explore import explore_script, explore_spec
-    from ..plans.settings import OfSpec
+    from ..capacity import target as targets
+    from ..capacity.settings import OfSpec
+    from ..capacity.settings_search import explore_script, explore_spec
 
     path = targets.spec_file(options.target)
     if path is None or (grid and path != options.target):
@@ -189,8 +189,8 @@ def _explored(
 
 def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[Knob]) -> list[str]:
     """What a spec needs for the number of ranks that was given. Raises UserError if there is nothing to compare."""
-    from ..plans import target as targets
-    from ..plans.settings import OfSpec
+    from ..capacity import target as targets
+    from ..capacity.settings import OfSpec
 
     path = targets.spec_file(options.target)
     if path is None and not grid:
@@ -205,7 +205,7 @@ def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[K
 def _machine(options: argparse.Namespace) -> tuple[Device | None, int | None, int]:
     """The GPU, the memory of one and the ranks of a node: as given, else as the launch section of the spec has them."""
     from ...verifier.config.devices import GIB
-    from ..plans import target as targets
+    from ..capacity import target as targets
     from ..spec import load
     from ..spec.crosschecks_size import device_memory, device_of
 

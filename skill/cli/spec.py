@@ -82,16 +82,16 @@ def add_parser(commands: Any) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from ..plans import short
+    from ..capacity import made_up_data
     from ..spec import SpecError, load
 
     errors: list[SpecError] = []
     for path in args.specs:
         try:
             spec = load(path, args.set, args.offline)
-            plan = short.planned(path, args.set, spec, explore=True) if args.plan else None
+            plan = made_up_data.planned(path, args.set, spec, explore=True) if args.plan else None
             if plan is not None and plan.refused:
-                raise SpecError([short.problem(path, args.set, plan)])
+                raise SpecError([made_up_data.problem(path, args.set, plan)])
         except SpecError as error:
             errors.append(error)
             continue

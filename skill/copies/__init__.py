@@ -17,7 +17,7 @@ _PARTS = {
     "rules_of_the_model.py": tuple(f"verifier/rules/{name}/" for name in ("wrapping", "init", "mesh", "precision")),
     "rules.py": ("verifier/rules/",),
     "probe_events.py": ("verifier/probe/events/",),
-    "probe_substitutes.py": ("verifier/probe/substitutes/", "verifier/probe/rehearsal/"),
+    "probe_substitutes.py": ("verifier/probe/substitutes/", "verifier/probe/capacity/"),
     "probe.py": ("verifier/probe/",),
     "analysis.py": ("verifier/analysis/",),
     "source.py": ("verifier/source/",),

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from scripts import Command, written
-from verified_fsdp2.skill.plans.settings import OfSpec
+from verified_fsdp2.skill.capacity.settings import OfSpec
 from verified_fsdp2.skill.spec import SpecError, load
 
 SPEC = """

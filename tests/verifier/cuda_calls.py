@@ -318,7 +318,7 @@ def gradients_go_back_to_where_a_tensor_was() -> None:
 
 @block
 def samples_on_two_devices_are_read() -> None:
-    from verified_fsdp2.verifier.probe.sketch import row_hashes
+    from verified_fsdp2.verifier.probe.tensor_fingerprint import row_hashes
 
     assert len(row_hashes([torch.ones(3, 2, device="cuda"), torch.ones(3, device="cpu")])) == 3
 

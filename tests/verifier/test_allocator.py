@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from verified_fsdp2.verifier.probe.rehearsal.allocator import Allocator
+from verified_fsdp2.verifier.probe.capacity.allocator import Allocator
 
 MIB = 1 << 20
 

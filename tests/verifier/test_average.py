@@ -13,8 +13,8 @@ from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.execute import Executor
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.isolation.worlds import Worlds
+from verified_fsdp2.verifier.launch.backend_probe import average_of_one_and_two
 from verified_fsdp2.verifier.launch.client import Launcher
-from verified_fsdp2.verifier.launch.trial import average_of_one_and_two
 from verified_fsdp2.verifier.probe.compat import names
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.substitutes import averages

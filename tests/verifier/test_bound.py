@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from verified_fsdp2.verifier.analysis.bound import bound, layout, rate, seconds, traffic
+from verified_fsdp2.verifier.analysis.roofline import bound, layout, rate, seconds, traffic
 from verified_fsdp2.verifier.config.devices import Device, device
 from verified_fsdp2.verifier.trace.events import Collective, ModuleFlops, Peak, Rehearsal
 

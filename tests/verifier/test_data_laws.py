@@ -16,8 +16,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from records import LINE, cases, judge, judged_as, micro, row, run, step, stepped
 from scripts import Verify, written
 from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.probe.events.batch_origin import _origin as origin_of
 from verified_fsdp2.verifier.probe.events.data import _parts as divided
-from verified_fsdp2.verifier.probe.events.fed import _origin as origin_of
 from verified_fsdp2.verifier.probe.frames import Frames
 from verified_fsdp2.verifier.probe.measures import stream, vocabulary
 from verified_fsdp2.verifier.trace import Run

@@ -9,7 +9,7 @@ from test_laws import alone, of, state, steps, tensor
 from records import cases, judge, run
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Course, Sources
-from verified_fsdp2.verifier.plan import Settings, endings
+from verified_fsdp2.verifier.stages import Settings, endings
 
 TEXT = """
 def main():

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from test_bound import GPU, flops, sent
 
-from verified_fsdp2.skill.plans.search import Choice, Knob, Search
-from verified_fsdp2.skill.plans.settings import as_arguments, of_arguments
-from verified_fsdp2.verifier.analysis.bound import HOST_MEMORY, bound, offloaded
-from verified_fsdp2.verifier.analysis.explored import (
+from verified_fsdp2.skill.capacity.candidates import Choice, Knob, Search
+from verified_fsdp2.skill.capacity.settings import as_arguments, of_arguments
+from verified_fsdp2.verifier.analysis.capacity import RESERVE, Rehearsed
+from verified_fsdp2.verifier.analysis.roofline import HOST_MEMORY, bound, offloaded
+from verified_fsdp2.verifier.analysis.settings_search import (
     EXPANDABLE,
     NO,
     YES,
@@ -21,9 +22,8 @@ from verified_fsdp2.verifier.analysis.explored import (
     ordered,
     recommended,
 )
-from verified_fsdp2.verifier.analysis.rehearsed import RESERVE, Rehearsed
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.report import explored
+from verified_fsdp2.verifier.report import settings_search
 from verified_fsdp2.verifier.trace.events import Peak, Rehearsal
 
 GIB = 1 << 30
@@ -72,7 +72,9 @@ def test_recommended_is_the_fastest_that_fits_with_an_allowance() -> None:
 def test_holes_of_the_allocator_can_be_avoided() -> None:
     one = candidate(20, 30, holes=6)
     assert one.fits() == EXPANDABLE and recommended([one]) is one
-    assert explored.SETTING in "\n".join(explored.advice(Explored((one,), 1, 24 * GIB, "gpu"), "spec.yaml"))
+    assert settings_search.SETTING in "\n".join(
+        settings_search.advice(Explored((one,), 1, 24 * GIB, "gpu"), "spec.yaml")
+    )
 
 
 def test_of_close_bounds_the_one_with_less_traffic_is_recommended() -> None:
@@ -88,7 +90,7 @@ def test_of_close_bounds_the_one_with_less_traffic_is_recommended() -> None:
     assert recommended([waits, sends, less, slow]) is less
     assert recommended([waits, slow]) is waits
     assert recommended([replace(less, offload=True), sends]) is sends
-    text = "\n".join(explored.advice(Explored((less,), 1, 24 * GIB, "gpu"), "spec.yaml"))
+    text = "\n".join(settings_search.advice(Explored((less,), 1, 24 * GIB, "gpu"), "spec.yaml"))
     assert "within 5% of the fastest" in " ".join(text.split())
 
 
@@ -234,7 +236,7 @@ def test_what_is_not_possible_is_not_combined() -> None:
     assert [choice for choice in world.asked if choice["micro"] == 1] == [
         {"ac": "none", "micro": 1, "tp": 1, "offload": False}
     ]
-    assert explored.refused(Explored(tuple(found), 24, None)) == [("not possible", 1)]
+    assert settings_search.refused(Explored(tuple(found), 24, None)) == [("not possible", 1)]
 
 
 def test_without_a_device_the_frontier_is_followed() -> None:
@@ -286,10 +288,10 @@ def test_the_text_has_the_edit() -> None:
     keys = {"parallel.dp_shard": 8, "memory.chunked_loss": "true", "parallel.tp": 2}
     best, other = candidate(20, 10, **keys), candidate(30, 10)
     found = Explored((other, best), 12, 24 * GIB, "gpu")
-    text = explored.text(found, "spec.yaml")
+    text = settings_search.text(found, "spec.yaml")
     assert "2 choices" in text and "of 12" in text
     assert text.endswith("in spec.yaml:\n  parallel:\n    dp_shard: 8\n    tp: 2\n  memory:\n    chunked_loss: true")
-    data = explored.data(found)
+    data = settings_search.data(found)
     assert [(row["recommended"], row["frontier"], row["fits"], row["given"]) for row in data["rows"]] == [
         (True, True, YES, False),
         (False, False, NO, True),

@@ -5,8 +5,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from verified_fsdp2.verifier.probe.events import flight
-from verified_fsdp2.verifier.probe.events.flight import Flight
+from verified_fsdp2.verifier.probe.events.collective_log import Flight
 
 
 def test_a_stopped_run_waits_for_its_uploads_and_not_for_ever(monkeypatch: Any) -> None:
@@ -18,6 +17,6 @@ def test_a_stopped_run_waits_for_its_uploads_and_not_for_ever(monkeypatch: Any) 
     saves.stopped()
     assert upload.done()
     saves.started(Future(), None)  # as torch before 2.9 returns it; it never ends
-    monkeypatch.setattr(flight, "SAVES", 0.1)
+    monkeypatch.setattr(collective_log, "SAVES", 0.1)
     saves.stopped()
     timer.join()

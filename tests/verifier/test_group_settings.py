@@ -7,7 +7,7 @@ import torch
 
 from records import LINE, cases, judge, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence, Sources
-from verified_fsdp2.verifier.probe.unread import Unread, foreign, settings_of_torch
+from verified_fsdp2.verifier.probe.unused_group_settings import Unread, foreign, settings_of_torch
 
 RULE = "group-setting-unread"
 SCHEDULE = "def later(group):\n    return group['betas']\n"

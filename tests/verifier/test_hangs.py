@@ -8,7 +8,7 @@ import pytest
 
 from records import cases, end, ended, judge, run, steps, trace
 from scripts import edited
-from verified_fsdp2.verifier.analysis import branches
+from verified_fsdp2.verifier.analysis import rank_guards
 from verified_fsdp2.verifier.analysis.divergence import parting
 from verified_fsdp2.verifier.analysis.root_cause import root_cause
 from verified_fsdp2.verifier.evidence import Evidence, Sources
@@ -296,9 +296,9 @@ def test_one_rank_waits_for_no_other_and_a_run_that_stopped_for_another_reason_i
 
 
 def test_a_source_that_is_gone_explains_nothing() -> None:
-    assert branches.rank_guard(Sources(), "/nowhere.py", 3) is None
-    assert branches.skipping_branch(Sources(), "/nowhere.py", 1, 3) is None
-    assert branches.loop_is_plain(Sources(), "/nowhere.py", 3) is None
+    assert rank_guards.rank_guard(Sources(), "/nowhere.py", 3) is None
+    assert rank_guards.skipping_branch(Sources(), "/nowhere.py", 1, 3) is None
+    assert rank_guards.loop_is_plain(Sources(), "/nowhere.py", 3) is None
 
 
 def test_a_progress_log_is_read(tmp_path: Path) -> None:

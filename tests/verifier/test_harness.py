@@ -13,7 +13,7 @@ import pytest
 from records import Patch, cases
 from scripts import FAULTS, TORCHRUN, ZOO, Command, Verify, python, training, written
 from trees import build_file_tree
-from verified_fsdp2.verifier import plan
+from verified_fsdp2.verifier import stages
 from verified_fsdp2.verifier.config.modules import find, root
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
@@ -22,8 +22,8 @@ from verified_fsdp2.verifier.isolation.worlds import Worlds
 from verified_fsdp2.verifier.launch import devices, manager, sharing
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.planned import PlannedRun
+from verified_fsdp2.verifier.launch.rank_slots import free_memory, room
 from verified_fsdp2.verifier.launch.request import Request
-from verified_fsdp2.verifier.launch.room import free_memory, room
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.source import environment as settings
 from verified_fsdp2.verifier.source.sources import project_files
@@ -262,7 +262,7 @@ def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
     target = resolve(written(tmp_path, ""), flags)
     work = tmp_path / "work"
     backend = backend_for(launcher, target.nproc, target.oversubscribe, work)
-    original = plan.original(planned(target, ["matches-original"]), exact=False)
+    original = stages.original(planned(target, ["matches-original"]), exact=False)
     Executor(launcher, work, Worlds(work), backend=backend).make([original])
     assert [(Path(r.script).name, r.backend) for r in launcher.requests] == [("trial.py", "nccl"), ("old.py", "nccl")]
 

@@ -7,10 +7,15 @@ from typing import Any
 
 from records import cases, ended, judge, run, step, stepped
 from scripts import edited
-from verified_fsdp2.verifier.analysis.horizon import steps_of, steps_to_compare, trains_before_sharding, unreached
+from verified_fsdp2.verifier.analysis.steps_to_compare import (
+    steps_of,
+    steps_to_compare,
+    trains_before_sharding,
+    unreached,
+)
 from verified_fsdp2.verifier.errors import PROBE_FAILED
 from verified_fsdp2.verifier.evidence import Evidence, Sources
-from verified_fsdp2.verifier.source.reach import blocks
+from verified_fsdp2.verifier.source.unreached_blocks import blocks
 from verified_fsdp2.verifier.trace import Ended
 
 LOOP = """import torch

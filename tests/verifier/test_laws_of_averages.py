@@ -13,7 +13,7 @@ from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import _confirmed, _with_consequences
 from verified_fsdp2.verifier.probe.compat.groups import Slot
 from verified_fsdp2.verifier.probe.dispatcher import Call
-from verified_fsdp2.verifier.probe.events.put_back import Swaps
+from verified_fsdp2.verifier.probe.events.restored_weights import Swaps
 from verified_fsdp2.verifier.trace.events import OntoItself, Place, PutBack
 
 

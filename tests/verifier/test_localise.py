@@ -8,7 +8,7 @@ import pytest
 
 from records import DIRECTION, LINE, NAMES, cases, end, judge, micro, model, run, trained, wrap
 from verified_fsdp2.verifier.analysis.comparison import CANCELLED, FLOOR, MEASURES, compare, limits
-from verified_fsdp2.verifier.analysis.factors import DIVIDED_TWICE, NOT_DIVIDED, readings
+from verified_fsdp2.verifier.analysis.gradient_scale_causes import DIVIDED_TWICE, NOT_DIVIDED, readings
 from verified_fsdp2.verifier.analysis.localise import meaning, part, where
 from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence

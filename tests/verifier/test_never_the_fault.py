@@ -26,7 +26,7 @@ from verified_fsdp2.verifier.probe.dispatcher import Call, Dispatcher
 from verified_fsdp2.verifier.probe.events.progress import Progress
 from verified_fsdp2.verifier.probe.frames import Frames
 from verified_fsdp2.verifier.probe.guard import Guard
-from verified_fsdp2.verifier.probe.stop import StopRun
+from verified_fsdp2.verifier.probe.stop_run import StopRun
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run, read_run

@@ -27,9 +27,9 @@ from records import (
     trained,
     vector,
 )
-from verified_fsdp2.verifier import plan
+from verified_fsdp2.verifier import stages
 from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, MEASURES, compare, limits
-from verified_fsdp2.verifier.analysis.factors import NOT_DIVIDED, readings
+from verified_fsdp2.verifier.analysis.gradient_scale_causes import NOT_DIVIDED, readings
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.pipeline import planned
@@ -75,7 +75,7 @@ def test_the_noise_is_measured_where_it_decides(length: float, made: list[str], 
     evidence = Evidence(
         train=off(length), full_precision=off(length), reference=trained(role="reference"), single=trained(1)
     )
-    assert [run.role for run in plan.perturbed(settings, evidence)] == made
+    assert [run.role for run in stages.perturbed(settings, evidence)] == made
 
 
 def test_limits_where_the_perturbed_run_ended_early_or_is_not_finite() -> None:

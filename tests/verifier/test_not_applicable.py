@@ -8,7 +8,7 @@ from test_rules_checkpoint import A, saving, tensor, train
 
 from records import LINE, cases, end, ended, judge, judged_as, micro, model, row, run, step, stepped, wrap
 from scripts import written
-from verified_fsdp2.verifier.analysis.presence import unnamed
+from verified_fsdp2.verifier.analysis.applicability import unnamed
 from verified_fsdp2.verifier.evidence import Course, Sources
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run

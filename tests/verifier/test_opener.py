@@ -14,8 +14,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from records import Recorder
-from verified_fsdp2.verifier.probe.opener import open_all
-from verified_fsdp2.verifier.probe.saving import entries
+from verified_fsdp2.verifier.probe.checkpoint_reader import open_all
+from verified_fsdp2.verifier.probe.save_contents import entries
 
 STATE = {
     "model": {"w": torch.arange(12.0).reshape(3, 4)},

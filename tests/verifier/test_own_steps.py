@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from records import Recorder, cases, judge, micro, model, run, sources, step, stepped, trained
-from verified_fsdp2.verifier.analysis.horizon import own_steps
-from verified_fsdp2.verifier.analysis.kinks import before_the_kink
+from verified_fsdp2.verifier.analysis.nonsmooth_steps import before_the_kink
+from verified_fsdp2.verifier.analysis.steps_to_compare import own_steps
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge as judge_all
 from verified_fsdp2.verifier.probe import rank

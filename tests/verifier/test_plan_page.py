@@ -8,11 +8,11 @@ from test_bound import GPU, flops, sent
 from test_explored import candidate
 from test_html import HOSTILE, sound
 
-from verified_fsdp2.verifier.analysis.bound import bound
-from verified_fsdp2.verifier.analysis.explored import Explored
-from verified_fsdp2.verifier.analysis.rehearsed import Rehearsed, Trouble
-from verified_fsdp2.verifier.report import rehearsal_html
-from verified_fsdp2.verifier.report.rehearsal_plots import OTHERS, memory
+from verified_fsdp2.verifier.analysis.capacity import Rehearsed, Trouble
+from verified_fsdp2.verifier.analysis.roofline import bound
+from verified_fsdp2.verifier.analysis.settings_search import Explored
+from verified_fsdp2.verifier.report import capacity_html
+from verified_fsdp2.verifier.report.capacity_plots import OTHERS, memory
 from verified_fsdp2.verifier.trace.events import Moment, Peak, Place, Read, Rehearsal
 
 GIB = 1 << 30
@@ -48,7 +48,7 @@ def record(**more: Any) -> Rehearsal:
 
 def page(found: Rehearsed, explored: Explored | None = None, name: str = "spec.yaml") -> str:
     least = bound(found.record, GPU) if found.record is not None else None
-    return rehearsal_html.render(found, name, f"fsdp2 plan {name}", least, explored, "spec.yaml")
+    return capacity_html.render(found, name, f"fsdp2 plan {name}", least, explored, "spec.yaml")
 
 
 def rehearsed(memory: float | None = 24, trouble: Trouble | None = None, **more: Any) -> Rehearsed:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from verified_fsdp2.verifier import plan
+from verified_fsdp2.verifier import stages
 from verified_fsdp2.verifier.config.policy import QUICK
 from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.errors import UserError
@@ -26,7 +26,7 @@ def roles(verdict: Verdict) -> set[str]:
 def test_quick_makes_three_runs_and_skips_what_others_decide(tmp_path: Path) -> None:
     verdict = verdict_with(tmp_path, quick=True)
     judged = {finding.rule: finding.status for finding in verdict.findings}
-    assert roles(verdict) == {"train", "reference", "resume"} <= plan.QUICK
+    assert roles(verdict) == {"train", "reference", "resume"} <= stages.QUICK
     assert (verdict.verdict, judged["matches-ddp"], judged["resume-is-exact"]) == ("pass", "pass", "pass")
     skipped = {item["rule"] for item in verdict.skipped if item["reason"] == QUICK}
     assert {"matches-single-process", "reshard-keeps-trajectory"} <= skipped and not skipped & judged.keys()
@@ -48,7 +48,7 @@ def test_wrong_values_are_usage_errors(wrong: dict[str, object]) -> None:
 
 
 def test_runs_that_most_rules_need_come_first() -> None:
-    settings = plan.Settings(Target(SCRIPT), ["matches-ddp", "resume-is-exact", "scheduler-or-progress-not-restored"])
+    settings = stages.Settings(Target(SCRIPT), ["matches-ddp", "resume-is-exact", "scheduler-or-progress-not-restored"])
     due = [settings.run(role, 2) for role in ("perturbed", "inspect", "resume")]
     assert [run.role for run in settings.ordered(due)] == ["resume", "perturbed", "inspect"]
 

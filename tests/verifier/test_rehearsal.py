@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from scripts import Command, written
-from verified_fsdp2.verifier.analysis.rehearsed import RESERVE, Rehearsed, Trouble, judge
+from verified_fsdp2.verifier.analysis.capacity import RESERVE, Rehearsed, Trouble, judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
-from verified_fsdp2.verifier.probe.substitutes.hollow.traffic import moved
+from verified_fsdp2.verifier.probe.substitutes.fake_tensors.traffic import moved
 from verified_fsdp2.verifier.trace import Run, read_run
 from verified_fsdp2.verifier.trace.events import Collective, Peak, Rehearsal
 

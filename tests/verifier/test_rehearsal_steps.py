@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from test_rehearsal import PARAMETERS, ROWS, SCRIPT, VOCABULARY, WIDTH, record, rehearsed
 
-from verified_fsdp2.verifier.analysis.rehearsed import judge
+from verified_fsdp2.verifier.analysis.capacity import judge
 from verified_fsdp2.verifier.launch.client import Launcher
 
 BY_GRADIENTS = """    loss.backward()

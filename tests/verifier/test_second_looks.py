@@ -20,7 +20,7 @@ from verified_fsdp2.verifier.analysis.ending import (
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.events.ending import Ending
-from verified_fsdp2.verifier.probe.events.merged import Exports
+from verified_fsdp2.verifier.probe.events.lora_merges import Exports
 from verified_fsdp2.verifier.probe.events.survey import _digest, _named
 from verified_fsdp2.verifier.trace import Run
 

@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from records import cases
-from verified_fsdp2.verifier.probe import sketch as module
+from verified_fsdp2.verifier.probe import tensor_fingerprint as module
 from verified_fsdp2.verifier.probe.compat.tensors import tensors
 from verified_fsdp2.verifier.probe.events.state import Walk, _token
 from verified_fsdp2.verifier.probe.measures import element_hash
-from verified_fsdp2.verifier.probe.sketch import row_hashes, sketch
+from verified_fsdp2.verifier.probe.tensor_fingerprint import row_hashes, sketch
 from verified_fsdp2.verifier.trace import difference
 
 

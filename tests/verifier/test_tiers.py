@@ -8,7 +8,7 @@ from verdicts import ENVIRONMENT
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.report.json_report import as_dict
-from verified_fsdp2.verifier.report.tiers import SIMULATED, limits, verdict_line
+from verified_fsdp2.verifier.report.limits_text import SIMULATED, limits, verdict_line
 from verified_fsdp2.verifier.verdict import Verdict
 
 PASSED = Finding("root-only-wrap", "pass", "")

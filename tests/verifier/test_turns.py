@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from records import cases
+from verified_fsdp2.verifier.probe.events.manual_optimizer_steps import OwnUpdates
 from verified_fsdp2.verifier.probe.events.optimizers import _makes_state
-from verified_fsdp2.verifier.probe.events.own_updates import OwnUpdates
-from verified_fsdp2.verifier.probe.turns import Turns
+from verified_fsdp2.verifier.probe.optimizer_ids import Turns
 
 
 def make(scheduled: bool = False) -> torch.optim.Optimizer:

@@ -12,12 +12,12 @@ from torch import nn
 
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
 from scripts import Verify, written
-from verified_fsdp2.verifier.analysis.designs import divided_by_script, parts_and_meets, resumable
-from verified_fsdp2.verifier.analysis.first_run import for_a_resume
-from verified_fsdp2.verifier.analysis.horizon import prepares_before_sharding
-from verified_fsdp2.verifier.analysis.inspected import differing
-from verified_fsdp2.verifier.analysis.snapshots import kept_under_a_comparison
+from verified_fsdp2.verifier.analysis.follow_up_runs import for_a_resume
+from verified_fsdp2.verifier.analysis.reopened_checkpoints import differing
 from verified_fsdp2.verifier.analysis.state import begun_anew, evaluated
+from verified_fsdp2.verifier.analysis.steps_to_compare import prepares_before_sharding
+from verified_fsdp2.verifier.analysis.unusual_parallelism import divided_by_script, parts_and_meets, resumable
+from verified_fsdp2.verifier.analysis.weight_snapshots import kept_under_a_comparison
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.probe import starting_point
 from verified_fsdp2.verifier.probe.events.models import Models

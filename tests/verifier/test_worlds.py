@@ -12,7 +12,7 @@ from test_rules_checkpoint import saving, tensor
 
 from records import cases, model, run, step, stepped
 from scripts import ZOO, written
-from verified_fsdp2.verifier import plan
+from verified_fsdp2.verifier import stages
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Course, Evidence
 from verified_fsdp2.verifier.isolation.choose import Choice
@@ -141,7 +141,7 @@ def test_no_save_of_a_crash_goes_to_files_of_the_user(path: str, made: list[str]
     save = saving({"w": tensor()}, "torch.save", path)
     train = run([model(), step(), stepped(), save, step(2), stepped(2)])
     evidence = Evidence(train=train, course=Course(checkpoint="/c"))
-    assert [one.role for one in plan.faults(settings, evidence, early=True)] == made
+    assert [one.role for one in stages.faults(settings, evidence, early=True)] == made
 
 
 def test_a_store_that_dies_as_it_starts_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

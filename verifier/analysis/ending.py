@@ -9,9 +9,9 @@ from ..evidence import Evidence
 from ..trace import Run, Sketch, difference
 from ..trace.events import Final, Place, Printed, Reached, Written
 from ..trace.sketches import add
-from .horizon import steps_of
-from .shown import lines_of_loop, without_own_values
+from .printed_values import lines_of_loop, without_own_values
 from .state import apart
+from .steps_to_compare import steps_of
 
 SAME_END = 1e-4  # relative: what rounding has grown to over a whole training
 

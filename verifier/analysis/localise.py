@@ -19,9 +19,9 @@ from .comparison import (
     update_apart,
     without_gradients,
 )
-from .factors import readings, words
-from .restored import named
+from .gradient_scale_causes import readings, words
 from .state import apart, whole
+from .state_after_resume import named
 from .wording import count, some
 
 EXACT = 1e-3  # relative: how near to a number a factor must be to be called that number

@@ -119,9 +119,9 @@ class Targets:
     def _verify(self, file: Path, names: list[str]) -> Result:
         from ..errors import UserError
         from ..report.json_report import as_dict
+        from ..report.limits_text import limits
         from ..report.secrets import redact_secrets
         from ..report.text import why_skipped
-        from ..report.tiers import limits
 
         try:
             verdict = _verdict(self.targets[file], names, self.config.getoption("fsdp2_tier"))

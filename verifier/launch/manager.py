@@ -1,7 +1,7 @@
 """One run, in a process of its own: forks the rendezvous store and the ranks, waits for them, and ends all that they started.
 
 The ranks get the environment that torchrun gives. Waiting for them ourselves gives the exact exit status of each, in the order
-in which they ended; torchrun reports neither. For the real torchrun see elastic.py.
+in which they ended; torchrun reports neither. For the real torchrun see torchrun.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ..errors import PROBE_FAILED, text_of
 from ..isolation.enter import enter
 from ..isolation.world import World
-from . import cluster, command, devices, elastic, processes, sharing
+from . import cluster, command, devices, processes, sharing, torchrun
 from .capture import Captures
 from .checkpoints import damage
 from .request import ONE_PROCESS, Live
@@ -61,7 +61,7 @@ def _answer(request: dict[str, Any], pipe: int, live: Live) -> dict[str, Any]:
         return {"note": "", "ranks": [], "timed_out": False, "seconds": 0.0}
     if request["launcher"] == "fork" or request["mode"] in ONE_PROCESS or request["open"]:
         return {"note": note, **run(request, pipe, live)}
-    far = elastic.run if request["launcher"] == "torchrun" else cluster.run
+    far = torchrun.run if request["launcher"] == "torchrun" else cluster.run
     return {"note": note, **far(request)}
 
 

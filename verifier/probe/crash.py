@@ -19,7 +19,7 @@ from torch import save  # before it is patched
 from ..trace.events import Killed
 from .compat.names import WRITING_PROCESS
 from .dispatcher import Call
-from .saving import place_of
+from .save_contents import place_of
 from .session import Session
 
 _OTHERS_SECONDS = 0.2  # in which the other ranks write their part

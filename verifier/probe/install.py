@@ -1,16 +1,16 @@
 """Installs the probe in this process: topics subscribe, substitutes replace functions, then each function is patched once."""
 
+from .capacity.recorder import Recorder
 from .dispatcher import name_of
 from .events import REHEARSING, topics
-from .rehearsal.recorder import Recorder
 from .session import Session
 from .substitutes import (
     averages,
     cuda_on_cpu,
     ddp,
+    fake_tensors,
     full_precision,
     gloo_for_nccl,
-    hollow,
     libraries,
     one_rank,
     randomness,
@@ -22,9 +22,9 @@ _SUBSTITUTES = {
     "ddp": ddp.install,
     "alone": one_rank.install,
     "simulate": simulation.install,
-    "rehearse": hollow.install,
-    "rehearse_as_cpu": hollow.install_as_cpu,
-    "count": hollow.count,
+    "rehearse": fake_tensors.install,
+    "rehearse_as_cpu": fake_tensors.install_as_cpu,
+    "count": fake_tensors.count,
 }
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from ..trace.events import Block
 from .compat.cuda import TENSOR_DEVICE, without_modes
 from .compat.tensors import elements, local, plain, version
-from .sketch import sketch
+from .tensor_fingerprint import sketch
 
 
 def class_name(value: object) -> str:

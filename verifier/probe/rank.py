@@ -23,8 +23,8 @@ from . import children, outputs
 from .frames import Frames
 from .guard import Guard
 from .imports import after_import
-from .lines import Lines
-from .stop import StopRun
+from .line_coverage import Lines
+from .stop_run import StopRun
 
 THREADS = 10.0  # seconds that the threads of a stopped script have to end their work
 _WAITING = {"wait", "get", "join", "_wait_for_tstate_lock", "_worker"}  # functions in which a thread has nothing to do
@@ -43,9 +43,9 @@ def run(request: dict[str, Any], rank: int) -> int:
     if request["open"]:
         import torch  # noqa: F401
 
-        from . import opener
+        from . import checkpoint_reader
 
-        return opener.open_all(request["open"], probe.writer)
+        return checkpoint_reader.open_all(request["open"], probe.writer)
     outputs.install()
     children.hand_on(request)
     atexit.register(lambda: children.end() if probe.stopped else None)

@@ -36,9 +36,9 @@ from .compat.tensors import own_tensors
 from .dispatcher import Call, Dispatcher, name_of
 from .frames import Frames
 from .guard import Guard
-from .lines import Lines
-from .stop import StopRun
-from .turns import Turns
+from .line_coverage import Lines
+from .optimizer_ids import Turns
+from .stop_run import StopRun
 
 _One = TypeVar("_One")
 TRAINING = ("call", "before backward", "backward", "stepping", "closed", "stepped")  # notices of a step

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..analysis.capacity import judge
 from ..analysis.platform import NOTE
-from ..analysis.rehearsed import judge
 from ..evidence import Evidence
 from ..finding import Finding
 from ..launch import sharing
@@ -16,9 +16,9 @@ from ..source import environment as settings
 from ..trace import Run
 from ..trace.events import Adapted, Rehearsal, Start
 from ..verdict import Verdict
+from .capacity import outcome
 from .facts import facts, summary
 from .redact import stable
-from .rehearsal import outcome
 
 
 def assemble(

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.comparison import incomparable, limits, loss_apart, norm_apart, nudged
-from ..analysis.horizon import steps_of, unreached
-from ..analysis.inspected import differing, opened
+from ..analysis.reopened_checkpoints import differing, opened
 from ..analysis.saves import given, kept
+from ..analysis.steps_to_compare import steps_of, unreached
 from ..analysis.traffic import by_micro_batch, expected, traffic
 from ..evidence import LOADS, Evidence
 from ..trace import Run

@@ -10,9 +10,9 @@ from ..analysis.wording import count
 from ..finding import Finding
 from ..verdict import Verdict
 from . import text
-from .places import lines_of, place_of, relative
+from .limits_text import limits
+from .locations import lines_of, place_of, relative
 from .sanitize import sanitize, shown
-from .tiers import limits
 
 MOST = 10
 LONGEST = 2_000  # characters of one message

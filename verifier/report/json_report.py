@@ -9,8 +9,8 @@ from ..finding import Finding, Status
 from ..trace.events import Place
 from ..verdict import Verdict
 from .actions import next_steps, not_covered
+from .limits_text import limits
 from .sanitize import in_json
-from .tiers import limits
 
 SCHEMA = 2
 STATUSES: tuple[Status, ...] = ("pass", "fail", "inconclusive", "not_applicable", "error")

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from ..finding import Finding
 from ..rules import RULES
 from ..verdict import Verdict
-from .places import lines_of, relative
+from .limits_text import limits
+from .locations import lines_of, relative
 from .sanitize import in_xml
 from .text import why_skipped
-from .tiers import limits
 
 _FORBIDDEN = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -21,10 +21,10 @@ from ..rules.base import Rule
 from ..trace.events import Line
 from ..verdict import Verdict
 from .baseline import base_of, identity, name_of
-from .page import markdown
-from .places import place_of, relative
+from .limits_text import limits
+from .locations import place_of, relative
+from .rule_page import markdown
 from .sanitize import in_json
-from .tiers import limits
 
 BASE = "SRCROOT"
 SCHEMA = "/".join(("https:", "", "json.schemastore.org", "sarif-2.1.0.json"))  # a name: nothing is fetched

@@ -12,9 +12,9 @@ from ..config.policy import open_but_allowed
 from ..finding import Finding, Status
 from ..trace.events import Line
 from ..verdict import Comparison, Verdict
-from .places import steps_to
+from .limits_text import MOST, counted, not_followed, verdict_line
+from .locations import steps_to
 from .sanitize import sanitize, shown
-from .tiers import MOST, counted, not_followed, verdict_line
 from .wrapping import width, wrapped
 
 LIMIT = 9_000  # characters; what agents read of one command's output

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
+from ..analysis.applicability import never_sharded, trainings, unnamed, went_through, without_steps
 from ..analysis.checkpoints import no_checkpoint, only_exports, own_files, unseen_save
-from ..analysis.presence import never_sharded, trainings, unnamed, went_through, without_steps
 from ..analysis.root_cause import RootCause, root_cause
 from ..analysis.wording import count, some
 from ..evidence import Evidence

@@ -2,8 +2,8 @@
 
 import re
 
+from ..analysis.applicability import unsharded
 from ..analysis.precision import LOW
-from ..analysis.presence import unsharded
 from ..analysis.root_cause import RootCause, root_cause
 from ..trace.events import Place, Raised, RaisedFrame, Shard
 from .base import RaisedRule, Run

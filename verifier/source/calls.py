@@ -7,10 +7,10 @@ import ast
 from .coverage import LIMIT
 from .events import CALL, NEW, SHARD, STORE, Event
 from .expressions import mesh_rank
-from .known import ASKS_NAMES, COLLECTIONS, COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, STARTERS, SYNCS
-from .missed import Noting
 from .names import Frame
 from .project import ClassInfo
+from .torch_names import ASKS_NAMES, COLLECTIONS, COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, STARTERS, SYNCS
+from .unresolved_calls import Noting
 from .values import GLOBAL, RANK_NAMES, SUB, Value, choices, const, either, spread
 
 INLINED = 14  # calls of project functions within one another

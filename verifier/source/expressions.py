@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from .events import ITERATE, Guard
-from .known import ASKS_NAMES
 from .names import Frame, Names
+from .torch_names import ASKS_NAMES
 from .values import GLOBAL, SUB, Value, choices, const, derived, either
 
 DEPTH = 60  # of nested expressions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..finding import Hit, Suppression
 from .coverage import Coverage, Missed, merged
-from .entries import follow
+from .entry_points import follow
 from .follow import Follower
 from .project import Module, Project, Shared
 from .registry import DETECTORS

@@ -10,11 +10,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from .entries import follow
+from .entry_points import follow
 from .events import SHARD, Event, Flow
 from .files import files_of
+from .flow_queries import trains
 from .follow import Follower
-from .looks import trains
 from .migration_loop import FINDERS as LOOP
 from .migration_model import FINDERS as MODEL
 from .migration_scene import DATA_PARALLEL, DDP, FSDP1, MODULE, WRAPPERS, Scene

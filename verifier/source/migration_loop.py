@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .events import CALL, STORE
-from .looks import is_const
+from .flow_queries import is_const
 from .migration_scene import Found, Scene, Table, rows
 from .values import Value, choices, reach
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from .events import Event
-from .looks import is_const, made_by, text
+from .flow_queries import is_const, made_by, text
 from .migration_scene import DATA_PARALLEL, DDP, FSDP1, MODULE, Found, Scene, Table, rows
 from .values import Value, choices, reach
 

@@ -8,7 +8,7 @@ import pytest
 from pairs import HEAD, PRELUDE
 from records import cases
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.source.entries import follow
+from verified_fsdp2.verifier.source.entry_points import follow
 from verified_fsdp2.verifier.source.follow import Follower
 from verified_fsdp2.verifier.source.lint import look
 from verified_fsdp2.verifier.source.project import Project, canonical, parse

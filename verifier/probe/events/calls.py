@@ -12,7 +12,7 @@ from ..compat.groups import groups, not_all_reduced
 from ..dispatcher import Call, Leave
 from ..measures import random_state
 from ..session import Session
-from ..sketch import row_hashes
+from ..tensor_fingerprint import row_hashes
 from .models import Models, trained
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from ...trace.events import Checkpoint, Saving, SetState
-from .. import crash, moved, outputs
+from .. import crash, outputs, renamed_paths
 from ..compat.names import SAVED_DICT
 from ..dispatcher import Call, Leave
 from ..frames import caller
-from ..saving import entries, entry, held, place_of
+from ..save_contents import entries, entry, held, place_of
 from ..session import Session
-from .flight import Flight
+from .collective_log import Flight
 
 _RACE_SECONDS = 0.3
 DCP = "torch.distributed.checkpoint"
@@ -35,7 +35,7 @@ class Checkpoints:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.flight = session.one(Flight)
-        self.targets = session.one(moved.Moved).targets  # paths of saves
+        self.targets = session.one(renamed_paths.Moved).targets  # paths of saves
         self.inside = threading.local()  # operation: the script's call that this thread is in
         self.calls = 0
         self.watch: bool = session.request["watch_saves"]
@@ -151,7 +151,7 @@ def install(session: Session) -> None:
     session.around(SAVED_DICT, after=lambda call: checkpoints.saving(call.result))
     if checkpoints.watch:
         crash.install(session, checkpoints.let_training_go_on)
-        moved.install(session)
+        renamed_paths.install(session)
 
 
 def _target(operation: str, call: Call) -> str:

@@ -14,7 +14,7 @@ from ...trace.events import LoaderStarted, Order, Place, Sampler, SetEpoch
 from ..dispatcher import Call
 from ..frames import caller
 from ..session import Session
-from ..sketch import row_hashes
+from ..tensor_fingerprint import row_hashes
 
 ORDERS = 256  # that are recorded of a line
 LONGEST = 1 << 20

@@ -10,7 +10,7 @@ from ..compat.tensors import local
 from ..dispatcher import Call
 from ..frames import caller
 from ..session import Session
-from ..sketch import row_hashes
+from ..tensor_fingerprint import row_hashes
 from .randomness import FUNCTIONS
 
 _OF_A_LINE = 6  # draws that are recorded of one line

@@ -24,7 +24,7 @@ from ..compat.groups import slots
 from ..dispatcher import Call, Leave
 from ..measures import writes
 from ..session import Session
-from ..sketch import sketch
+from ..tensor_fingerprint import sketch
 from ..watched import READABLE, read_file
 from .backward import BACKWARD
 from .models import Models

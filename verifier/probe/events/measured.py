@@ -21,7 +21,7 @@ from ..compat.tensors import elements, layout, local
 from ..dispatcher import Call
 from ..measures import random_state
 from ..session import Session
-from ..sketch import row_hashes
+from ..tensor_fingerprint import row_hashes
 from ..watched import variables
 from .randomness import FUNCTIONS
 

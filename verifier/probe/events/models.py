@@ -12,8 +12,8 @@ from ..compat.groups import Slot, dtypes_of, groups, slots
 from ..compat.tensors import layout, local, own_parameters
 from ..measures import dtype_name, repeated_blocks
 from ..session import Session
-from ..sketch import sketch
-from .empty import unset
+from ..tensor_fingerprint import sketch
+from .uninitialised_memory import unset
 
 
 class Models:

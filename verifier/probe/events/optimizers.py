@@ -15,8 +15,8 @@ from ..compat.tensors import local, plain
 from ..dispatcher import Call
 from ..measures import class_name, movement, optimizer_state
 from ..session import Session
-from ..sketch import sketch
-from ..unread import install as watch_settings
+from ..tensor_fingerprint import sketch
+from ..unused_group_settings import install as watch_settings
 from .models import Models, gradient_sketches
 
 

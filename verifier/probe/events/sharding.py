@@ -14,7 +14,7 @@ from ..compat.tensors import layout, tensors
 from ..dispatcher import Call
 from ..measures import class_name, dtype_name
 from ..session import Session
-from ..sketch import sketch
+from ..tensor_fingerprint import sketch
 
 FLAGS = 32  # calls of `set_requires_...` that are recorded
 # its name since some version after 2.7.1, and its name there

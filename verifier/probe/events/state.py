@@ -25,9 +25,9 @@ from ..compat.groups import Slot
 from ..compat.tensors import address, layout, local, own_buffers, own_parameters
 from ..measures import element_hash, stream, vocabulary
 from ..session import Session
-from ..sketch import sketch
+from ..tensor_fingerprint import sketch
 from ..watched import evaluated, variables
-from .own_updates import FORWARDS, OwnUpdates
+from .manual_optimizer_steps import FORWARDS, OwnUpdates
 
 LEAVES = 512  # values that are kept of a rank
 _DEPTH = 6

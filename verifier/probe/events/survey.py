@@ -16,8 +16,8 @@ from ..compat.groups import slots
 from ..compat.tensors import local, plain
 from ..dispatcher import Call, Leave
 from ..measures import writes
+from ..optimizer_ids import Turns
 from ..session import Session
-from ..turns import Turns
 from .backward import BACKWARD
 
 _STILL = 4096  # names

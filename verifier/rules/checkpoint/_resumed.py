@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 
-from ...analysis.presence import absent, begins_elsewhere, unfinished
+from ...analysis.applicability import absent, begins_elsewhere, unfinished
 from ...evidence import LOADS, SAVES, Evidence
 from ...trace.events import Checkpoint, Place, Step
 from ..base import Finding, Rule, Run

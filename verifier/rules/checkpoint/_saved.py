@@ -4,9 +4,9 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
+from ...analysis.applicability import absent, unfinished
 from ...analysis.checkpoints import unseen_save
-from ...analysis.inspected import differing, opened
-from ...analysis.presence import absent, unfinished
+from ...analysis.reopened_checkpoints import differing, opened
 from ...analysis.saves import Save, all_saves, given, kept
 from ..base import Evidence, Finding, Rule, Run, count, some
 

@@ -1,5 +1,5 @@
 from ...analysis.saves import Save
-from ...source.looks import is_const
+from ...source.flow_queries import is_const
 from ...source.values import Value, choices
 from ...trace.events import SaveInFlight
 from ..base import Finding, Flow, Hits, Run, count

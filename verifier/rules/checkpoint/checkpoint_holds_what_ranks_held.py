@@ -1,4 +1,4 @@
-from ...analysis.inspected import in_background
+from ...analysis.reopened_checkpoints import in_background
 from ...analysis.saves import Save
 from ._saved import ContentRule, has_tensors
 

@@ -1,7 +1,7 @@
+from ...analysis.applicability import absent, unfinished
 from ...analysis.checkpoints import unseen_save
-from ...analysis.presence import absent, unfinished
 from ...analysis.saves import all_saves
-from ...source.looks import GETTERS, has_option, is_const, options_of, text
+from ...source.flow_queries import GETTERS, has_option, is_const, options_of, text
 from ...trace.events import Template
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run
 

@@ -1,5 +1,5 @@
 from ...analysis.checkpoints import only_exports
-from ...source.looks import SETTERS, is_const, made_by, names_in, options_of, text
+from ...source.flow_queries import SETTERS, is_const, made_by, names_in, options_of, text
 from ...trace.events import Lenient
 from ..base import Evidence, Finding, Flow, Hits, Rule, Run, count, some
 from ._resumed import NEEDS, first_steps, not_resumed, not_shown

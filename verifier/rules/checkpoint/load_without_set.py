@@ -1,6 +1,6 @@
 import math
 
-from ...source.looks import SETTERS, has_option, made_by, options_of, state_given, text
+from ...source.flow_queries import SETTERS, has_option, made_by, options_of, state_given, text
 from ...source.values import reach
 from ...trace import difference
 from ...trace.events import Saving, Step

@@ -3,7 +3,7 @@ import re
 from collections.abc import Iterator
 
 from ...analysis.saves import Save
-from ...source.looks import GETTERS, shared, text
+from ...source.flow_queries import GETTERS, shared, text
 from ...source.values import Value, reach
 from ...trace.events import SavedEntry
 from ..base import Event, Finding, Flow, Hits, Run, count, some

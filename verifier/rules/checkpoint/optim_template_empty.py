@@ -1,4 +1,4 @@
-from ...source.looks import GETTERS, SETTERS, names_in, state_given, steps_of, text
+from ...source.flow_queries import GETTERS, SETTERS, names_in, state_given, steps_of, text
 from ...source.values import choices, reach
 from ...trace.events import Step
 from ..base import Event, Evidence, Finding, Flow, Hits, count, some

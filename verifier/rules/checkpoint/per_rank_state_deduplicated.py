@@ -2,7 +2,7 @@ import math
 from typing import Any
 
 from ...analysis.saves import saves_of
-from ...source.looks import SAVES, state_given
+from ...source.flow_queries import SAVES, state_given
 from ...trace.events import Place, Step
 from ..base import Evidence, Finding, Flow, Hits, Run
 from ._resumed import ResumeRule, load_line, saved_at

@@ -1,4 +1,4 @@
-from ...source.looks import inner, text
+from ...source.flow_queries import inner, text
 from ..base import Flow, Hits, RaisedRule
 
 _WRITERS = tuple(f"{module}.{name}" for module in ("pick" + "le", "cloudpick" + "le") for name in ("dump", "dumps"))

@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from ...analysis.inspected import opened
-from ...analysis.presence import unfinished
+from ...analysis.applicability import unfinished
+from ...analysis.reopened_checkpoints import opened
 from ...analysis.saves import Save, all_saves, saves_of
-from ...source.looks import SAVES, made_by, shared
+from ...source.flow_queries import SAVES, made_by, shared
 from ...source.values import GLOBAL, reach
 from ..base import Evidence, Finding, Flow, Hits, count, some
 from ._saved import KindRule

@@ -1,6 +1,6 @@
-from ...analysis.designs import resumable, saved_in_a_step
+from ...analysis.unusual_parallelism import resumable, saved_in_a_step
 from ...source.events import ITERATE
-from ...source.looks import GETTERS, SAVES, names_in, text
+from ...source.flow_queries import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
 from ...trace.events import Step
 from ..base import Evidence, Finding, Flow, Hits

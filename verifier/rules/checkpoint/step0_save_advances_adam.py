@@ -1,6 +1,6 @@
 from ...evidence import LOADS, Evidence
 from ...source.events import Flow, covers
-from ...source.looks import GETTERS, SAVES, SETTERS, steps_of, text
+from ...source.flow_queries import GETTERS, SAVES, SETTERS, steps_of, text
 from ...source.values import reach
 from ...trace import Trace
 from ...trace.events import Checkpoint, Step, Template

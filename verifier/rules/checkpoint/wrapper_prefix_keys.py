@@ -3,7 +3,7 @@ import ast
 from ...analysis.saves import Save
 from ...analysis.syntax import last_name
 from ...evidence import Sources
-from ...source.looks import SAVES, names_in, text
+from ...source.flow_queries import SAVES, names_in, text
 from ...source.values import reach
 from ..base import Evidence, Finding, Flow, Hits, Run, count, some
 from ._saved import SaveRule, parameter_of

@@ -1,5 +1,5 @@
-from ...analysis.first_run import changes_gradients
-from ...analysis.presence import went_through
+from ...analysis.applicability import went_through
+from ...analysis.follow_up_runs import changes_gradients
 from ..base import Evidence, RaisedRule, RootCause, Run
 from ..raised import by_norm
 

@@ -1,4 +1,4 @@
-from ...source.looks import LOCAL, gradient, names, shared, text
+from ...source.flow_queries import LOCAL, gradient, names, shared, text
 from ...source.values import Value, reach
 from ...trace.events import PartialRead
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run, count

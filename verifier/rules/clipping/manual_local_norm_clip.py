@@ -1,9 +1,9 @@
 import ast
 
-from ...analysis.first_run import changes_gradients, clip_is_open
+from ...analysis.follow_up_runs import changes_gradients, clip_is_open
 from ...analysis.scaling import SAME, limit_between_ranks, reduced_by_the_script, scales, stressed_scales, uneven
+from ...source.flow_queries import LOCAL, gradient, shared, text
 from ...source.lines import find_local_norm, may_clip
-from ...source.looks import LOCAL, gradient, shared, text
 from ...source.values import Value, reach
 from ...trace.events import ClipOfNothing, Clips, Step, Stress
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, count, some

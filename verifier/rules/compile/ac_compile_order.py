@@ -1,5 +1,5 @@
 from ...source.events import Flow, covers
-from ...source.looks import first_text
+from ...source.flow_queries import first_text
 from ..base import Hits, SourceRule
 
 

@@ -1,7 +1,7 @@
 import ast
 from collections.abc import Iterator
 
-from ...source.looks import text
+from ...source.flow_queries import text
 from ...source.values import Value
 from ..base import Flow, Hits, SourceRule
 

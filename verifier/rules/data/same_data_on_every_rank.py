@@ -2,9 +2,9 @@ import math
 from collections import Counter
 from itertools import combinations
 
-from ...analysis.chance import log_equal_batches
+from ...analysis.probability import log_equal_batches
 from ...source.events import ITERATE, Event, Flow
-from ...source.looks import is_const, names_in, text, trains
+from ...source.flow_queries import is_const, names_in, text, trains
 from ...source.values import Value, choices, reach
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Hits, Rule, Run, count

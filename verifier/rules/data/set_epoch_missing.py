@@ -1,6 +1,6 @@
-from ...analysis.presence import absent, unfinished
+from ...analysis.applicability import absent, unfinished
 from ...source.events import ITERATE, Flow
-from ...source.looks import SAMPLER, is_const, names_in, text
+from ...source.flow_queries import SAMPLER, is_const, names_in, text
 from ...source.values import reach
 from ...trace import Trace
 from ...trace.events import Micro, Sampler, SetEpoch

@@ -1,5 +1,5 @@
 from ...source.events import Flow, covers
-from ...source.looks import is_nccl, made_by, process_groups
+from ...source.flow_queries import is_nccl, made_by, process_groups
 from ..base import Hits, SourceRule
 
 

@@ -1,4 +1,4 @@
-from ...source.looks import is_nccl, made_by, names_in, process_groups, text
+from ...source.flow_queries import is_nccl, made_by, names_in, process_groups, text
 from ...source.values import Value, choices
 from ..base import Flow, Hits, SourceRule
 

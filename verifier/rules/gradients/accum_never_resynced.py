@@ -1,4 +1,4 @@
-from ...source.looks import never_on
+from ...source.flow_queries import never_on
 from ...trace.events import Step, Sync
 from ..base import Evidence, Finding, Flow, Hits, count, some
 from ._base import UnreducedRule

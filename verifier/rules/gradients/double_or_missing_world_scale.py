@@ -1,7 +1,7 @@
 import math
 from collections.abc import Iterator
 
-from ...analysis.factors import NEAR, Reading, near, readings, total_weight, words
+from ...analysis.gradient_scale_causes import NEAR, Reading, near, readings, total_weight, words
 from ...source.lines import find_scale
 from ...trace import Run, difference
 from ...trace.events import Divide, Micro, Step

@@ -1,6 +1,6 @@
-from ...analysis.factors import micro_batches
+from ...analysis.gradient_scale_causes import micro_batches
 from ...source.events import STORE, Flow
-from ...source.looks import text
+from ...source.flow_queries import text
 from ..base import Evidence, Finding, Hits, RaisedRule
 
 

@@ -1,7 +1,7 @@
 import math
 
 from ...analysis.comparison import agrees
-from ...analysis.factors import NEAR, weight
+from ...analysis.gradient_scale_causes import NEAR, weight
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Run, count
 from ._base import ScaleRule

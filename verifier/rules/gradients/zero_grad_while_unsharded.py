@@ -1,4 +1,4 @@
-from ...analysis.presence import unnamed
+from ...analysis.applicability import unnamed
 from ...trace.events import NotCleared, Step
 from ..base import Evidence, Finding, Rule, count, some
 

@@ -1,7 +1,7 @@
 """Why ranks wait for one another, from the logs of what each rank has called."""
 
-from ...analysis.branches import leaving_branch, loop_of, rank_guard, skipping_branch
 from ...analysis.divergence import Parting, fork, location, parting, place
+from ...analysis.rank_guards import leaving_branch, loop_of, rank_guard, skipping_branch
 from ...evidence import Evidence, Sources
 from ...trace.events import Place, ProgressEvent
 from ..base import Finding, Rule, Run

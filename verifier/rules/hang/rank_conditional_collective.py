@@ -1,7 +1,7 @@
 import re
 
 from ...source.events import CALL, Event, Flow, exclusive
-from ...source.looks import GETTERS, SETTERS, said, text
+from ...source.flow_queries import GETTERS, SETTERS, said, text
 from ...source.values import Value, reach
 from ..base import Hits
 from ._named import HangRule

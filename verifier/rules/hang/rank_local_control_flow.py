@@ -1,6 +1,6 @@
 import ast
 
-from ...source.looks import said
+from ...source.flow_queries import said
 from ...source.values import Value, reach
 from ..base import Event, Flow, Hits
 from ._named import HangRule

@@ -1,4 +1,4 @@
-from ...analysis.presence import without_steps
+from ...analysis.applicability import without_steps
 from ...analysis.root_cause import root_cause
 from ..base import Evidence, Finding, Rule, count
 

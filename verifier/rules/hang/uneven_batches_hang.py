@@ -1,5 +1,5 @@
-from ...analysis.branches import loop_is_plain
 from ...analysis.divergence import location, place
+from ...analysis.rank_guards import loop_is_plain
 from ...evidence import Sources
 from ..base import Finding, Run
 from ._named import HangRule

@@ -1,6 +1,6 @@
-from ...analysis.presence import never_sharded, trainings, unnamed, unseen_load, went_through
+from ...analysis.applicability import never_sharded, trainings, unnamed, unseen_load, went_through
 from ...evidence import LOADS, Evidence
-from ...source.looks import is_known, shared, text
+from ...source.flow_queries import is_known, shared, text
 from ...source.values import Value, reach
 from ...trace.events import Checkpoint
 from ..base import Flow, Hits

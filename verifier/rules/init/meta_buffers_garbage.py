@@ -1,7 +1,7 @@
 import ast
 from collections.abc import Iterator
 
-from ...source.looks import emptied, inner, is_const, parts_of, text
+from ...source.flow_queries import emptied, inner, is_const, parts_of, text
 from ...source.values import Value
 from ..base import Flow, Hits, Run
 from ._empty import EmptyRule

@@ -1,4 +1,4 @@
-from ...analysis.presence import went_through
+from ...analysis.applicability import went_through
 from ...trace.events import Place, Shard, ToEmpty
 from ..base import Evidence, RaisedRule, RootCause, Run
 

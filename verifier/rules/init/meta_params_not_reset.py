@@ -1,5 +1,5 @@
 from ...source.events import CALL, NEW, SHARD, Event, Flow, covers
-from ...source.looks import emptied, text
+from ...source.flow_queries import emptied, text
 from ..base import Hits, Run
 from ._empty import EmptyRule
 

@@ -1,5 +1,5 @@
-from ...analysis.presence import unnamed, unseen_load, went_through
-from ...source.looks import is_const, made_by
+from ...analysis.applicability import unnamed, unseen_load, went_through
+from ...source.flow_queries import is_const, made_by
 from ...trace.events import SetState
 from ..base import Evidence, Finding, Flow, Hits, Rule, count, some
 

@@ -1,9 +1,9 @@
 import math
 
-from ...analysis.designs import divided_by_script
+from ...analysis.unusual_parallelism import divided_by_script
 from ...evidence import LOADS, Evidence
 from ...source.events import Event, Flow, covers
-from ...source.looks import is_known, made_by, text
+from ...source.flow_queries import is_known, made_by, text
 from ...source.values import GLOBAL, Value
 from ...trace import Run, Sketch, difference
 from ...trace.events import Checkpoint, Shard

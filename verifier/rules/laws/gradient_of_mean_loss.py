@@ -1,5 +1,5 @@
 from ...analysis.comparison import GROSS, compare, incomparable
-from ...analysis.factors import near, readings, total_weight, words
+from ...analysis.gradient_scale_causes import near, readings, total_weight, words
 from ...trace.events import Micro, Step
 from ..base import Evidence, Finding, Rule, Run
 

@@ -3,8 +3,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from ...analysis.chance import log_equal_batches
 from ...analysis.comparison import parted
+from ...analysis.probability import log_equal_batches
 from ...analysis.syntax import walk
 from ...evidence import Sources
 from ...source.values import RANK_NAMES

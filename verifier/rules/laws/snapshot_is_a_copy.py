@@ -1,10 +1,10 @@
 import ast
 import re
 
-from ...analysis.snapshots import appended, snapshots
 from ...analysis.state import spelled, states
+from ...analysis.weight_snapshots import appended, snapshots
 from ...source.events import hit_at
-from ...source.put_back import put_back
+from ...source.restored_weights import put_back
 from ...trace.events import OntoItself, PutBack, SharedMemory, State
 from ..base import Evidence, Finding, Flow, Hits, Rule, count, some
 

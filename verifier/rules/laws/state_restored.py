@@ -1,7 +1,7 @@
-from ...analysis.designs import saved_in_a_step
-from ...analysis.presence import begins_elsewhere
-from ...analysis.restored import SAME, beginning, holder, named
+from ...analysis.applicability import begins_elsewhere
 from ...analysis.state import LEAST, apart, evolving, whole
+from ...analysis.state_after_resume import SAME, beginning, holder, named
+from ...analysis.unusual_parallelism import saved_in_a_step
 from ..base import Evidence, Finding, Rule, Run, some
 from ..checkpoint._resumed import load_line, saved_at
 

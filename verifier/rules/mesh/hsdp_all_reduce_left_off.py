@@ -1,4 +1,4 @@
-from ...source.looks import never_on
+from ...source.flow_queries import never_on
 from ...trace.events import AllReduce, Partial, Step, Stepped
 from ..base import Evidence, Finding, Flow, Hits, Rule, count, some
 from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start, replicas_of

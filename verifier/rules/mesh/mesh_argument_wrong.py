@@ -1,7 +1,7 @@
 import re
 from collections.abc import Iterator
 
-from ...source.looks import made_by, text
+from ...source.flow_queries import made_by, text
 from ...trace.events import Mesh, Wrap
 from ..base import Evidence, Finding, Flow, Hits, Rule, Run
 

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from ...source.looks import SAMPLER, is_const, made_by, text
+from ...source.flow_queries import SAMPLER, is_const, made_by, text
 from ...trace.events import ShardedInput, Wrap
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run, count
 

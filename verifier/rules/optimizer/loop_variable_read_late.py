@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from ...analysis.syntax import called, names_read, walk
 from ...source.events import hit_at
-from ...source.looks import text
+from ...source.flow_queries import text
 from ...source.project import Module
 from ..base import Flow, Hits, SourceRule
 

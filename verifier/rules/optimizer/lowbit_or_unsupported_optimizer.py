@@ -1,6 +1,6 @@
 import re
 
-from ...source.looks import text
+from ...source.flow_queries import text
 from ...trace.events import Optimizer, Place
 from ..base import Flow, Hits, RaisedRule, RootCause, Run
 from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack

@@ -3,8 +3,8 @@ from collections.abc import Iterable
 
 from ...analysis.comparison import first_updates_apart, gradients_apart, incomparable, limits, undecided, update_apart
 from ...source.events import NEW, Flow, hit_at
+from ...source.flow_queries import LOCAL, text
 from ...source.lines import find_shard_use
-from ...source.looks import LOCAL, text
 from ...trace.events import Optimizer, ShardInStep
 from ..base import Evidence, Finding, Hits, Rule, Run, count
 

@@ -1,7 +1,7 @@
 import ast
 
 from ...source.events import ITERATE, Event, Flow, covers, exclusive
-from ...source.looks import inner
+from ...source.flow_queries import inner
 from ...source.values import holders, reach
 from ..base import Hits
 from ._held import HeldRule

@@ -1,5 +1,5 @@
 from ...source.events import Flow, covers
-from ...source.looks import is_const, text
+from ...source.flow_queries import is_const, text
 from ...source.values import const
 from ..base import Hits
 from ._held import HeldRule

@@ -1,7 +1,7 @@
 import re
 from dataclasses import replace
 
-from ...analysis.designs import divided_by_script
+from ...analysis.unusual_parallelism import divided_by_script
 from ...trace.events import Local
 from ..base import Evidence, Finding, some
 from ._oracle import OracleRule, judge_against

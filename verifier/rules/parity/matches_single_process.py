@@ -1,5 +1,5 @@
-from ...analysis.designs import parts_and_meets
 from ...analysis.ending import SAME_END, weights_apart
+from ...analysis.unusual_parallelism import parts_and_meets
 from ..base import Evidence, Finding
 from ._oracle import OracleRule, judge_against
 

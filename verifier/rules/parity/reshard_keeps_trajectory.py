@@ -1,11 +1,11 @@
 import math
 from collections import Counter
 
+from ...analysis.applicability import begins_elsewhere
 from ...analysis.comparison import CLEARLY, compare, incomparable, limits, loss_apart, norm_apart, undecided
-from ...analysis.designs import cut_otherwise, saved_in_a_step
 from ...analysis.ending import SAME_END, resharded_to_the_same_end
-from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
+from ...analysis.unusual_parallelism import cut_otherwise, saved_in_a_step
 from ...trace import Run, difference
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Rule, some

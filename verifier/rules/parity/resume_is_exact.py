@@ -1,8 +1,8 @@
-from ...analysis.designs import begun_before_save, resumable
-from ...analysis.presence import begins_elsewhere
-from ...analysis.reasons import looks_above
-from ...analysis.restored import beginning
+from ...analysis.applicability import begins_elsewhere
 from ...analysis.root_cause import root_cause
+from ...analysis.state_after_resume import beginning
+from ...analysis.unusual_parallelism import begun_before_save, resumable
+from ...analysis.why_not_run import looks_above
 from ...trace.events import LoaderStarted, Step, Stepped
 from ..base import Evidence, Finding, Rule, Run, count, some
 from ..checkpoint._resumed import RAISED, load_line, saved_at

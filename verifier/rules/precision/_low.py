@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from ...analysis.precision import LOW
-from ...source.looks import LOW_DTYPES, POLICY, is_dtype, policies_of_trained
+from ...source.flow_queries import LOW_DTYPES, POLICY, is_dtype, policies_of_trained
 from ...source.values import choices
 from ...trace.events import Shard
 from ..base import Event, Evidence, Flow, Rule, Run

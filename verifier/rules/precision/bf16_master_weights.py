@@ -1,6 +1,6 @@
 from ...analysis.precision import LOW
 from ...source.events import STORE, Event, Flow, covers
-from ...source.looks import LOW_DTYPES, cast_of, is_dtype, text
+from ...source.flow_queries import LOW_DTYPES, cast_of, is_dtype, text
 from ...source.values import Value
 from ...trace.events import Shard, Step, Stepped
 from ..base import Evidence, Finding, Hits, Rule, some

@@ -1,6 +1,6 @@
 import math
 
-from ...source.looks import LOW_DTYPES, identifiers, text, trains
+from ...source.flow_queries import LOW_DTYPES, identifiers, text, trains
 from ...trace.events import Scaler, Step
 from ..base import Evidence, Finding, Flow, Hits, Run, count
 from ._low import LowRule, low_groups, low_policies_of_trained

@@ -1,5 +1,5 @@
 from ...source.events import Flow, covers
-from ...source.looks import cast_of, is_known, text
+from ...source.flow_queries import cast_of, is_known, text
 from ...source.values import holders, root_of
 from ...trace.events import Place, Shard
 from ..base import Hits, RaisedRule, RootCause, Run

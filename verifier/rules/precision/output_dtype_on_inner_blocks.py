@@ -1,4 +1,4 @@
-from ...source.looks import FULL, LOW_DTYPES, POLICY, is_dtype, is_known, made_by
+from ...source.flow_queries import FULL, LOW_DTYPES, POLICY, is_dtype, is_known, made_by
 from ...source.values import Value, root_of
 from ...trace.events import Place
 from ..base import Flow, Hits, RaisedRule, RootCause, Run

@@ -1,6 +1,6 @@
 from ...analysis.precision import LOW
+from ...source.flow_queries import is_const, text, trains
 from ...source.installed import installed_torch
-from ...source.looks import is_const, text, trains
 from ..base import Evidence, Finding, Flow, Hits, Run, count
 from ._low import LowRule, low_groups, low_policies_of_trained
 

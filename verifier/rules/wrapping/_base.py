@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from ...analysis.presence import unsharded
-from ...source.looks import inner
+from ...analysis.applicability import unsharded
+from ...source.flow_queries import inner
 from ...source.values import Value
 from ...trace.events import Late, Step
 from ..base import Event, Evidence, Finding, Flow, Rule, Run

@@ -1,5 +1,5 @@
 from ...source.events import CALL, Event, Flow
-from ...source.looks import has_parameters, is_known, text
+from ...source.flow_queries import has_parameters, is_known, text
 from ...source.values import Value, choices
 from ..base import Hits
 from ..raised import MixedRule

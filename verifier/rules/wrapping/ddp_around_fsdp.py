@@ -1,4 +1,4 @@
-from ...source.looks import text
+from ...source.flow_queries import text
 from ..base import Flow, Hits, RootCause, Run
 from ..raised import MIXED, MixedRule, wrapped_in_ddp
 from ._base import given_a_sharded

@@ -1,5 +1,5 @@
 from ...source.events import STORE, Flow
-from ...source.looks import is_const, made_by, text
+from ...source.flow_queries import is_const, made_by, text
 from ..base import Hits
 from ..raised import ShardedRule
 from ._base import called_on_sharded

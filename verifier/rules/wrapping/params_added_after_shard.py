@@ -2,7 +2,7 @@ import re
 
 from ...analysis.root_cause import root_cause
 from ...source.events import STORE, Flow
-from ...source.looks import has_parameters, text
+from ...source.flow_queries import has_parameters, text
 from ...source.values import choices
 from ...trace.events import Late
 from ..base import Evidence, Finding, Hits, some

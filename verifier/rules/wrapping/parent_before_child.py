@@ -1,9 +1,9 @@
 import ast
 import re
 
-from ...analysis.presence import sharded_once, unsharded
+from ...analysis.applicability import sharded_once, unsharded
 from ...source.events import Flow, covers
-from ...source.looks import text
+from ...source.flow_queries import text
 from ...source.values import holders
 from ...trace.events import Place, Shard
 from ..base import Hits, RaisedRule, RootCause, Run

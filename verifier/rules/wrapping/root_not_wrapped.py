@@ -1,6 +1,6 @@
-from ...analysis.designs import divided_by_script
+from ...analysis.unusual_parallelism import divided_by_script
 from ...source.events import STORE, Event, Flow
-from ...source.looks import has_parameters, inner, is_known, made_by, parts_of, trains
+from ...source.flow_queries import has_parameters, inner, is_known, made_by, parts_of, trains
 from ...source.values import Value, holders, root_of
 from ...trace.events import Shard
 from ..base import Evidence, Finding, Hits, Rule, count, some

@@ -1,4 +1,4 @@
-from ...source.looks import has_parameters, is_known, parts_of, trains
+from ...source.flow_queries import has_parameters, is_known, parts_of, trains
 from ...trace.events import Shard
 from ..base import Evidence, Finding, Flow, Hits, Rule, count
 from ._base import NOT_USED, elements

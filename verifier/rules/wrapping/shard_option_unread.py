@@ -1,5 +1,5 @@
-from ...analysis.presence import unnamed
-from ...source.looks import made_by, text
+from ...analysis.applicability import unnamed
+from ...source.flow_queries import made_by, text
 from ...trace.events import Shard
 from ..base import Evidence, Finding, Flow, Hits
 from ._base import ShardedModelRule

@@ -1,5 +1,5 @@
 from ...source.events import Flow, covers
-from ...source.looks import is_known, text
+from ...source.flow_queries import is_known, text
 from ...source.values import root_of
 from ..base import Hits
 from ..raised import ShardedRule

@@ -1,6 +1,6 @@
-from ...analysis.presence import sharded_once, unsharded
+from ...analysis.applicability import sharded_once, unsharded
 from ...source.events import CALL, Flow, covers
-from ...source.looks import is_known, text
+from ...source.flow_queries import is_known, text
 from ...source.values import choices, root_of
 from ...trace.events import Model, Place
 from ..base import Hits, RaisedRule, RootCause, Run

@@ -1,4 +1,4 @@
-from ...analysis.presence import meshes
+from ...analysis.applicability import meshes
 from ..base import RaisedRule, RootCause, Run
 from ..raised import by_norm
 

@@ -2,7 +2,7 @@ import re
 
 from ...analysis.root_cause import root_cause
 from ...source.events import STORE, Flow
-from ...source.looks import inner, text
+from ...source.flow_queries import inner, text
 from ...source.values import root_of
 from ...trace.events import Ties
 from ..base import Evidence, Finding, Hits, Rule

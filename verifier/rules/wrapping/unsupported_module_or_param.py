@@ -1,4 +1,4 @@
-from ...source.looks import is_known, made_by, parts_of
+from ...source.flow_queries import is_known, made_by, parts_of
 from ...source.values import Value
 from ..base import Flow, Hits
 from ..raised import ShardedRule

@@ -1,5 +1,5 @@
 from ...source.events import CALL, Flow
-from ...source.looks import is_const, text
+from ...source.flow_queries import is_const, text
 from ..base import Hits
 from ..raised import MixedRule
 

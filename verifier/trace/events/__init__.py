@@ -7,10 +7,10 @@ from ..typed import Located as Located
 from ..typed import Part as Part
 from ..typed import Place as Place
 from ..typed import event_from_json as event_from_json
+from .capacity import *  # noqa: F403
 from .checkpoint import *  # noqa: F403
 from .distributed import *  # noqa: F403
 from .model import *  # noqa: F403
-from .rehearsal import *  # noqa: F403
 from .script import *  # noqa: F403
 from .state import *  # noqa: F403
 from .training import *  # noqa: F403

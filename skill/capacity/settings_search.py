@@ -1,0 +1,142 @@
+"""`fsdp2 plan --explore`: rehearse many settings of one target, several at a time, within a number of them and a time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...verifier.analysis.capacity import Rehearsed, judge
+from ...verifier.analysis.settings_search import Candidate, Explored, accumulated
+from ...verifier.isolation.leftovers import remove
+from ...verifier.launch.capacity import Rehearsals
+from . import target as targets
+from .candidates import Choice, Knob, Search
+from .settings import OFFLOAD, TWO, OfSpec, as_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...verifier.config.devices import Device
+    from ...verifier.config.target import Target
+    from ...verifier.launch.planned import PlannedRun
+    from ...verifier.trace import Run
+    from ..spec import Spec
+
+MOST = 32  # rehearsals of one exploration
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds an exploration, and what it is judged by."""
+
+    memory: int | None
+    gpu: Device | None
+    per_node: int
+    until: float  # `time.monotonic`
+    most: int = MOST
+    at_once: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    note: Callable[[str], None] = lambda text: None
+    prepared: Path | None = None  # the world of a preparation (launch/preparation.py)
+
+
+@dataclass(frozen=True)
+class Due:
+    """A candidate that can be rehearsed. `passes`: forward passes of its step, of which `TWO` at most are run."""
+
+    settings: dict[str, str]
+    run: PlannedRun
+    passes: int = TWO
+    spec: Spec | None = None  # None for a script
+
+
+def explore_spec(of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] = (), own: bool = False) -> Explored:
+    """Settings of a spec that change no mathematics: these, or all. `own`: the user's own grid of its keys."""
+
+    def due(choice: Choice, folder: Path) -> Due | str:
+        from ..spec import SpecError
+
+        keys = {key: str(value) for key, value in choice.items()} if own else of.written(choice)
+        try:
+            spec, keys = of.read(keys)
+            small, passes = of.rehearsed(spec)
+        except SpecError as error:
+            return error.problems[0].message
+        target = targets.of_spec(small, folder / "project", of.ranks, max(limits.until - time.monotonic(), 1.0))
+        return Due(keys, targets.planned(target, TWO), passes, spec)
+
+    return _explored(knobs or of.knobs(), due, limits, work, "" if own or limits.gpu else OFFLOAD)
+
+
+def explore_script(target: Target, knobs: Sequence[Knob], limits: Limits, work: Path, steps: int = TWO) -> Explored:
+    """The user's own grid of a script's arguments."""
+
+    def due(choice: Choice, folder: Path) -> Due | str:
+        given = {name: "" if value is True else str(value) for name, value in choice.items() if value is not False}
+        run = targets.planned(target, steps)
+        return Due(given, replace(run, arguments=(*run.arguments, *as_arguments(choice))))
+
+    return _explored(knobs, due, limits, work, "")
+
+
+def _explored(
+    knobs: Sequence[Knob], due: Callable[[Choice, Path], Due | str], limits: Limits, work: Path, last: str
+) -> Explored:
+    """Search, with the launcher and its folders."""
+    work.mkdir()
+    made = 0
+    with Rehearsals(work, sys.executable, limits.per_node, limits.at_once, limits.until, limits.prepared) as rehearsals:
+
+        def measure(choices: Sequence[Choice]) -> list[Candidate | None]:
+            nonlocal made
+            if rehearsals.left <= 0:
+                return [None] * len(choices)
+            found: list[Due | str] = []
+            folders = []
+            for choice in choices:
+                made += 1
+                folders.append(work / str(made))
+                folders[-1].mkdir()
+                found.append(due(choice, folders[-1]))
+            runs = rehearsals.run(
+                [(one.run, f / "made") for one, f in zip(found, folders, strict=True) if isinstance(one, Due)]
+            )
+            for folder in folders:
+                remove(folder)
+            limits.note(f"{made} settings rehearsed; {max(rehearsals.left, 0):.0f} s left")
+            left = iter(runs)
+            return [
+                _candidate(one, next(left), limits) if isinstance(one, Due) else Candidate(_shown(choice), refused=one)
+                for one, choice in zip(found, choices, strict=True)
+            ]
+
+        search = Search(knobs, measure, limits.most, limits.at_once, limits.memory, last)
+        found = search.run()
+    return Explored(
+        tuple(found), search.possible, limits.memory, limits.gpu.name if limits.gpu else "", rehearsals.left <= 0
+    )
+
+
+def _candidate(one: Due, run: Run | None, limits: Limits) -> Candidate | None:
+    if run is None:
+        return None
+    found = rehearsed(judge(run, limits.memory), one.passes)
+    gpu = limits.gpu.with_node(limits.per_node) if limits.gpu is not None else None
+    least = targets.least_time(found.record, gpu, one.spec, one.run.world_size)
+    offload = one.spec is not None and bool(one.spec["parallel"]["cpu_offload"])
+    return Candidate(one.settings, found, least, offload, found.trouble.text if found.trouble else "")
+
+
+def rehearsed(found: Rehearsed, passes: int) -> Rehearsed:
+    """With the traffic and the work of all forward passes of a step, of which `TWO` were run."""
+    if found.record is None or passes <= TWO:
+        return found
+    return replace(found, record=accumulated(found.record, passes))
+
+
+def _shown(choice: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in choice.items()}

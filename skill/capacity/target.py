@@ -1,0 +1,128 @@
+"""What is planned: a script, a scaffold, or a spec, whose project is written to a folder of its own first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...verifier.errors import UserError
+from ..output import log
+
+if TYPE_CHECKING:
+    from ...verifier.analysis.roofline import Bound
+    from ...verifier.config.devices import Device
+    from ...verifier.config.target import Target
+    from ...verifier.launch.planned import PlannedRun
+    from ...verifier.trace.events import Rehearsal
+    from ..spec import Spec
+
+MADE_UP = "data={kind: synthetic}"
+SPECS = (".yaml", ".yml")
+PER_NODE = 8  # ranks of a node, where nothing says it
+
+
+def spec_file(path: Path) -> Path | None:
+    """The spec of a target: itself, or that of a scaffold's folder; None for a script."""
+    from ..scaffold.manifest import MANIFEST
+
+    if path.suffix in SPECS:
+        return path
+    spec = path / "spec.yaml"
+    return spec if (path / MANIFEST).is_file() and spec.is_file() else None
+
+
+def with_made_up_data(path: Path, changes: Sequence[str]) -> tuple[Spec, list[str]]:
+    """The spec, and the changes with which it was read.
+
+    Its data are made up, so that they need not be here; those that no script can make up must be.
+    """
+    from ..spec import SpecError, load
+
+    spec = load(path, changes, offline=True)
+    if spec["data"]["kind"] not in ("synthetic", "import"):
+        with contextlib.suppress(SpecError):
+            return load(path, [*changes, MADE_UP], offline=True), [*changes, MADE_UP]
+    return spec, list(changes)
+
+
+def ranks_of(spec: Spec | None) -> int:
+    """The ranks of a spec."""
+    from ..spec.meshes import production
+
+    mesh = production(spec["parallel"], spec["launch"]) if spec is not None else None
+    if mesh is None or mesh.ranks < 1:
+        raise UserError("--nproc: give the number of ranks, such as --nproc 64")
+    return mesh.ranks
+
+
+def of_spec(spec: Spec, out: Path, ranks: int | str, timeout: float | str, args: Sequence[str] = ()) -> Target:
+    """The project of a spec, written to `out`."""
+    from ...verifier.config.target import resolve
+    from .. import scaffold
+
+    scaffold.write(scaffold.render(spec), out, False)
+    return resolve(out, {"timeout": timeout, "nproc": ranks, "args": ["--out", "{checkpoint}", *args]})
+
+
+def of_path(
+    path: Path,
+    changes: Sequence[str],
+    nproc: str | None,
+    timeout: str,
+    args: Sequence[str],
+    work: Path,
+    module: str | None = None,
+) -> Target:
+    """What the user names, with its arguments of production."""
+    from ...verifier.config.target import resolve
+
+    if path.suffix in SPECS:
+        spec, made_up = with_made_up_data(path, changes)
+        if len(made_up) > len(changes):
+            log("the plan of a spec takes made-up data: full samples, one after the other")
+        return of_spec(spec, work / "project", nproc or ranks_of(spec), timeout, args)
+    if changes:
+        raise UserError("--set: only for a spec; the arguments of a script go after `--`")
+    own = spec_file(path)
+    ranks: int | str | None = nproc
+    if ranks is None:
+        from ..spec import load
+
+        ranks = ranks_of(load(own, [], offline=True) if own is not None else None)
+    given = [*(["--out", "{checkpoint}"] if own is not None else []), *args]
+    return resolve(path, {"timeout": timeout, "nproc": ranks, "args": given, "module": module or ""})
+
+
+def planned(target: Target, steps: int) -> PlannedRun:
+    """The rehearsal of a target."""
+    from ...verifier.launch.planned import PlannedRun
+
+    return PlannedRun(
+        role="rehearse",
+        world_size=target.nproc,
+        script=target.script,
+        cwd=target.cwd,
+        module=target.module,
+        project=target.project,
+        launcher=target.launcher,
+        timeout=target.timeout,
+        grace=0.0,
+        arguments=(*target.args, *target.save_args),
+        steps=steps,
+    )
+
+
+def least_time(record: Rehearsal | None, gpu: Device | None, spec: Spec | None, ranks: int) -> Bound | None:
+    """The bound on the time of a step, if a GPU is named. `spec`: that of the project; None for a script."""
+    from ...verifier.analysis.roofline import bound, offloaded
+
+    if gpu is None or record is None or not record.flops:
+        return None
+    if spec is None:
+        return bound(record, gpu)
+    tokens, parallel = spec.tokens_per_step, spec["parallel"]
+    found = bound(record, gpu, tokens // ranks if tokens else None)
+    held = (spec.parameters or 0) * parallel["dp_replicate"] * parallel["cp"] // ranks
+    return offloaded(found, record, gpu, held) if parallel["cpu_offload"] else found

@@ -1,0 +1,161 @@
+"""How far a script has to be run, and what no run reached: from the survey run, which went as far as its time allowed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by, marked_from, saved_from, saves_of
+from ..source.unreached_blocks import Block, blocks
+from ..trace import Run, Trace
+from ..trace.events import Micro, Model, Reached, Shard
+
+LEAST, MOST = 5, 20  # steps that are compared
+MOST_FAST = 100  # the most where so many take QUICK seconds
+FIRST_SAVE = 60  # the last step up to which the first save is waited for
+QUICK = 8.0
+AFTER_A_BLOCK = 2
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """Statements of the user's code that no run has reached, or that only the survey run has: after step `step`, not compared."""
+
+    file: str
+    block: Block
+    code: str
+    step: int | None = None
+
+
+def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
+    """At least LEAST steps, past each first time within MOST steps (of a branch or a loop in the training loop, of another number of
+    backwards or of trainable parameters in a step), and RESUMED_STEPS after the first save that has seen them all.
+    """
+    made, changes, most = steps_of(survey), _changes(survey), _most(survey)
+    firsts = [step for _, _, step in _first_times(survey, sources) if step is not None and step <= most]
+    wanted = [LEAST, *(step + AFTER_A_BLOCK for step in firsts), *(step + 1 for step in changes)]
+    if resumes:
+        late = max([0, *(step + 1 for step in firsts), *(step for step in changes if step <= most)])
+        saves = (all_kinds_by(survey, most), saved_from(survey, late, most))
+        first = saved_from(survey, 0, FIRST_SAVE)  # without a save nothing of a resume can be judged
+        first = max(first, marked_from(survey, first, FIRST_SAVE))
+        most = max(most, first + RESUMED_STEPS)
+        wanted += [step + RESUMED_STEPS for step in (*saves, first)]
+    return max(LEAST, min(max(step for step in wanted if step <= most + RESUMED_STEPS), most, made or LEAST))
+
+
+def _most(survey: Run) -> int:
+    """How many steps may be compared, by the time that those of the survey run took: as many as take QUICK seconds."""
+    seen = [event for event in survey.traces[0].of(Reached) if event.steps and not event.ended] if survey.traces else []
+    made = seen[-1].steps - seen[0].steps if seen else 0
+    each = (seen[-1].at - seen[0].at) / made if made > 0 else QUICK
+    return min(MOST_FAST, max(MOST, int(QUICK / max(each, 1e-6))))
+
+
+def steps_of(survey: Run) -> int:
+    """The optimizer steps that every rank of the survey run has made."""
+    return min((_last(trace) for trace in survey.traces), default=0)
+
+
+def steps_differ(survey: Run) -> bool:
+    """Whether the ranks of the survey run made different numbers of optimizer steps: some skip what others make."""
+    return len({_last(trace) for trace in survey.traces}) > 1
+
+
+def _last(trace: Trace) -> int:
+    """The steps of one rank, from the last first step on."""
+    events = trace.of(Reached)
+    begins = [number for number, event in enumerate(events) if event.stack]
+    return max((event.steps for event in events[begins[-1] :]), default=0) if begins else 0
+
+
+def unreached(evidence: Evidence) -> list[Unreached]:
+    """What no run has reached, then what only the survey run has, after the last compared step; [] where there was no survey."""
+    survey = evidence.survey
+    if survey is None or evidence.train is None:
+        return []
+    compared = evidence.train.steps()
+    found = []
+    for file, block, step in _first_times(survey, evidence.sources):
+        if step is None or step > compared:
+            found.append(Unreached(file, block, evidence.sources.line(file, block.under or block.first), step))
+    return sorted(found, key=lambda one: (one.step is not None, one.file, one.block.first))
+
+
+def _first_times(survey: Run, sources: Sources) -> Iterator[tuple[str, Block, int | None]]:
+    """(file, block, after how many steps a rank has first reached it; None: never) of the blocks that belong to the training."""
+    reached, entered, active = _lines(survey)
+    for file in sources.project:
+        lines = reached.get(file, {})
+        for block, there in blocks(sources.tree(file), lines, entered.get(file, ()), active.get(file, ())):
+            inside = [step for line, step in lines.items() if block.first <= line <= block.last]
+            yield file, block, min(inside) if there and inside else None
+
+
+def _lines(survey: Run) -> tuple[dict[str, dict[int, int]], dict[str, set[int]], dict[str, set[int]]]:
+    """By file: {line: steps made before it was first reached}, the lines since the first step, the lines on the stack of that step."""
+    reached: dict[str, dict[int, int]] = {}
+    entered: dict[str, set[int]] = {}
+    active: dict[str, set[int]] = {}
+    for trace in survey.traces:
+        events = trace.of(Reached)
+        first = max((number for number, event in enumerate(events) if event.stack), default=len(events))
+        made = 0
+        for number, event in enumerate(events):  # those before the last first step belong to other models
+            for file, lines in event.lines.items():
+                known = reached.setdefault(file, {})
+                known |= {line: min(known.get(line, made), made) for line in lines}
+                if number > first:
+                    entered.setdefault(file, set()).update(lines)
+            made = event.steps if number > first else 0
+        for place in (place for event in events[first : first + 1] for place in event.stack):
+            active.setdefault(place.file, set()).add(place.line)
+    return reached, entered, active
+
+
+def trains_before_sharding(survey: Run) -> bool:
+    """Whether the script makes optimizer steps before its first `fully_shard`, and some after it; or trains another model in between."""
+    reached = survey.all(Reached)
+    begins = [event.sharded for event in reached if event.stack]
+    return (False in begins and True in begins) or any(event.ended and event.apart for event in reached)
+
+
+def prepares_before_sharding(train: Run) -> bool:
+    """Whether models are called, and not trained, before the first `fully_shard`: an initialisation by the data does that."""
+    if not train.traces or (shard := train.traces[0].first(Shard)) is None:
+        return False
+    trace = train.traces[0]
+    called, trained = trace.first(Model), trace.first(Micro)
+    return called is not None and trained is not None and called.seq < shard.seq < trained.seq
+
+
+def steps_without_backward(evidence: Evidence) -> int:
+    """The steps of a training without backward, of which the survey run shows only whether it came to its end."""
+    return MOST_FAST if evidence.survey is not None and evidence.survey.completed else MOST
+
+
+def own_steps(train: Run) -> str:
+    """Where a step ends in a script that updates its weights itself, as a request says it (probe/events/own_updates.py).
+
+    "forwards" if a sharded model was called and the run came to its end without a backward or a step; "backwards" if most updates
+    are followed by a backward on the very samples of the one before, not beyond a save, and others follow; "" if each is a step.
+    """
+    if not train.steps():
+        parts = [entries[0] for entries in train.parameters.values()]
+        trains = any(part.sharded for part in parts) and not train.all(Micro)
+        return "forwards" if train.completed and trains else ""
+    if any(record.cls for record in train.traces[0].steps):
+        return ""
+    micros, saves = train.traces[0].of(Micro), [record.seq for record in saves_of(train)]
+    pairs = [(a, b, bool(a.rows) and a.rows == b.rows) for a, b in pairwise(micros) if a.step != b.step]
+    if any(same and a.seq < save < b.seq for a, b, same in pairs for save in saves):
+        return ""  # several steps are made on the same samples
+    tries = 2 * sum(same for _, _, same in pairs) > len(pairs)
+    return "backwards" if tries and any(micro.rows != micros[0].rows for micro in micros) else ""
+
+
+def _changes(survey: Run) -> list[int]:
+    """The steps that have another number of backwards, or of trainable parameters, than the step before."""
+    if not survey.traces:
+        return []
+    counts = [(r.steps, (r.backwards, r.trainable)) for r in survey.traces[0].of(Reached) if r.steps and not r.ended]
+    return [step for (_, before), (step, now) in pairwise(counts) if before != now]

@@ -1,0 +1,136 @@
+"""Runs that are made where others differ: how far rounding goes, where the whole script ends, and what scales gradients."""
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+from ..analysis.comparison import loss_apart
+from ..analysis.ending import SAME_END, both_end, comparable_end, last_step, weights_apart
+from ..analysis.precision import needs_full_precision
+from ..analysis.why_not_run import RESUMED, missing, no_damage
+from ..evidence import Evidence
+from ..judge import judge_one
+from ..launch.planned import PlannedRun
+from ..launch.processes import busy
+from ..rules import RULES
+from ..rules.base import Rule
+from .oracles import in_one_process
+from .settings import QUICK, Settings, trained
+from .train import SURVEY_SECONDS, SURVEYED
+
+LAYERS_FROM = 1e-4  # relative difference of the first losses
+NOT_QUICK = "--quick does not make this run"
+AFTER_TRAIN = ("full_precision", "reference", "single", "original", "inspect", "provoked", *RESUMED)
+
+
+def completed(settings: Settings, evidence: Evidence) -> Evidence:
+    """The evidence with the reasons for runs that were not made, without faults that decide nothing."""
+    target, train = settings.target, evidence.train
+    if train is None or not trained(evidence):
+        what = "did not complete (see run-completes)" if train is not None and not train.completed else "made no step"
+        found = dict.fromkeys(AFTER_TRAIN, f"the train run {what}")
+    else:
+        needs = {role for name in settings.chosen for role in RULES[name].needs}
+        unmade = dict.fromkeys(needs - QUICK, NOT_QUICK) if target.quick else {}
+        reshards = bool(target.reshard_to) or "reshard" not in settings.needs
+        found = missing(evidence, target.resume_args, settings.steps, reshards, unmade)
+    evidence = replace(evidence, missing=found)
+    return replace(evidence, crashes=(), damaged=()) if no_damage(evidence) else evidence
+
+
+def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The reference once more, from weights one unit in the last place away, where a difference needs its noise as a tolerance."""
+    train, course = evidence.train, evidence.course
+    if not trained(evidence) or train is None or evidence.perturbed is not None or "perturbed" not in settings.needs:
+        return []
+    rules, known = map(RULES.__getitem__, settings.chosen), completed(settings, evidence)
+    if {judge_one(r, known).status for r in rules if "perturbed" in r.needs | r.reads} <= {"pass", "not_applicable"}:
+        return []
+    options = {"full_precision": needs_full_precision(train), "nudge": True, "by_hand": "manual" in course.ways}
+    if evidence.reference is not None and not evidence.reference.completed:  # the noise of one process is the measure
+        one = in_one_process(
+            settings, options["full_precision"], course.single_ways[-1] if course.single_ways else "ddp"
+        )
+        return [replace(one, role="perturbed", probe=options | {"by_hand": False})]
+    mode = "alone" if course.ways[-1:] == ("alone",) else "ddp"
+    return [settings.run("perturbed", settings.target.nproc, mode=mode, probe=options)]
+
+
+def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """All steps in one process, where the survey shows what the script prints or writes behind them; where it differs, its noise."""
+    target, course = settings.target, evidence.course
+    known = completed(settings, evidence)
+    comparable = comparable_end(evidence) or (both_end(evidence) and _fails(RULES["matches-single-process"], known))
+    if "ending" not in settings.needs or evidence.ending_perturbed is not None or not comparable:
+        return []
+    words = (*target.save_args, *target.single_args, *shlex.split("" if course.batch == "-" else course.batch))
+    limit = min(2 * SURVEY_SECONDS * busy(), target.timeout)
+    fields: dict[str, Any] = {"mode": course.single_ways[-1], "weights": SURVEYED, "timeout": limit, "optional": True}
+    fields["expected"] = f"it is ended after {limit:.0f} s"
+    if evidence.ending is None:
+        return [settings.run("ending", 1, *words, probe={"ending": True}, **fields)]
+    if not _fails(RULES["ending-same-in-one-process"], known):
+        return []
+    probe = {"ending": True, "nudge": True, "reseed_after": last_step(evidence)}
+    return [settings.run("ending_perturbed", 1, *words, probe=probe, **fields)]
+
+
+def to_the_end(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """Resumes once more, to the end of the script, where their first steps differ: perhaps these were only counted otherwise.
+
+    Those on other ranks one after the other, as long as each ends with the same weights.
+    """
+    target, survey, known, ends = (
+        settings.target,
+        evidence.survey,
+        completed(settings, evidence),
+        evidence.resharded_endings,
+    )
+    if survey is None or not survey.completed:
+        return []
+    fields = {"mode": "survey", "files": "saved", "starting_point": False, "optional": True}
+    failed = [r for name in settings.chosen if (r := RULES[name]).about_checkpoints and _fails(r, known)]
+    found = []
+    if evidence.resumed_ending is None and any(r.about_the_resume and not r.beside_the_weights for r in failed):
+        found.append(settings.run("resumed_ending", target.nproc, *target.resume_args, **fields))
+    same = all(weights_apart(evidence, run) <= SAME_END for run in ends)
+    if same and len(ends) < len(evidence.reshards) and RULES["reshard-keeps-trajectory"] in failed:
+        world, words = evidence.reshards[len(ends)].world_size, (*target.resume_args, *target.reshard_args)
+        found.append(settings.run("resharded_ending", world, *words, **fields))
+    return found
+
+
+def scaled(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """One step, each call of which is looked at, where gradients have a factor: which function scales them behind the backward?"""
+    rule = RULES["double-or-missing-world-scale"]
+    if (
+        evidence.scaled is not None
+        or rule.name not in settings.chosen
+        or not _fails(rule, completed(settings, evidence))
+    ):
+        return []
+    words = settings.target.save_args
+    return [settings.run("scaled", settings.target.nproc, *words, steps=1, optional=True, probe={"scales": True})]
+
+
+def layers(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """One step with fully_shard and with DDP, whose losses differ: which module is the first that computes otherwise?"""
+    rule, run, oracle = RULES["matches-ddp"], evidence.full_precision, evidence.reference
+    if evidence.layers is not None or rule.name not in settings.chosen or run is None or oracle is None:
+        return []
+    known = completed(settings, evidence)
+    if not (run.completed and oracle.completed and _fails(rule, known)) or loss_apart(run, oracle, 1) <= LAYERS_FROM:
+        return []
+    probe = {"layers": True, "full_precision": needs_full_precision(run)}
+    manual = {"by_hand": True} if "manual" in evidence.course.ways else {}
+    mode = "alone" if evidence.course.ways[-1:] == ("alone",) else "ddp"
+    nproc, fields = settings.target.nproc, {"steps": 1, "optional": True}
+    return [
+        settings.run("layers", nproc, probe=probe, **fields),
+        settings.run("layers_reference", nproc, mode=mode, probe=probe | manual, **fields),
+    ]
+
+
+def _fails(rule: Rule, evidence: Evidence) -> bool:
+    found = judge_one(rule, evidence)
+    return found.status == "fail" and found.required

@@ -1,0 +1,80 @@
+"""What is to be verified, and the runs that are made of it."""
+
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from ..analysis.checkpoints import named_paths, number_in
+from ..analysis.steps_to_compare import LEAST, steps_to_compare, trains_before_sharding
+from ..analysis.why_not_run import RESUMED
+from ..config.target import Target
+from ..evidence import Evidence
+from ..launch.planned import PlannedRun
+from ..rules import RULES
+
+FURTHER_STEPS = 20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
+GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
+QUICK = frozenset({"train", "full_precision", "reference", "resume"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A target, and the rules that are to be judged on it."""
+
+    target: Target
+    chosen: Collection[str]
+    tier: str = "ranks"
+    original_distributed: bool = False  # whether the script that it was converted from knows of other ranks
+    from_sharding_on: bool = False  # whether the script trains other models before it shards one, or prepares that one
+    own_steps: str = ""  # where a step ends in a script that updates its weights itself (probe/events/own_updates.py)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The roles that the rules look at. What rules only read if it is there is made if all of them do."""
+        rules = [RULES[name] for name in self.chosen]
+        alone = all("resume" in rule.needs | rule.reads for rule in rules)
+        needed = frozenset[str]().union(*(rule.needs | rule.reads if alone else rule.needs for rule in rules))
+        return needed & QUICK if self.target.quick else needed
+
+    def ordered(self, due: list[PlannedRun]) -> list[PlannedRun]:
+        """Runs by how many of the rules need them, most first."""
+        needs = [RULES[name].needs for name in self.chosen]
+        return sorted(due, key=lambda run: -sum(run.role in roles for roles in needs))
+
+    @property
+    def steps(self) -> int:
+        """How many steps are compared: as many as were asked for, or a few more where the checkpoint to resume from needs them."""
+        target = self.target
+        wanted = [n for path in named_paths(target.resume_args) if (n := number_in(path)) is not None]
+        last, steps = max(wanted, default=0), target.steps or LEAST
+        return last + 1 if steps <= last <= FURTHER_STEPS and self.needs & {*RESUMED} else steps
+
+    def resumes_after(self, evidence: Evidence) -> int | None:
+        """The step of the checkpoint from which the script is to resume."""
+        return evidence.saved_after(shlex.join(self.target.resume_args))
+
+    def run(self, role: str, world: int, *own: str, **fields: Any) -> PlannedRun:
+        """A run of the target with arguments of its own after the common ones."""
+        target = self.target
+        same = {name: getattr(target, name) for name in ("script", "cwd", "module", "launcher", "timeout")}
+        same |= {"steps": self.steps, "grace": min(GRACE, target.timeout), "arguments": (*target.args, *own)}
+        asked = {"from_sharding_on": self.from_sharding_on, "own_steps": self.own_steps}
+        probe: dict[str, Any] = {name: value for name, value in asked.items() if value}
+        probe |= {"watch": [one.expression for one in target.watch]} if target.watch else {}
+        if probe:
+            same["probe"] = probe | fields.pop("probe", {})
+        return PlannedRun(role, world, project=target.project, **{**same, **fields})
+
+    def with_steps(self, evidence: Evidence) -> Self:
+        """These settings with the number of steps that the survey run suggests, where none was asked for."""
+        if self.target.steps or evidence.survey is None:
+            return self
+        resumes = bool(self.target.resume_args and self.needs & {*RESUMED})
+        steps = steps_to_compare(evidence.survey, evidence.sources, resumes)
+        waits = trains_before_sharding(evidence.survey)
+        return replace(self, target=replace(self.target, steps=steps), from_sharding_on=waits)
+
+
+def trained(evidence: Evidence) -> bool:
+    return evidence.train is not None and evidence.train.completed and evidence.train.steps() > 0
