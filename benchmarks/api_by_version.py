@@ -31,7 +31,10 @@ QUESTIONS = {  # a name of the documents: the file and the pattern that show it
     "set_gradient_divide_factor": (SHARD, r"def set_gradient_divide_factor"),
     "set_reduce_scatter_unused_params": (SHARD, r"def set_reduce_scatter_unused_params"),
     "reset_iter_state": (SHARD, r"def reset_iter_state"),
-    "tied weights refused": (f"{FSDP}/_fully_shard/_fsdp_state.py", r"already managed by another FSDP group"),
+    "tied weights refused": (
+        f"{FSDP}/_fully_shard/_fsdp_state.py",
+        r"already managed by another FSDP group",
+    ),
     "clip_grad_norm_": ("nn/utils/clip_grad.py", r"def clip_grad_norm_"),
     "get_model_state_dict": (STATE_DICT, r"def get_model_state_dict"),
     "broadcast_from_rank0": (STATE_DICT, r"broadcast_from_rank0: bool"),
@@ -47,11 +50,21 @@ def sources(folder: Path, version: str) -> Path:
     home = folder / version
     if not (home / "torch").is_dir():
         home.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+        ]
         subprocess.run([*pip, "--dest", str(home), "torch==" + version], check=True)
         (wheel,) = home.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(home, [name for name in archive.namelist() if re.match(r"torch/.*\.py$", name)])
+            archive.extractall(
+                home, [name for name in archive.namelist() if re.match(r"torch/.*\.py$", name)]
+            )
         wheel.unlink()
     return home / "torch"
 
@@ -80,9 +93,13 @@ def newer(version: str) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "api_by_version.json")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "api_by_version.json"
+    )
     args = parser.parse_args()
     result = {"versions": VERSIONS, "since": first_versions(args.folder)}
     write(args.out, result)

@@ -35,7 +35,14 @@ LIMIT = 0.1
 PATIENCE = 900
 SPEC = {
     "version": 1,
-    "model": {"kind": "decoder", "layers": 12, "width": 768, "heads": 12, "vocabulary": 8192, "sequence_length": 16},
+    "model": {
+        "kind": "decoder",
+        "layers": 12,
+        "width": 768,
+        "heads": 12,
+        "vocabulary": 8192,
+        "sequence_length": 16,
+    },
     "data": {"kind": "synthetic", "samples": 4096},
     "precision": {"param_dtype": "float32"},
     "train": {"steps": 1000, "global_batch": 2, "micro_batch": 1},
@@ -45,7 +52,9 @@ SPEC = {
 
 def load(project: Path, mode: str) -> ModuleType:
     """The checkpoint.py of one mode, beside those of the others."""
-    place = importlib.util.spec_from_file_location(f"checkpoint_{mode}", project.parent / mode / "checkpoint.py")
+    place = importlib.util.spec_from_file_location(
+        f"checkpoint_{mode}", project.parent / mode / "checkpoint.py"
+    )
     assert place is not None and place.loader is not None
     module = importlib.util.module_from_spec(place)
     sys.modules[place.name] = module
@@ -100,7 +109,13 @@ def trial(loop: Loop, state: Any, checkpoints: Any) -> dict[str, float]:
             later.append(loop.step() - plain)
         checkpoints.close()
     written = time.perf_counter() - start
-    return {"held": held, "written": written, "step": plain, "steps_meanwhile": len(later), "slowed": sum(later)}
+    return {
+        "held": held,
+        "written": written,
+        "step": plain,
+        "steps_meanwhile": len(later),
+        "slowed": sum(later),
+    }
 
 
 def all_done(checkpoints: Any) -> bool:
@@ -156,7 +171,15 @@ def launch(ranks: int, trials: int, folder: Path) -> dict[str, Any]:
         loaded = spec.load(folder / "spec.yaml", [f"checkpoint.mode={mode}"])
         scaffold.write(scaffold.render(loaded), folder / mode)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, *launcher, __file__, "--inside", str(folder / "sync"), "--trials", str(trials)]
+    command = [
+        sys.executable,
+        *launcher,
+        __file__,
+        "--inside",
+        str(folder / "sync"),
+        "--trials",
+        str(trials),
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {"ranks": ranks, **found, **summary(found["rows"])}
@@ -164,9 +187,13 @@ def launch(ranks: int, trials: int, folder: Path) -> dict[str, Any]:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians, and each trial's ratio to the sync save beside it."""
-    held = {mode: [row["held"] for row in rows if row["mode"] == mode and row["trial"] != "first"] for mode in MODES}
+    held = {
+        mode: [row["held"] for row in rows if row["mode"] == mode and row["trial"] != "first"]
+        for mode in MODES
+    }
     ratios = {
-        mode: [one / sync for one, sync in zip(held[mode], held["sync"], strict=True)] for mode in ("thread", "process")
+        mode: [one / sync for one, sync in zip(held[mode], held["sync"], strict=True)]
+        for mode in ("thread", "process")
     }
     return {
         "seconds_held": {mode: statistics.median(values) for mode, values in held.items()},
@@ -176,11 +203,15 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk to measure (default: the temporary folder)"
+    )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:

@@ -73,13 +73,18 @@ class Awkward:
         """The script, in `folder`."""
         path = folder / "script.py"
         lines = "\n".join("    " + line for line in self.act.splitlines())
-        path.write_text(TEMPLATE.format(act=lines, when="True" if self.everywhere else "rank == 1"), encoding="utf-8")
+        path.write_text(
+            TEMPLATE.format(act=lines, when="True" if self.everywhere else "rank == 1"),
+            encoding="utf-8",
+        )
         return path
 
 
 SILENT = "while the others went on"
 ACTS = (
-    Awkward("hang", "time.sleep(600)", "fail", ("rank 1 was not in a collective", "act"), at_line=True),
+    Awkward(
+        "hang", "time.sleep(600)", "fail", ("rank 1 was not in a collective", "act"), at_line=True
+    ),
     Awkward(
         "ignores_sigterm",
         'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsubprocess.Popen(["sleep", "600"], start_new_session=True)\n'
@@ -89,10 +94,26 @@ ACTS = (
     ),
     Awkward("children", DAEMONS, "pass"),
     Awkward("prints_100_mb", "for _ in range(100):\n    print('x' * 2**20)", "pass"),
-    Awkward("os_exit_0", "os._exit(0)", "fail", ("rank 1 called os._exit(0) in script.py:", SILENT), at_line=True),
-    Awkward("sys_exit_7", "sys.exit(7)", "fail", ("rank 1 called sys.exit(7)", SILENT), at_line=True),
-    Awkward("sigkill", "os.kill(os.getpid(), signal.SIGKILL)", "fail", ("rank 1 was ended by SIGKILL",)),
-    Awkward("sigsegv", "ctypes.string_at(0)", "fail", ("rank 1 was ended by SIGSEGV", "act"), at_line=True),
+    Awkward(
+        "os_exit_0",
+        "os._exit(0)",
+        "fail",
+        ("rank 1 called os._exit(0) in script.py:", SILENT),
+        at_line=True,
+    ),
+    Awkward(
+        "sys_exit_7", "sys.exit(7)", "fail", ("rank 1 called sys.exit(7)", SILENT), at_line=True
+    ),
+    Awkward(
+        "sigkill", "os.kill(os.getpid(), signal.SIGKILL)", "fail", ("rank 1 was ended by SIGKILL",)
+    ),
+    Awkward(
+        "sigsegv",
+        "ctypes.string_at(0)",
+        "fail",
+        ("rank 1 was ended by SIGSEGV", "act"),
+        at_line=True,
+    ),
     Awkward(
         "exception",
         "raise ValueError('bad')",
@@ -115,13 +136,30 @@ ACTS = (
         everywhere=True,
         at_line=True,
     ),
-    Awkward("needs_3_ranks", "assert dist.get_world_size() == 3, 'needs 3 ranks'", "pass", everywhere=True, nproc=3),
+    Awkward(
+        "needs_3_ranks",
+        "assert dist.get_world_size() == 3, 'needs 3 ranks'",
+        "pass",
+        everywhere=True,
+        nproc=3,
+    ),
     Awkward("reads_stdin", "assert sys.stdin.read() == ''", "pass", everywhere=True),
     Awkward("changes_folder", "os.chdir('/')", "pass", everywhere=True),
-    Awkward("loader_worker_ends", "list(torch.utils.data.DataLoader(range(4), num_workers=1))", "pass"),
+    Awkward(
+        "loader_worker_ends", "list(torch.utils.data.DataLoader(range(4), num_workers=1))", "pass"
+    ),
     Awkward("forks_without_exec", "if os.fork() == 0:\n    time.sleep(600)", "pass"),
-    Awkward("kills_its_group", "os.killpg(os.getpgrp(), signal.SIGKILL)", "fail", ("rank 1 was ended by SIGKILL",)),
-    Awkward("writes_beside_itself", "pathlib.Path(__file__).with_name('mine.txt').write_text('x')", "pass"),
+    Awkward(
+        "kills_its_group",
+        "os.killpg(os.getpgrp(), signal.SIGKILL)",
+        "fail",
+        ("rank 1 was ended by SIGKILL",),
+    ),
+    Awkward(
+        "writes_beside_itself",
+        "pathlib.Path(__file__).with_name('mine.txt').write_text('x')",
+        "pass",
+    ),
 )
 NO_TARGETS = {
     "not_python": (b"x = = 1\n", 2, "script.py:1:5: this is not Python"),
@@ -143,11 +181,23 @@ class Row:
     text: str
 
 
-def verify(name: str, script: Path, options: list[str], folder: Path, before: tuple[str, ...] = ()) -> Row:
+def verify(
+    name: str, script: Path, options: list[str], folder: Path, before: tuple[str, ...] = ()
+) -> Row:
     """Run the command on a target; `before` is what it is run with, such as `unshare`."""
     mark = uuid.uuid4().hex
     work = folder / "work"
-    command = [*before, "env", "-C", folder, f"{MARK}={mark}", sys.executable, "-m", "verified_fsdp2.skill", "verify"]
+    command = [
+        *before,
+        "env",
+        "-C",
+        folder,
+        f"{MARK}={mark}",
+        sys.executable,
+        "-m",
+        "verified_fsdp2.skill",
+        "verify",
+    ]
     started = time.monotonic()
     done = subprocess.run(
         [*command, script, "--only", "run-completes", "--json", "--work", work, *options],
@@ -182,7 +232,9 @@ def rows(only: str, launcher: str) -> Iterator[Row]:
         if only in case.name:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                yield verify(case.name, case.write(folder), [*options, "--nproc", str(case.nproc)], folder)
+                yield verify(
+                    case.name, case.write(folder), [*options, "--nproc", str(case.nproc)], folder
+                )
     for name, (content, _, _) in NO_TARGETS.items():
         if only in name:
             with tempfile.TemporaryDirectory() as place:
@@ -195,12 +247,16 @@ def rows(only: str, launcher: str) -> Iterator[Row]:
             yield verify("no_train_py", Path(place), options, Path(place))
     if only in "no_loopback":
         with tempfile.TemporaryDirectory() as place:
-            yield verify("no_loopback", ACTS[0].write(Path(place)), options, Path(place), ("unshare", "-rn"))
+            yield verify(
+                "no_loopback", ACTS[0].write(Path(place)), options, Path(place), ("unshare", "-rn")
+            )
 
 
 def main() -> int:
     """Print the table; 1 if anything was left."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--launcher", default="fork", choices=("fork", "torchrun"))
     options = parser.parse_args()
@@ -208,7 +264,10 @@ def main() -> int:
     print(f"{'case':<22}{'exit':>5}{'seconds':>9}{'left':>6}{'kept':>10}  text")
     for row in rows(options.only, options.launcher):
         text = row.text.replace("\n", " ")[:110]
-        print(f"{row.name:<22}{row.exit:>5}{row.seconds:>9.1f}{len(row.left):>6}{row.kept:>10,}  {text}", flush=True)
+        print(
+            f"{row.name:<22}{row.exit:>5}{row.seconds:>9.1f}{len(row.left):>6}{row.kept:>10,}  {text}",
+            flush=True,
+        )
         bad += len(row.left)
     return 1 if bad else 0
 

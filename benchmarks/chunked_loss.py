@@ -41,7 +41,8 @@ def generated(folder: Path) -> Loss:
     """The loss of a generated project."""
     written, project = folder / "spec.yaml", folder / "project"
     written.write_text(
-        yaml.safe_dump({**SPEC, "data": {"kind": "synthetic"}, "memory": {"chunked_loss": True}}), encoding="utf-8"
+        yaml.safe_dump({**SPEC, "data": {"kind": "synthetic"}, "memory": {"chunked_loss": True}}),
+        encoding="utf-8",
     )
     scaffold.write(scaffold.render(spec.load(written)), project)
     with modules_of(project):
@@ -87,7 +88,9 @@ def measured(chunked: Loss, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     options = parser.parse_args()
@@ -96,7 +99,12 @@ def main() -> int:
     ratio = round(ways["chunked"]["seconds"] / ways["plain"]["seconds"], 2)
     print(ways, f"time {ratio}")
     if options.out:
-        shape = {"tokens": TOKENS, "vocabulary": VOCABULARY, "width": WIDTH, "rounds": options.rounds}
+        shape = {
+            "tokens": TOKENS,
+            "vocabulary": VOCABULARY,
+            "width": WIDTH,
+            "rounds": options.rounds,
+        }
         write(options.out, {"environment": environment(), **shape, "time_ratio": ratio, **ways})
     return 0 if ways["chunked"]["memory"] <= 0.25 and ratio <= 1.1 else 1
 

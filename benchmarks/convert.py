@@ -27,7 +27,17 @@ from results_file import write
 ROOT = Path(__file__).resolve().parents[1]
 FSDP2 = [sys.executable, "-m", "verified_fsdp2.skill"]
 PATIENCE = 900  # seconds of the grader, on a machine that others use
-MATHEMATICS = ("runs", "sharded", "shares-batch", "same-start", "trajectory", "resumes", "tied", "buffers", "export")
+MATHEMATICS = (
+    "runs",
+    "sharded",
+    "shares-batch",
+    "same-start",
+    "trajectory",
+    "resumes",
+    "tied",
+    "buffers",
+    "export",
+)
 TASK = ROOT / "evals" / "tasks"
 
 
@@ -100,8 +110,14 @@ def one(script: Script, folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"script": script.name, "kind": script.kind}
     begin = time.perf_counter()
     command = [*FSDP2, "convert", script.file, "-o", "new.py", "--no-verify", "--json"]
-    made = json.loads(subprocess.run(command, cwd=work, capture_output=True, text=True, check=False).stdout)
-    row |= {"converted": len(made["done"]), "todo": len(made["todo"]), "seconds": round(time.perf_counter() - begin, 1)}
+    made = json.loads(
+        subprocess.run(command, cwd=work, capture_output=True, text=True, check=False).stdout
+    )
+    row |= {
+        "converted": len(made["done"]),
+        "todo": len(made["todo"]),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
     row["verdict"], row["failed_rules"] = verify(script, work)
     print(row, flush=True)
     row["untouched"] = row["verdict"] == "pass"
@@ -124,16 +140,38 @@ def verify(script: Script, work: Path) -> tuple[str, list[str]]:
     report = work / "report.json"
     report.unlink(missing_ok=True)
     options = f"{script.verify} --report json={report}"
-    words = [*FSDP2, "convert", script.file, "-o", "again.py", "--verify", options, "--", *script.args.split()]
+    words = [
+        *FSDP2,
+        "convert",
+        script.file,
+        "-o",
+        "again.py",
+        "--verify",
+        options,
+        "--",
+        *script.args.split(),
+    ]
     if (work / "again.py").exists():  # with edits: the file is the edited one
         words = [*FSDP2, "verify", "new.py", *shlex.split(options), "--", *script.args.split()]
         if script.kind == "ddp":
             words[4:4] = ["--reference", f"{script.file} {script.args}".strip()]
-    done = subprocess.run(words, cwd=work, capture_output=True, text=True, check=False, timeout=1800, env=environment())
+    done = subprocess.run(
+        words,
+        cwd=work,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
+        env=environment(),
+    )
     if not report.is_file():
         return f"no report, exit {done.returncode}: {(done.stdout + done.stderr)[-300:]}", []
     data = json.loads(report.read_text(encoding="utf-8"))
-    failed = [f["rule"] for f in data["findings"] if f["status"] in ("fail", "error") and not f["consequence"]]
+    failed = [
+        f["rule"]
+        for f in data["findings"]
+        if f["status"] in ("fail", "error") and not f["consequence"]
+    ]
     return data["verdict"], sorted(failed)
 
 
@@ -145,7 +183,11 @@ def environment() -> dict[str, str]:
 def graded(script: Script, work: Path) -> dict[str, Any]:
     """What the grader of the evals says about the converted script."""
     solution = work.parent / f"{script.name}-graded"
-    shutil.copytree(work, solution, ignore=shutil.ignore_patterns("new.py", "again.py", "report.json", "__pycache__"))
+    shutil.copytree(
+        work,
+        solution,
+        ignore=shutil.ignore_patterns("new.py", "again.py", "report.json", "__pycache__"),
+    )
     shutil.copy(work / "new.py", solution / script.file)
     patient = f"import sys, grade; grade.SECONDS = grade.ONE_LAUNCH = {PATIENCE}; sys.exit(grade.main(sys.argv[1:]))"
     command = [sys.executable, "-c", patient, script.name, str(solution)]
@@ -155,21 +197,36 @@ def graded(script: Script, work: Path) -> dict[str, Any]:
     found = json.loads(done.stdout)
     failed = [one["name"] for one in found["checks"] if not one["passed"]]
     wrong = [name for name in failed if name.split(":")[0] in MATHEMATICS]
-    return {"right": not wrong, "wrong": wrong, "wishes": [name for name in failed if name not in wrong]}
+    return {
+        "right": not wrong,
+        "wrong": wrong,
+        "wishes": [name for name in failed if name not in wrong],
+    }
 
 
 def catalogue(name: str, folder: Path) -> dict[str, Any]:
     """How many constructs of a catalogue are converted."""
     shutil.copy(ROOT / "tests" / "migrate" / f"{name}.py", folder)
     command = [*FSDP2, "convert", f"{name}.py", "-o", f"new_{name}.py", "--no-verify", "--json"]
-    made = json.loads(subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout)
-    return {"script": name, "kind": made["kind"], "converted": len(made["done"]), "todo": len(made["todo"])}
+    made = json.loads(
+        subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
+    )
+    return {
+        "script": name,
+        "kind": made["kind"],
+        "converted": len(made["done"]),
+        "todo": len(made["todo"]),
+    }
 
 
 def main() -> int:
     """Run all, write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "convert.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "convert.json"
+    )
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     import torch
@@ -184,13 +241,18 @@ def main() -> int:
         counted = [catalogue(name, Path(folder)) for name in CATALOGUES if not options.only]
     if options.only:  # rows that were not run keep theirs
         old = json.loads(options.out.read_text(encoding="utf-8"))
-        rows = [next((row for row in rows if row["script"] == one["script"]), one) for one in old["rows"]]
+        rows = [
+            next((row for row in rows if row["script"] == one["script"]), one)
+            for one in old["rows"]
+        ]
         counted = old["catalogues"]
     results = {
         "torch": torch.__version__,
         "scripts": len(rows),
         "untouched": sum(row["untouched"] for row in rows),
-        "passed_but_wrong": [row["script"] for row in rows if row["untouched"] and row.get("right") is False],
+        "passed_but_wrong": [
+            row["script"] for row in rows if row["untouched"] and row.get("right") is False
+        ],
         "rows": rows,
         "catalogues": counted,
     }

@@ -96,7 +96,9 @@ class Case:
             file = copy / edit["file"] if "file" in edit else copy
             text = file.read_text(encoding="utf-8")
             if text.count(edit["old"]) != 1:
-                raise ValueError(f"{self.path}: `old` stands {text.count(edit['old'])} times in {file.name}, not once")
+                raise ValueError(
+                    f"{self.path}: `old` stands {text.count(edit['old'])} times in {file.name}, not once"
+                )
             file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
         return copy
 
@@ -188,4 +190,7 @@ def load(path: Path) -> Case:
 def header(script: Path) -> dict[str, str]:
     """The `key: value` lines of a corpus script's docstring."""
     doc = script.read_text(encoding="utf-8").partition('"""')[2].partition('"""')[0]
-    return {m[1]: m[2] for m in re.finditer(rf"^({'|'.join(('rule', 'silent', *SETTINGS))}): (.*)$", doc, re.M)}
+    return {
+        m[1]: m[2]
+        for m in re.finditer(rf"^({'|'.join(('rule', 'silent', *SETTINGS))}): (.*)$", doc, re.M)
+    }

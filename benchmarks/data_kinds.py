@@ -23,7 +23,14 @@ from examples import row
 from machine import environment
 from results_file import write
 
-DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 512, "sequence_length": 32}
+DECODER = {
+    "kind": "decoder",
+    "layers": 1,
+    "width": 32,
+    "heads": 2,
+    "vocabulary": 512,
+    "sequence_length": 32,
+}
 IMPORTED = {"kind": "import", "import": "own_parts:build", "shard": ["Block"], "vocabulary": 2}
 TOKENIZED = {"tokenizer": "tokenizer.json", "separator": "<|end|>"}
 KINDS: dict[str, dict[str, Any]] = {
@@ -40,7 +47,13 @@ KINDS: dict[str, dict[str, Any]] = {
         **TOKENIZED,
     },
     "datasets": {"kind": "datasets", "folder": "dataset", **TOKENIZED},
-    "datasets-split": {"kind": "datasets", "folder": "splits", "split": "train", "packing": False, "workers": 1},
+    "datasets-split": {
+        "kind": "datasets",
+        "folder": "splits",
+        "split": "train",
+        "packing": False,
+        "workers": 1,
+    },
     "images": {"kind": "images", "folder": "images", "image_size": 16, "workers": 2},
     "import": {"kind": "import", "import": "own_parts:load"},
     "import-workers": {"kind": "import", "import": "own_parts:load", "workers": 2},
@@ -113,18 +126,24 @@ def make_data(folder: Path, records: list[str]) -> None:
             ids.astype("<u2").tofile(folder / "tokens" / f"{number}.bin")
         else:
             np.save(folder / "tokens" / f"{number}.npy", ids)
-    (folder / "notes.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in records))
+    (folder / "notes.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in records)
+    )
     datasets.disable_progress_bars()
     rows = datasets.Dataset.from_dict({"id": list(range(len(records))), "text": records})
     rows.save_to_disk(str(folder / "dataset"))
-    datasets.DatasetDict({"train": rows, "test": rows.select(range(9))}).save_to_disk(str(folder / "splits"))
+    datasets.DatasetDict({"train": rows, "test": rows.select(range(9))}).save_to_disk(
+        str(folder / "splits")
+    )
 
     noise = np.random.default_rng(0)
     for label, low in (("dark", 0), ("light", 16)):
         (folder / "images" / label).mkdir(parents=True)
         for number in range(60):
             pixels = noise.integers(low, low + 200, (20, 30, 3), np.uint8)
-            Image.fromarray(pixels).save(folder / "images" / label / f"{number}.{'png' if number % 2 else 'jpg'}")
+            Image.fromarray(pixels).save(
+                folder / "images" / label / f"{number}.{'png' if number % 2 else 'jpg'}"
+            )
 
 
 def specs(folder: Path) -> list[Path]:
@@ -138,23 +157,42 @@ def specs(folder: Path) -> list[Path]:
             "schedule": {"warmup_steps": 2},
             "train": {"steps": 20, "global_batch": 16, "micro_batch": 2},
         }
-        found[-1].write_text(yaml.safe_dump({"version": 1, "name": name, "model": model, "data": data, **rest}))
+        found[-1].write_text(
+            yaml.safe_dump({"version": 1, "name": name, "model": model, "data": data, **rest})
+        )
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--only", default="", help="kinds whose name contains this")
     options = parser.parse_args()
     chance = random.Random(0)
-    words = ["ridge", "lamp", "oak", "north", "quiet", "seven", "river", "under", "copper", "again", "slow", "bright"]
+    words = [
+        "ridge",
+        "lamp",
+        "oak",
+        "north",
+        "quiet",
+        "seven",
+        "river",
+        "under",
+        "copper",
+        "again",
+        "slow",
+        "bright",
+    ]
     records = [" ".join(chance.choices(words, k=chance.randint(3, 40))) for _ in range(300)]
     rows = []
     with tempfile.TemporaryDirectory(prefix="fsdp2-data-") as name:
         folder = Path(name)
         make_data(folder, records)
-        os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
+        os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(
+            os.pathsep
+        )
         for path in specs(folder):
             if options.only in path.stem:
                 rows.append(found := row(path, folder / "projects"))

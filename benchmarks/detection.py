@@ -38,7 +38,19 @@ from verified_fsdp2.verifier.rules import RULES
 ROOT = Path(__file__).resolve().parents[1]
 DETAILS = ROOT / "build" / "detection.json"
 BY_RULE = ROOT / "tests" / "faults" / "README.md"
-COLUMNS = ("case", "rule", "tier", "silent", "strength", "kind", "ranks", "found", "first", "failed", "seconds")
+COLUMNS = (
+    "case",
+    "rule",
+    "tier",
+    "silent",
+    "strength",
+    "kind",
+    "ranks",
+    "found",
+    "first",
+    "failed",
+    "seconds",
+)
 OTHER_SIZES = (4, 1)
 RESUMED = {"resume", "reshard", "crash", "damaged"}
 Job = tuple[Case, dict[str, Any]]
@@ -52,9 +64,16 @@ def jobs(only: str | None) -> list[Job]:
         rule = RULES[case.rule]
         resumed = rule.family == "checkpoint" or (rule.needs | rule.reads) & RESUMED
         todo.append((case, case.settings if resumed else {**case.settings, "resume_args": ""}))
-    todo += [(case, case.settings if case.fixed_size else {**case.settings, "nproc": 2}) for case in right()]
+    todo += [
+        (case, case.settings if case.fixed_size else {**case.settings, "nproc": 2})
+        for case in right()
+    ]
     for size in OTHER_SIZES:
-        todo += [(case, {**case.settings, "nproc": size, "reshard_to": ""}) for case in right() if not case.fixed_size]
+        todo += [
+            (case, {**case.settings, "nproc": size, "reshard_to": ""})
+            for case in right()
+            if not case.fixed_size
+        ]
     return [job for job in todo if not only or only in job[0].name]
 
 
@@ -64,7 +83,10 @@ def counts(case: Case, rule: str) -> bool:
 
 
 def judge(
-    case: Case, settings: dict[str, Any], launcher: Launcher, spelled: Callable[[str], str] | None = None
+    case: Case,
+    settings: dict[str, Any],
+    launcher: Launcher,
+    spelled: Callable[[str], str] | None = None,
 ) -> dict[str, Any]:
     """One row of the results. `spelled` makes another spelling of the script."""
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +131,9 @@ def run(todo: list[Job], workers: int) -> tuple[list[dict[str, Any]], dict[str, 
             row = judge(*job, launcher)
         finally:
             launchers.put(launcher)
-        state = {True: "found", False: "MISSED", None: "FALSE ALARM" if row["failed"] else "quiet"}[row["found"]]
+        state = {True: "found", False: "MISSED", None: "FALSE ALARM" if row["failed"] else "quiet"}[
+            row["found"]
+        ]
         print(
             f"{state:<12}{row['case']:<50}{row['ranks']:>3} ranks{row['seconds']:>6} s  {', '.join(row['failed'])}",
             flush=True,
@@ -156,7 +180,9 @@ def stored(results: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: value for name, value in results.items() if name != "rows"},
         "missed": [row["case"] for row in results["rows"] if row["rule"] and not row["found"]],
-        "false_alarm_cases": [row["case"] for row in results["rows"] if not row["rule"] and row["failed"]],
+        "false_alarm_cases": [
+            row["case"] for row in results["rows"] if not row["rule"] and row["failed"]
+        ],
         "columns": COLUMNS,
         "rows": [[row[name] for name in COLUMNS] for row in results["rows"]],
     }
@@ -171,13 +197,21 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the summary as JSON")
     parser.add_argument("--details", type=Path, help="write every row with its evidence as JSON")
-    parser.add_argument("--table", type=Path, help="the document whose last section shows the results")
+    parser.add_argument(
+        "--table", type=Path, help="the document whose last section shows the results"
+    )
     parser.add_argument("--only", help="cases whose name contains this")
-    parser.add_argument("--from", dest="given", type=Path, help="read the results from this file and run nothing")
-    parser.add_argument("--again", type=Path, help="keep the correct results of this file and run the others")
+    parser.add_argument(
+        "--from", dest="given", type=Path, help="read the results from this file and run nothing"
+    )
+    parser.add_argument(
+        "--again", type=Path, help="keep the correct results of this file and run the others"
+    )
     parser.add_argument("--workers", type=int, default=1, help="verifications at a time")
     options = parser.parse_args()
     if options.given:
@@ -192,7 +226,9 @@ def main() -> int:
         rows, versions = run([job for job in todo if key_of(job) not in good], options.workers)
         rows = [*good.values(), *rows]
         order = {key_of(job): place for place, job in enumerate(todo)}
-        results = summary(sorted((r for r in rows if key(r) in order), key=lambda r: order[key(r)]), versions)
+        results = summary(
+            sorted((r for r in rows if key(r) in order), key=lambda r: order[key(r)]), versions
+        )
     else:
         results = summary(*run(jobs(options.only), options.workers))
     if options.details or not (options.given or options.only):

@@ -28,15 +28,19 @@ OPTIMIZER = "torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.1)"
 BACKWARD = "        loss.backward()\n"
 SMALLEST = 30  # eps = 2^-30 is below what float32 holds
 CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)\n"
-SHARDED = (
-    "        for p in {which}:\n            if hasattr(p, 'device_mesh'):\n                p.grad.mul_({factor})\n"
-)
+SHARDED = "        for p in {which}:\n            if hasattr(p, 'device_mesh'):\n                p.grad.mul_({factor})\n"
 LOSS = "loss, over the world size"
 PLACES = {
     LOSS: "        (loss * (1 + {eps} * (world - 1))).backward()\n{clip}",
-    "every sharded gradient, after backward": BACKWARD + SHARDED.replace("{which}", "model.parameters()") + "{clip}",
-    "one sharded matrix, after backward": BACKWARD + SHARDED.replace("{which}", "[model.head.weight]") + "{clip}",
-    "every sharded gradient, before the step": BACKWARD + "{clip}" + SHARDED.replace("{which}", "model.parameters()"),
+    "every sharded gradient, after backward": BACKWARD
+    + SHARDED.replace("{which}", "model.parameters()")
+    + "{clip}",
+    "one sharded matrix, after backward": BACKWARD
+    + SHARDED.replace("{which}", "[model.head.weight]")
+    + "{clip}",
+    "every sharded gradient, before the step": BACKWARD
+    + "{clip}"
+    + SHARDED.replace("{which}", "model.parameters()"),
 }
 OPTIMIZERS = {"SGD": "torch.optim.SGD(model.parameters(), lr=0.3)", "AdamW": OPTIMIZER}
 
@@ -62,7 +66,9 @@ def failing(launcher: Launcher, text: str) -> dict[str, float | None]:
     for finding in verdict.findings:
         if finding.status == "inconclusive":
             raise RuntimeError(f"{finding.rule}: {finding.evidence}")
-    return {f.rule: 1.0 / f.margin if f.margin else None for f in verdict.findings if f.status == "fail"}
+    return {
+        f.rule: 1.0 / f.margin if f.margin else None for f in verdict.findings if f.status == "fail"
+    }
 
 
 def smallest(launcher: Launcher, optimizer: str, place: str, clip: bool) -> dict[str, Any]:
@@ -72,7 +78,9 @@ def smallest(launcher: Launcher, optimizer: str, place: str, clip: bool) -> dict
     found, missed = 3, SMALLEST
     rules = failing(launcher, script(optimizer, place, clip, 2.0**-found))
     if not rules:
-        raise RuntimeError(f"{optimizer}, {place}, clip {clip}: an error of 2^-{found} is not found")
+        raise RuntimeError(
+            f"{optimizer}, {place}, clip {clip}: an error of 2^-{found} is not found"
+        )
     while missed - found > 1:
         middle = (found + missed) // 2
         if now := failing(launcher, script(optimizer, place, clip, 2.0**-middle)):
@@ -92,7 +100,9 @@ def rows() -> Iterator[tuple[str, str, bool]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     options = parser.parse_args()
     table = []
@@ -101,13 +111,22 @@ def main() -> int:
             row = smallest(launcher, optimizer, place, clip)
             table.append(row)
             state = "clip" if clip else "no clip"
-            print(f"{optimizer:<6} {state:<8} {place:<40} {row['found']:.1e}  {', '.join(row['rules'])}", flush=True)
+            print(
+                f"{optimizer:<6} {state:<8} {place:<40} {row['found']:.1e}  {', '.join(row['rules'])}",
+                flush=True,
+            )
         versions = launcher.versions
     largest = max(row["found"] for row in table)
     print(f"every relative error of gradients from {largest:.1e} up is found")
     if options.out:
         environment = {**versions, "platform": platform.platform()}
-        result = {"environment": environment, "ranks": 2, "steps": 5, "found_from": largest, "rows": table}
+        result = {
+            "environment": environment,
+            "ranks": 2,
+            "steps": 5,
+            "found_from": largest,
+            "rows": table,
+        }
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write(options.out, result)
     return 0

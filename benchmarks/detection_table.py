@@ -68,14 +68,24 @@ def _head(results: dict[str, Any]) -> Iterator[str]:
     yield "| measure | value | 95 % interval |"
     yield "|---|---|---|"
     yield _share("faults found", sum(row["found"] for row in seeded), len(seeded))
-    yield _share("silent faults found (exit 0, training goes on)", sum(row["found"] for row in silent), len(silent))
+    yield _share(
+        "silent faults found (exit 0, training goes on)",
+        sum(row["found"] for row in silent),
+        len(silent),
+    )
     if weak:
-        yield _share("faults at a tenth of their strength found", sum(row["found"] for row in weak), len(weak))
+        yield _share(
+            "faults at a tenth of their strength found",
+            sum(row["found"] for row in weak),
+            len(weak),
+        )
     yield _share("of the found: seeded rule named first", named, len(found))
     sizes = Counter(row["ranks"] for row in rows if not row["rule"])
     reported = ", ".join(f"{number} on {ranks}" for ranks, number in sorted(sizes.items()))
     yield _share(
-        f"false alarms, runs of right scripts ({reported} ranks)", results["false_alarms"], results["right_runs"]
+        f"false alarms, runs of right scripts ({reported} ranks)",
+        results["false_alarms"],
+        results["right_runs"],
     )
     seconds = [row["seconds"] for row in rows]
     yield f"| seconds for one verification: median, longest | {statistics.median(seconds):.1f}, {max(seconds):.1f} | |"

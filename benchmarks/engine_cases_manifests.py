@@ -29,7 +29,9 @@ def kubernetes(place: Place) -> Iterator[dict[str, Any]]:
     project = write_project(
         place.fresh(), engines=["kubernetes"], nodes=2, devices_per_node=2, device="cuda", **options
     )
-    reported = inside(place.pythons["kubeflow"], "engine_trainjob.py", project / "launch" / "kubernetes.yaml")
+    reported = inside(
+        place.pythons["kubeflow"], "engine_trainjob.py", project / "launch" / "kubernetes.yaml"
+    )
     yield {
         "how": f"the types of Kubeflow Trainer (kubeflow_trainer_api {reported['version']}), made strict",
         "disturbed": f"{reported['mistakes']} seeded mistakes",
@@ -37,7 +39,9 @@ def kubernetes(place: Place) -> Iterator[dict[str, Any]]:
         "printed": reported["wrong"],
         "ok": not reported["wrong"] and not reported["unnoticed"],
     }
-    project = write_project(place.fresh(), engines=["kubernetes"], nodes=2, devices_per_node=2, **options)
+    project = write_project(
+        place.fresh(), engines=["kubernetes"], nodes=2, devices_per_node=2, **options
+    )
     job = yaml.safe_load((project / "launch" / "kubernetes.yaml").read_text(encoding="utf-8"))
     script = job["spec"]["trainer"]["args"][0]
     with machines() as pair:
@@ -64,7 +68,12 @@ def skypilot(place: Place) -> Iterator[dict[str, Any]]:
         "ok": reported["read"]["run"] and not reported["unnoticed"],
     }
     project = write_project(
-        place.fresh(), engines=["skypilot"], nodes=2, devices_per_node=2, join_timeout=60, skypilot_volume="runs"
+        place.fresh(),
+        engines=["skypilot"],
+        nodes=2,
+        devices_per_node=2,
+        join_timeout=60,
+        skypilot_volume="runs",
     )
     script = yaml.safe_load((project / "launch" / "sky.yaml").read_text(encoding="utf-8"))["run"]
     with machines() as pair:
@@ -95,17 +104,28 @@ def pet(node: int) -> dict[str, str]:
 
 
 def sky_variables(node: int) -> dict[str, str]:
-    names = {"NUM_NODES": "2", "NODE_IPS": "\n".join(ADDRESSES), "NODE_RANK": str(node), "TASK_ID": "sky-managed-1"}
+    names = {
+        "NUM_NODES": "2",
+        "NODE_IPS": "\n".join(ADDRESSES),
+        "NODE_RANK": str(node),
+        "TASK_ID": "sky-managed-1",
+    }
     return {f"SKYPILOT_{name}": value for name, value in names.items()}
 
 
-def begin(pair: Machines, project: Path, script: str, variables: Variables, node: int, label: str) -> Started:
+def begin(
+    pair: Machines, project: Path, script: str, variables: Variables, node: int, label: str
+) -> Started:
     """A node, with the volume of the project's own folder."""
     command = ["bash", "-c", script.replace("/checkpoints", str(project / "checkpoints"))]
-    return pair.run(node, command, project.parent / f"{label}-{node}.log", project, **variables(node))
+    return pair.run(
+        node, command, project.parent / f"{label}-{node}.log", project, **variables(node)
+    )
 
 
-def pods(place: Place, pair: Machines, project: Path, script: str, variables: Variables, how: str) -> dict[str, Any]:
+def pods(
+    place: Place, pair: Machines, project: Path, script: str, variables: Variables, how: str
+) -> dict[str, Any]:
     """A pod is killed. Every pod that fails starts again by itself, as Kubernetes has it."""
     (project / "checkpoints").mkdir()
     runs = [begin(pair, project, script, variables, node, "pod") for node in (0, 1)]
@@ -146,7 +166,9 @@ def recovered(
         runs[1].kill()
         ended = until(lambda: runs[0].process.poll() is not None, 300, "the end", said)
         runs += [begin(pair, project, script, variables, node, "again") for node in (0, 1)]
-        seconds = until(lambda: all(run.process.poll() is not None for run in runs[2:]), 300, "the end", said)
+        seconds = until(
+            lambda: all(run.process.poll() is not None for run in runs[2:]), 300, "the end", said
+        )
     finally:
         for run in runs:
             run.kill()

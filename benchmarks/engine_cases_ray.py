@@ -29,7 +29,9 @@ def ray(place: Place) -> Iterator[dict[str, Any]]:
 def case(place: Place, cluster: RayCluster, python: Path, disturbed: str) -> dict[str, Any]:
     folder = place.fresh()
     project = write_project(folder, engines=["ray"], nodes=2, devices_per_node=2)
-    run = Started([str(python), "launch/ray_train.py"], folder / "log", project, **cluster.variables)
+    run = Started(
+        [str(python), "launch/ray_train.py"], folder / "log", project, **cluster.variables
+    )
     after = ""
     try:
         until(lambda: shown_step(run.said()) >= 10, 300, "step 10", run.said)
@@ -38,7 +40,9 @@ def case(place: Place, cluster: RayCluster, python: Path, disturbed: str) -> dic
         else:
             lost = cluster.nodes[1]
             lost.kill()
-            seconds = until(lambda: len(lost.alive()) == 0 and len(ranks_in(project)) <= 2, 60, "its ranks gone")
+            seconds = until(
+                lambda: len(lost.alive()) == 0 and len(ranks_in(project)) <= 2, 60, "its ranks gone"
+            )
             after = f"its ranks were gone after {seconds:.0f} s; a node came in its place; "
             cluster.node(2)
         seconds = until(lambda: run.process.poll() is not None, 400, "the end", run.said)

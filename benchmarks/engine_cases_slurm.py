@@ -15,7 +15,9 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 def slurm(place: Place) -> Iterator[dict[str, Any]]:
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # sbatch hands on the environment
+    os.environ["PATH"] = (
+        f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # sbatch hands on the environment
+    )
     os.environ["OMP_NUM_THREADS"] = "1"
     folder = place.fresh()
     with cluster(folder / "slurm", cpus=2) as found:
@@ -29,7 +31,9 @@ def submitted(place: Place, found: Cluster) -> tuple[Path, str, Path]:
     project = write_project(folder, engines=["slurm"], nodes=2, devices_per_node=2, **options)
     job = found.ask("sbatch", "--parsable", "launch/slurm.sbatch", cwd=project)
     log = project / f"launched-{job}.log"
-    until(lambda: shown_step(read(log)) >= 10, 150, "step 10", lambda: str(found.job(job)) + read(log))
+    until(
+        lambda: shown_step(read(log)) >= 10, 150, "step 10", lambda: str(found.job(job)) + read(log)
+    )
     return project, job, log
 
 
@@ -57,14 +61,23 @@ def requeued(place: Place, found: Cluster) -> dict[str, Any]:
     restarts = found.job(job).get("Restarts")
     happened = f"saved, queued again {restarts} time, went on; {state} after {seconds:.0f} s"
     how = f"{slurm_version()}, 2 slurmd, sbatch launch/slurm.sbatch, 2 ranks a node"
-    return place.judged(project / "out" / f"job-{job}", read(log), how, "SIGUSR1 to the batch script", happened)
+    return place.judged(
+        project / "out" / f"job-{job}", read(log), how, "SIGUSR1 to the batch script", happened
+    )
 
 
 def node_lost(place: Place, found: Cluster) -> dict[str, Any]:
     project, job, log = submitted(place, found)
     found.lose("n2")
-    down = until(lambda: found.states()[1].startswith("down"), 90, "n2 down", lambda: str(found.states()))
-    until(lambda: found.job(job).get("Restarts") == "1", 120, "the job queued again", lambda: str(found.job(job)))
+    down = until(
+        lambda: found.states()[1].startswith("down"), 90, "n2 down", lambda: str(found.states())
+    )
+    until(
+        lambda: found.job(job).get("Restarts") == "1",
+        120,
+        "the job queued again",
+        lambda: str(found.job(job)),
+    )
     found.slurmd("n2")  # the machine comes back
     seconds, state = finished(found, job, log)
     restarts = found.job(job).get("Restarts")
@@ -74,4 +87,6 @@ def node_lost(place: Place, found: Cluster) -> dict[str, Any]:
     )
     how = f"{slurm_version()}, 2 slurmd (SlurmdTimeout=10), sbatch launch/slurm.sbatch, 2 ranks a node"
     until(lambda: not steps_on(found.folder, "n2"), 60, "no step left")
-    return place.judged(project / "out" / f"job-{job}", read(log), how, "the second node lost", happened)
+    return place.judged(
+        project / "out" / f"job-{job}", read(log), how, "the second node lost", happened
+    )

@@ -40,12 +40,20 @@ def alone(place: Place) -> dict[str, Any]:
         run.kill()
     happened = f"torchrun started the ranks again; all done after {seconds:.0f} s with status {run.process.returncode}"
     return place.judged(
-        project / "out", run.said(), "launch/torchrun.sh, 2 ranks", "a rank killed", happened, left=left
+        project / "out",
+        run.said(),
+        "launch/torchrun.sh, 2 ranks",
+        "a rank killed",
+        happened,
+        left=left,
     )
 
 
 def start_both(pair: Machines, project: Path, folder: Path, label: str, *more: str) -> Runs:
-    return [pair.run(node, [*START, *more], folder / f"{label}-{node}.log", project, HEAD=NODES[0]) for node in (0, 1)]
+    return [
+        pair.run(node, [*START, *more], folder / f"{label}-{node}.log", project, HEAD=NODES[0])
+        for node in (0, 1)
+    ]
 
 
 def said(runs: Runs) -> str:
@@ -93,7 +101,9 @@ LOST = {
 
 def started(place: Place, pair: Machines) -> tuple[Path, Path, Runs]:
     folder = place.fresh()
-    project = write_project(folder, engines=["torchrun"], nodes=2, devices_per_node=2, join_timeout=30)
+    project = write_project(
+        folder, engines=["torchrun"], nodes=2, devices_per_node=2, join_timeout=30
+    )
     runs = start_both(pair, project, folder, "first")
     try:
         until(lambda: shown_step(said(runs)) >= 10, 120, "step 10", lambda: said(runs))
@@ -106,7 +116,9 @@ def started(place: Place, pair: Machines) -> tuple[Path, Path, Runs]:
     return folder, project, runs
 
 
-def two_nodes(place: Place, pair: Machines, name: str, disturb: Callable[[Machines, Runs], None]) -> dict[str, Any]:
+def two_nodes(
+    place: Place, pair: Machines, name: str, disturb: Callable[[Machines, Runs], None]
+) -> dict[str, Any]:
     """What a run goes on after by itself."""
     _, project, runs = started(place, pair)
     try:
@@ -122,14 +134,18 @@ def two_nodes(place: Place, pair: Machines, name: str, disturb: Callable[[Machin
     return place.judged(project / "out", said(runs), how, name, happened, left=len(remaining(runs)))
 
 
-def lost(place: Place, pair: Machines, name: str, lose: Callable[[Machines, Runs], None]) -> dict[str, Any]:
+def lost(
+    place: Place, pair: Machines, name: str, lose: Callable[[Machines, Runs], None]
+) -> dict[str, Any]:
     """What ends a run: within which time, and that it is continued."""
     folder, project, runs = started(place, pair)
     again: Runs = []
     try:
         lose(pair, runs)
         if name == REPLACED:
-            runs.append(pair.run(1, [*START, "--resume"], folder / "replaced.log", project, HEAD=NODES[0]))
+            runs.append(
+                pair.run(1, [*START, "--resume"], folder / "replaced.log", project, HEAD=NODES[0])
+            )
         seconds = until(lambda: ended(runs), 300, "the end", lambda: said(runs))
         pair.link(True)
         again = start_both(pair, project, folder, "again", "--resume")
@@ -139,10 +155,14 @@ def lost(place: Place, pair: Machines, name: str, lose: Callable[[Machines, Runs
         for run in [*runs, *again]:
             run.kill()
     statuses = " and ".join(str(run.process.returncode) for run in again)
-    happened = f"all nodes ended within {seconds:.0f} s; started again with --resume: status {statuses}"
+    happened = (
+        f"all nodes ended within {seconds:.0f} s; started again with --resume: status {statuses}"
+    )
     how = "launch/torchrun.sh in 2 network namespaces, 2 ranks each"
     text = said(runs) + said(again)
-    return place.judged(project / "out", text, how, name, happened, left=len(remaining([*runs, *again])))
+    return place.judged(
+        project / "out", text, how, name, happened, left=len(remaining([*runs, *again]))
+    )
 
 
 def remaining(runs: Runs) -> list[int]:

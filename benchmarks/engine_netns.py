@@ -31,7 +31,19 @@ class Machines:
         """Cut or restore the link: packets are lost, and neither side is notified."""
         for name, other in zip(NODES, reversed(ADDRESSES), strict=True):
             mac = mac_of(other) if up else NOBODY
-            ip("-n", name, "neighbour", "replace", other, "dev", "eth0", "lladdr", mac, "nud", "permanent")
+            ip(
+                "-n",
+                name,
+                "neighbour",
+                "replace",
+                other,
+                "dev",
+                "eth0",
+                "lladdr",
+                mac,
+                "nud",
+                "permanent",
+            )
 
 
 def mac_of(address: str) -> str:
@@ -56,10 +68,32 @@ def machines() -> Iterator[Machines]:
             hosts = Path("/etc/netns") / name / "hosts"
             hosts.parent.mkdir(parents=True, exist_ok=True)
             pairs = zip(ADDRESSES, NODES, strict=True)
-            hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {node}\n" for address, node in pairs))
+            hosts.write_text(
+                "127.0.0.1 localhost\n" + "".join(f"{address} {node}\n" for address, node in pairs)
+            )
             ip("-n", name, "link", "set", "lo", "up")
-            ip("netns", "exec", name, "sh", "-c", f"echo {RETRIES} > /proc/sys/net/ipv4/tcp_retries2")
-        ip("link", "add", "eth0", "netns", NODES[0], "type", "veth", "peer", "name", "eth0", "netns", NODES[1])
+            ip(
+                "netns",
+                "exec",
+                name,
+                "sh",
+                "-c",
+                f"echo {RETRIES} > /proc/sys/net/ipv4/tcp_retries2",
+            )
+        ip(
+            "link",
+            "add",
+            "eth0",
+            "netns",
+            NODES[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            NODES[1],
+        )
         for name, address in zip(NODES, ADDRESSES, strict=True):
             ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")

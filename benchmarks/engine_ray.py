@@ -15,7 +15,9 @@ from engine_tools import Missing, Started, environment
 
 def ray_python(given: str | None) -> Path:
     python = Path(given or sys.executable)
-    done = subprocess.run([python, "-c", "import ray.train.torch"], capture_output=True, timeout=120, check=False)
+    done = subprocess.run(
+        [python, "-c", "import ray.train.torch"], capture_output=True, timeout=120, check=False
+    )
     if done.returncode:
         raise Missing(f"no Ray in {python}: pip install 'ray[train]', then --ray PYTHON")
     return python
@@ -23,7 +25,10 @@ def ray_python(given: str | None) -> Path:
 
 def ray_version(python: Path) -> str:
     done = subprocess.run(
-        [python, "-c", "import ray; print(ray.__version__)"], capture_output=True, text=True, check=True
+        [python, "-c", "import ray; print(ray.__version__)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return f"ray {done.stdout.strip()}"
 
@@ -44,7 +49,9 @@ class RayCluster:
     def start(self, *options: str) -> Started:
         log = self.folder / f"node-{len(self.nodes)}.log"
         common = ["--block", "--disable-usage-stats", "--object-store-memory", "100000000"]
-        node = Started([str(self.ray), "start", *common, *options], log, self.folder, **self.variables)
+        node = Started(
+            [str(self.ray), "start", *common, *options], log, self.folder, **self.variables
+        )
         self.nodes.append(node)
         return node
 
@@ -58,7 +65,12 @@ class RayCluster:
     def status(self) -> str:
         command = [str(self.ray), "status", "--address", f"127.0.0.1:{self.port}"]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, env=environment(**self.variables)
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=environment(**self.variables),
         )
         return done.stdout
 

@@ -60,7 +60,9 @@ class Cluster:
         self.variables = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def start(self, name: str, *command: str) -> None:
-        self.daemons[name] = Started(list(command), self.folder / f"{name}.out", self.folder, **self.variables)
+        self.daemons[name] = Started(
+            list(command), self.folder / f"{name}.out", self.folder, **self.variables
+        )
 
     def slurmd(self, node: str) -> None:
         """With a host name of its own, which all nodes know, as the machines of a cluster have."""
@@ -70,12 +72,20 @@ class Cluster:
     def ask(self, *command: str, cwd: Path | None = None) -> str:
         variables = {**os.environ, **self.variables}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=30, check=False, env=variables, cwd=cwd or self.folder
+            command,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            env=variables,
+            cwd=cwd or self.folder,
         )
         return (done.stdout + done.stderr).strip()
 
     def states(self) -> list[str]:
-        return [self.ask("sinfo", "--noheader", "--nodes", node, "--format", "%T") for node in NODES]
+        return [
+            self.ask("sinfo", "--noheader", "--nodes", node, "--format", "%T") for node in NODES
+        ]
 
     def job(self, number: str) -> dict[str, str]:
         """What `scontrol show job` says."""
@@ -116,7 +126,9 @@ def free_ports(number: int) -> list[int]:
 def cluster(folder: Path, cpus: int) -> Iterator[Cluster]:
     missing = [name for name in DAEMONS if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
-        raise Missing(f"no {', '.join(missing) or 'root'}: apt-get install slurm-wlm munge, and run as root")
+        raise Missing(
+            f"no {', '.join(missing) or 'root'}: apt-get install slurm-wlm munge, and run as root"
+        )
     folder.mkdir()
     folder.chmod(0o755)
     host, (control, *ports) = socket.gethostname(), free_ports(1 + len(NODES))
@@ -136,12 +148,25 @@ def cluster(folder: Path, cpus: int) -> Iterator[Cluster]:
     try:
         options = [f"--{kind}-file={folder}/munge.{kind}" for kind in ("key", "log", "pid")]
         seed = f"--seed-file={folder}/munge.seed"
-        here.start("munged", "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *options, seed)
+        here.start(
+            "munged",
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={folder}/munge.socket",
+            *options,
+            seed,
+        )
         until((folder / "munge.socket").exists, 20, "munged", here.daemons["munged"].said)
         here.start("slurmctld", "slurmctld", "-D")
         for node in NODES:
             here.slurmd(node)
-        until(lambda: here.states() == ["idle", "idle"], 60, "two idle nodes", lambda: str(here.states()))
+        until(
+            lambda: here.states() == ["idle", "idle"],
+            60,
+            "two idle nodes",
+            lambda: str(here.states()),
+        )
         yield here
     finally:
         here.ask("scancel", "--full", "--user", "root")

@@ -39,7 +39,11 @@ def main() -> None:
         unnoticed.append(name)
     read = {"name": task.name, "num_nodes": task.num_nodes, "run": task.run == config["run"]}
     version = importlib.metadata.version("skypilot")
-    print(json.dumps({"version": version, "read": read, "mistakes": len(MISTAKES), "unnoticed": unnoticed}))
+    print(
+        json.dumps(
+            {"version": version, "read": read, "mistakes": len(MISTAKES), "unnoticed": unnoticed}
+        )
+    )
 
 
 if __name__ == "__main__":

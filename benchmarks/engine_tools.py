@@ -25,7 +25,14 @@ CLOSE = 1e-5  # losses of other numbers of ranks differ by rounding
 SPEC = {
     "version": 1,
     "name": "launched",
-    "model": {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16},
+    "model": {
+        "kind": "decoder",
+        "layers": 2,
+        "width": 32,
+        "heads": 2,
+        "vocabulary": 64,
+        "sequence_length": 16,
+    },
     "data": {"kind": "synthetic", "samples": 256},
     "precision": {"param_dtype": "float32"},
     "train": {"steps": STEPS, "global_batch": 8, "micro_batch": 1},
@@ -48,7 +55,9 @@ def write_project(folder: Path, **launch: Any) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spec.yaml"
-    path.write_text(yaml.safe_dump({**SPEC, "launch": {"device": "cpu", "cpus_per_device": 1, **launch}}))
+    path.write_text(
+        yaml.safe_dump({**SPEC, "launch": {"device": "cpu", "cpus_per_device": 1, **launch}})
+    )
     scaffold.write(scaffold.render(spec.load(path)), folder / "project")
     project = folder / "project"
     text = (project / "train.py").read_text(encoding="utf-8")
@@ -70,7 +79,12 @@ class Started:
         self.log = log
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                command, stdout=file, stderr=file, cwd=cwd, env=environment(**more), start_new_session=True
+                command,
+                stdout=file,
+                stderr=file,
+                cwd=cwd,
+                env=environment(**more),
+                start_new_session=True,
             )
         self.members: set[int] = set()
 
@@ -98,7 +112,9 @@ class Started:
         return [pid for pid in self.members if runs(pid)]
 
 
-def until(done: Callable[[], Any], seconds: float, what: str, reported: Callable[[], str] = str) -> float:
+def until(
+    done: Callable[[], Any], seconds: float, what: str, reported: Callable[[], str] = str
+) -> float:
     """Wait for something, bounded; how long it took."""
     began = time.monotonic()
     while not done():
@@ -116,7 +132,11 @@ def shown_step(text: str) -> int:
 def records(out: Path) -> list[dict[str, Any]]:
     """metrics.jsonl of the newest run."""
     run = sorted(out.glob("run-*"))[-1]
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if line.endswith("}")]
+    return [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text().splitlines()
+        if line.endswith("}")
+    ]
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -166,7 +186,9 @@ class Place:
         folder.mkdir()
         return folder
 
-    def judged(self, out: Path, said: str, how: str, disturbed: str, happened: str, **more: Any) -> dict[str, Any]:
+    def judged(
+        self, out: Path, said: str, how: str, disturbed: str, happened: str, **more: Any
+    ) -> dict[str, Any]:
         """A row: whether the run is the undisturbed one."""
         difference = apart(losses(out), self.losses)
         ok = difference <= CLOSE and more.get("left", 0) == 0
@@ -176,7 +198,9 @@ class Place:
             "disturbed": disturbed,
             "happened": happened,
             "starts": starts(said),
-            "printed": [re.sub(r"\S*/(out|checkpoints)/", r"\1/", line) for line in list(shown)[-2:]],
+            "printed": [
+                re.sub(r"\S*/(out|checkpoints)/", r"\1/", line) for line in list(shown)[-2:]
+            ],
             "difference": difference,
             "ok": ok,
             **more,

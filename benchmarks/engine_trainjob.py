@@ -28,19 +28,25 @@ MISTAKES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "text for a number": lambda job: job["spec"]["trainer"].update(numNodes="2"),
     "no runtime": lambda job: job["spec"].pop("runtimeRef"),
     "a volume without a name": lambda job: pod(job)["volumes"][0].pop("name"),
-    "podTemplateOverrides, which 2.2 has removed": lambda job: job["spec"].update(podTemplateOverrides=[]),
+    "podTemplateOverrides, which 2.2 has removed": lambda job: job["spec"].update(
+        podTemplateOverrides=[]
+    ),
     "a name that is no label": lambda job: job["metadata"].update(name="Launched_1"),
 }
 
 
 def pod(job: dict[str, Any]) -> Any:
-    jobs = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    jobs = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
+        "replicatedJobs"
+    ]
     return jobs[0]["template"]["spec"]["template"]["spec"]
 
 
 def strict(part: Any) -> None:
     """No key that the types do not name."""
-    for below in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+    for below in (
+        part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    ):
         strict(below)
     if isinstance(part, dict) and "properties" in part:
         part["additionalProperties"] = False
@@ -50,16 +56,23 @@ def schema() -> dict[str, Any]:
     found: dict[str, Any] = models.TrainerV1alpha1TrainJob.model_json_schema(by_alias=True)
     strict(found)
     (quantity,) = (name for name in found["$defs"] if name.endswith("ApiResourceQuantity"))
-    found["$defs"][quantity] = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": QUANTITY}]}
+    found["$defs"][quantity] = {
+        "anyOf": [{"type": "integer"}, {"type": "string", "pattern": QUANTITY}]
+    }
     return found
 
 
 def wrong(job: dict[str, Any]) -> list[str]:
     """Where the job is not what the types say, at the innermost places."""
     found = [
-        place for error in jsonschema.Draft202012Validator(schema()).iter_errors(job) for place in innermost(error)
+        place
+        for error in jsonschema.Draft202012Validator(schema()).iter_errors(job)
+        for place in innermost(error)
     ]
-    if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"]) or len(job["metadata"]["name"]) > 63:
+    if (
+        not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"])
+        or len(job["metadata"]["name"]) > 63
+    ):
         found.append("metadata.name is no label of RFC 1035")
     return found
 
@@ -80,7 +93,12 @@ def main() -> None:
         if not wrong(changed):
             unnoticed.append(name)
     version = importlib.metadata.version("kubeflow_trainer_api")
-    reported = {"version": version, "wrong": wrong(job), "mistakes": len(MISTAKES), "unnoticed": unnoticed}
+    reported = {
+        "version": version,
+        "wrong": wrong(job),
+        "mistakes": len(MISTAKES),
+        "unnoticed": unnoticed,
+    }
     print(json.dumps(reported))
 
 

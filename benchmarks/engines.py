@@ -61,28 +61,52 @@ def measure(names: list[str], place: Place) -> list[Row]:
 
 def in_page(page: str, rows: list[Row]) -> str:
     """The page with its last section made anew."""
-    return page.partition(HEADING)[0].rstrip("\n") + f"\n\n{HEADING}\n\n" + ABOUT + "\n\n" + table(rows)
+    return (
+        page.partition(HEADING)[0].rstrip("\n")
+        + f"\n\n{HEADING}\n\n"
+        + ABOUT
+        + "\n\n"
+        + table(rows)
+    )
 
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = ["| engine | how it was run | what was done to it | what happened | s |", "|---|---|---|---|---|"]
+    lines = [
+        "| engine | how it was run | what was done to it | what happened | s |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         if "missing" in row:
             lines.append(f"| {row['engine']} | not run: {row['missing']} | | | |")
         else:
-            cells = (row["engine"], row["how"], row["disturbed"], row["happened"], f"{row['seconds']:.0f}")
+            cells = (
+                row["engine"],
+                row["how"],
+                row["disturbed"],
+                row["happened"],
+                f"{row['seconds']:.0f}",
+            )
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=ENGINES, action="append", help="this engine; others stay as --out has them")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        choices=ENGINES,
+        action="append",
+        help="this engine; others stay as --out has them",
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--table", type=Path, help="the page whose last section shows the results")
     for package in ("ray", "kubeflow", "sky"):
-        parser.add_argument(f"--{package}", metavar="PYTHON", help="the Python that has this package")
+        parser.add_argument(
+            f"--{package}", metavar="PYTHON", help="the Python that has this package"
+        )
     options = parser.parse_args()
     names = options.only or list(ENGINES)
     with ExitStack() as stack:

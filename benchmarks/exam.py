@@ -41,21 +41,34 @@ def scripts(folder: Path) -> list[tuple[str, str, Path, dict[str, Any]]]:
         case = yaml.safe_load(about.read_text(encoding="utf-8"))
         if "not_right" in case:
             continue
-        settings = {key: case[key] for key in ("save_args", "resume_args", "args", "nproc") if case.get(key)}
-        kinds = {"wrong": "fault", "right": "twin"} if case["kind"] == "fault" else {"right": "right"}
+        settings = {
+            key: case[key] for key in ("save_args", "resume_args", "args", "nproc") if case.get(key)
+        }
+        kinds = (
+            {"wrong": "fault", "right": "twin"} if case["kind"] == "fault" else {"right": "right"}
+        )
         for name, kind in kinds.items():
             found.append((about.parent.name, kind, about.parent / name / "train.py", settings))
     return found
 
 
-def judge(script: Path, settings: dict[str, Any], launcher: Launcher, only: Collection[str] = ()) -> dict[str, Any]:
+def judge(
+    script: Path, settings: dict[str, Any], launcher: Launcher, only: Collection[str] = ()
+) -> dict[str, Any]:
     """The row of one script; `only`: the rules that are judged, without them all."""
     with tempfile.TemporaryDirectory() as place:
         copy = Path(shutil.copytree(script.parent, Path(place) / "project")) / script.name
         try:
-            verdict = verify_with(launcher, resolve(copy, settings), Path(place) / "work", select(only, ()))
+            verdict = verify_with(
+                launcher, resolve(copy, settings), Path(place) / "work", select(only, ())
+            )
         except Exception as error:  # of the script's arguments, or of ours: a result too
-            return {"verdict": "error", "first": "", "failed": [], "evidence": f"{type(error).__name__}: {error}"[:300]}
+            return {
+                "verdict": "error",
+                "first": "",
+                "failed": [],
+                "evidence": f"{type(error).__name__}: {error}"[:300],
+            }
     failed = [f for f in verdict.findings if f.status == "fail" and f.required]
     first = next((f for f in failed if not f.consequence), failed[0] if failed else None)
     return {
@@ -84,11 +97,15 @@ def share(part: int, whole: int) -> dict[str, Any]:
 
 def new_failures(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     """The rules that a wrong script fails and its right twin does not."""
-    twin = next((r for r in rows if r["kind"] == "twin" and r["case"] == row["case"]), {"failed": []})
+    twin = next(
+        (r for r in rows if r["kind"] == "twin" and r["case"] == row["case"]), {"failed": []}
+    )
     return [rule for rule in row["failed"] if rule not in twin["failed"]]
 
 
-def summary(rows: list[dict[str, Any]], versions: dict[str, Any], named: list[str]) -> dict[str, Any]:
+def summary(
+    rows: list[dict[str, Any]], versions: dict[str, Any], named: list[str]
+) -> dict[str, Any]:
     """The published figures of a round."""
     faults = [row for row in rows if row["kind"] == "fault"]
     good = [row for row in rows if row["kind"] != "fault"]
@@ -97,8 +114,13 @@ def summary(rows: list[dict[str, Any]], versions: dict[str, Any], named: list[st
         "found": share(sum(bool(new_failures(row, rows)) for row in faults), len(faults)),
         "named": share(sum(row["case"] in named for row in faults), len(faults)),
         "false_alarms": share(sum(row["verdict"] == "fail" for row in good), len(good)),
-        "right_inconclusive": share(sum(row["verdict"] in ("inconclusive", "error") for row in good), len(good)),
-        "rows": [{**row, "new": new_failures(row, rows)} if row["kind"] == "fault" else row for row in rows],
+        "right_inconclusive": share(
+            sum(row["verdict"] in ("inconclusive", "error") for row in good), len(good)
+        ),
+        "rows": [
+            {**row, "new": new_failures(row, rows)} if row["kind"] == "fault" else row
+            for row in rows
+        ],
     }
 
 
@@ -108,17 +130,28 @@ def by_law(rounds: list[list[dict[str, Any]]]) -> list[str]:
     general = laws | {name for name, rule in RULES.items() if rule.family == "parity"}
     rows = [row for rows in rounds for row in rows]
     found = {law: [set(row["new"]) for row in rows if law in row.get("new", ())] for law in laws}
-    wrong = {law: sum(row["kind"] != "fault" and law in row["failed"] for row in rows) for law in laws}
-    met = sorted((law for law in laws if found[law] or wrong[law]), key=lambda law: (-len(found[law]), law))
-    return [f"| {x} | {len(found[x])} | {sum(new <= general for new in found[x])} | {wrong[x]} |" for x in met]
+    wrong = {
+        law: sum(row["kind"] != "fault" and law in row["failed"] for row in rows) for law in laws
+    }
+    met = sorted(
+        (law for law in laws if found[law] or wrong[law]), key=lambda law: (-len(found[law]), law)
+    )
+    return [
+        f"| {x} | {len(found[x])} | {sum(new <= general for new in found[x])} | {wrong[x]} |"
+        for x in met
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("round", type=Path, help="the folder of a round")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--named", default="", help="cases whose first finding names what to change, by comma")
+    parser.add_argument(
+        "--named", default="", help="cases whose first finding names what to change, by comma"
+    )
     options = parser.parse_args()
     rows = []
     with Launcher(wish=wish(temporary("runs"))) as launcher:

@@ -37,15 +37,22 @@ Cases = dict[Key, tuple[Path, dict[str, Any], str]]  # script, settings, the rul
 
 
 def every_script() -> dict[Key, tuple[Path, dict[str, Any]]]:
-    rounds = {int(folder.name.removeprefix("round")): folder for folder in (ROOT / "tests" / "exam").glob("round*")}
+    rounds = {
+        int(folder.name.removeprefix("round")): folder
+        for folder in (ROOT / "tests" / "exam").glob("round*")
+    }
     found = ((number, *one) for number, folder in sorted(rounds.items()) for one in scripts(folder))
-    return {(number, case, kind): (script, settings) for number, case, kind, script, settings in found}
+    return {
+        (number, case, kind): (script, settings) for number, case, kind, script, settings in found
+    }
 
 
 def first_sight(rounds: set[int]) -> Rows:
     found: Rows = {}
     for number in rounds:
-        rows = json.loads((RESULTS / f"exam_round{number}.json").read_text(encoding="utf-8"))["rows"]
+        rows = json.loads((RESULTS / f"exam_round{number}.json").read_text(encoding="utf-8"))[
+            "rows"
+        ]
         found |= {(number, row["case"], row["kind"]): row for row in rows}
     return found
 
@@ -64,7 +71,11 @@ def stored(results: dict[str, Any]) -> dict[Key, str]:
 def outcome(key: Key, row: dict[str, Any], twin: dict[str, Any]) -> str:
     if key[2] != "fault":
         return {"pass": "passed", "fail": "failed"}.get(row["verdict"], "inconclusive")
-    return "found" if new_failures({**row, "case": key[1]}, [{**twin, "case": key[1], "kind": "twin"}]) else "missed"
+    return (
+        "found"
+        if new_failures({**row, "case": key[1]}, [{**twin, "case": key[1], "kind": "twin"}])
+        else "missed"
+    )
 
 
 def rule_of(row: dict[str, Any]) -> str:
@@ -98,41 +109,72 @@ def judged(cases: Cases, jobs: int, ends: float) -> Iterator[tuple[Key, dict[str
             yield row
 
 
-def summary(came: dict[Key, str], details: Rows, commits: list[str], of: int, first: Rows) -> dict[str, Any]:
+def summary(
+    came: dict[Key, str], details: Rows, commits: list[str], of: int, first: Rows
+) -> dict[str, Any]:
     """Counts, what each round's scripts came to, and the rows that are not as one wants them."""
     before = [key for key in came if key[2] == "fault" and first[key]["new"]]
     right = [came[key] for key in came if key[2] != "fault"]
     rounds = []
     for number in sorted({key[0] for key in came}):
-        names = {key: f"{key[1]} {key[2]}".removesuffix(" fault").removesuffix(" right") for key in came}
+        names = {
+            key: f"{key[1]} {key[2]}".removesuffix(" fault").removesuffix(" right") for key in came
+        }
         kinds = (*OF_FAULTS, *OF_RIGHT)
-        own = {kind: sorted(names[key] for key in came if key[0] == number and came[key] == kind) for kind in kinds}
+        own = {
+            kind: sorted(names[key] for key in came if key[0] == number and came[key] == kind)
+            for kind in kinds
+        }
         rounds.append({"round": number, **own})
     return {
         "of": of,
         "commits": commits,
-        "found_before": {"of": len(before), "found_again": sum(came[key] == "found" for key in before)},
-        "right": {"of": len(right), **{kind: right.count(kind) for kind in ("failed", "inconclusive")}},
+        "found_before": {
+            "of": len(before),
+            "found_again": sum(came[key] == "found" for key in before),
+        },
+        "right": {
+            "of": len(right),
+            **{kind: right.count(kind) for kind in ("failed", "inconclusive")},
+        },
         "rounds": rounds,
-        "rows": [details[key] for key in sorted(details) if came[key] in ("missed", "failed", "inconclusive")],
+        "rows": [
+            details[key]
+            for key in sorted(details)
+            if came[key] in ("missed", "failed", "inconclusive")
+        ],
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, required=True, help="how long scripts are judged")
     parser.add_argument("--jobs", type=int, default=1, help="how many scripts at a time")
-    parser.add_argument("--only", default="", help="cases whose name begins with one of these, by comma")
+    parser.add_argument(
+        "--only", default="", help="cases whose name begins with one of these, by comma"
+    )
     options = parser.parse_args()
     every, ends = every_script(), time.monotonic() + options.seconds
     first = first_sight({key[0] for key in every})
     results = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
     came = stored(results)
     details = {(row["round"], row["case"], row["kind"]): row for row in results.get("rows", ())}
-    commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, text=True).strip()
+    commit = subprocess.check_output(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, text=True
+    ).strip()
     commits = sorted({*results.get("commits", ()), commit})
     named = [key for key in every if key[1].startswith(tuple(options.only.split(",")))]
-    order = sorted(named, key=lambda key: (key in came, not first[key].get("new"), key[2] == "fault", random.random()))
+    order = sorted(
+        named,
+        key=lambda key: (
+            key in came,
+            not first[key].get("new"),
+            key[2] == "fault",
+            random.random(),
+        ),
+    )
     cases = {key: (*every[key], rule_of(first[key])) for key in order}
     for key, row in judged(cases, options.jobs, ends):
         came[key] = outcome(key, row, first.get((*key[:2], "twin"), {"failed": []}))
@@ -140,7 +182,12 @@ def main() -> int:
         print(f"{came[key]:<13}{key[2]:<6}{key[0]:>3} {key[1]:<40}{row['first']}", flush=True)
         write(OUT, summary(came, details, commits, len(every), first))
     results = json.loads(OUT.read_text(encoding="utf-8"))
-    print(json.dumps({key: value for key, value in results.items() if key not in ("rounds", "rows")}, indent=1))
+    print(
+        json.dumps(
+            {key: value for key, value in results.items() if key not in ("rounds", "rows")},
+            indent=1,
+        )
+    )
     return 0
 
 

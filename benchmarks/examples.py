@@ -41,7 +41,9 @@ def with_data(path: Path, folder: Path) -> Path:
         return path
     copied = folder / f"{path.parent.name}-files"
     shutil.copytree(path.parent, copied)
-    subprocess.run([sys.executable, "draw.py", "images"], cwd=copied, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "draw.py", "images"], cwd=copied, check=True, stdout=subprocess.DEVNULL
+    )
     return copied / path.name
 
 
@@ -55,16 +57,31 @@ def row(path: Path, folder: Path) -> dict[str, Any]:
     for file in own:
         shutil.copy(path.with_name(file), project)
     ruff = [sys.executable, "-m", "ruff"]
-    options = ["--isolated", "--no-cache", *(word for file in own for word in ("--exclude", file)), "."]
+    options = [
+        "--isolated",
+        "--no-cache",
+        *(word for file in own for word in ("--exclude", file)),
+        ".",
+    ]
     linted = all(
         subprocess.run([*ruff, *words, *options], cwd=project, check=False).returncode == 0
         for words in (["check", "-q"], ["format", "-q", "--check"])
     )
     if (project / "prepare.py").exists():
-        subprocess.run([sys.executable, "prepare.py"], cwd=project, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "prepare.py"], cwd=project, check=True, stdout=subprocess.DEVNULL
+        )
     report = folder / f"{loaded['name']}.json"
     started = time.monotonic()
-    command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", project, "--report", f"json={report}"]
+    command = [
+        sys.executable,
+        "-m",
+        "verified_fsdp2.skill",
+        "verify",
+        project,
+        "--report",
+        f"json={report}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     seconds = time.monotonic() - started
     if not report.exists():
@@ -93,14 +110,22 @@ def apart(runs: list[dict[str, Any]]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--only", default="", help="specs whose name contains this")
-    parser.add_argument("--missing", action="store_true", help="keep the rows of the file and add those that it lacks")
+    parser.add_argument(
+        "--missing",
+        action="store_true",
+        help="keep the rows of the file and add those that it lacks",
+    )
     options = parser.parse_args()
     if options.missing and not options.out:
         parser.error("--missing needs --out, the file whose rows stay")
-    rows: list[dict[str, Any]] = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.missing else []
+    rows: list[dict[str, Any]] = (
+        json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.missing else []
+    )
     there = {row["spec"] for row in rows}
     print(f"{'spec':<24}{'ranks':<12}{'lint':<6}{'verdict':<14}{'apart':<10}seconds")
     with tempfile.TemporaryDirectory(prefix="fsdp2-examples-") as folder:
@@ -109,16 +134,24 @@ def main() -> int:
             if options.only in str(path.relative_to(ROOT / "examples")) and name not in there:
                 rows.append(found := row(with_data(path, Path(folder)), Path(folder)))
                 ranks = ",".join(map(str, found["ranks"]))
-                reported = (
-                    f"{found['verdict']:<14}{found['apart']:<10.1e}{found['seconds']:>7}  {' '.join(found['findings'])}"
+                reported = f"{found['verdict']:<14}{found['apart']:<10.1e}{found['seconds']:>7}  {' '.join(found['findings'])}"
+                print(
+                    f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{reported}",
+                    flush=True,
                 )
-                print(f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{reported}", flush=True)
                 if options.missing:
                     write(
-                        options.out, {"environment": environment(), "rows": sorted(rows, key=lambda row: row["spec"])}
+                        options.out,
+                        {
+                            "environment": environment(),
+                            "rows": sorted(rows, key=lambda row: row["spec"]),
+                        },
                     )
     if options.out:
-        write(options.out, {"environment": environment(), "rows": sorted(rows, key=lambda row: row["spec"])})
+        write(
+            options.out,
+            {"environment": environment(), "rows": sorted(rows, key=lambda row: row["spec"])},
+        )
     return 0 if all(r["verdict"] == "pass" and r["linted"] for r in rows) else 1
 
 

@@ -52,26 +52,46 @@ def checked_out(entry: dict[str, Any], folder: Path) -> str:
     git = ["git", "-C", str(folder)]
     if not folder.is_dir():
         return "no checkout"
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    changed = subprocess.run([*git, "diff", "--quiet", "--diff-filter=M", "HEAD"], check=False).returncode
+    commit = subprocess.run(
+        [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    changed = subprocess.run(
+        [*git, "diff", "--quiet", "--diff-filter=M", "HEAD"], check=False
+    ).returncode
     return (
-        f"at {commit[:12]}, not {entry['commit'][:12]}" if commit != entry["commit"] else "changed" if changed else ""
+        f"at {commit[:12]}, not {entry['commit'][:12]}"
+        if commit != entry["commit"]
+        else "changed"
+        if changed
+        else ""
     )
 
 
 def python_of(entry: dict[str, Any], environments: Path | None) -> str:
     """The Python that has the trainer's packages."""
-    own = environments / entry.get("checkout", entry["name"]) / "bin" / "python" if environments else None
+    own = (
+        environments / entry.get("checkout", entry["name"]) / "bin" / "python"
+        if environments
+        else None
+    )
     return str(own) if own and own.exists() else sys.executable
 
 
-def timed(command: list[str], entry: dict[str, Any], root: Path, limit: float) -> tuple[int, float, str]:
+def timed(
+    command: list[str], entry: dict[str, Any], root: Path, limit: float
+) -> tuple[int, float, str]:
     """(exit code, seconds, last error on stderr) of a command in the trainer's folder; the code is 124 where the time was over."""
     started = time.monotonic()
     settings = os.environ | {key: str(value) for key, value in entry["environment"].items()}
     try:
         done = subprocess.run(
-            command, cwd=root, env=settings, capture_output=True, text=True, check=False, timeout=limit
+            command,
+            cwd=root,
+            env=settings,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit,
         )
     except subprocess.TimeoutExpired:
         return 124, time.monotonic() - started, f"not over after {limit:.0f} s"
@@ -91,7 +111,11 @@ class Ready:
 
     def filled(self, text: object) -> str:
         """A text of the YAML with its placeholders replaced."""
-        return str(text).replace("{data}", str(self.data)).replace("{checkout}", str(self.folder.resolve()))
+        return (
+            str(text)
+            .replace("{data}", str(self.data))
+            .replace("{checkout}", str(self.folder.resolve()))
+        )
 
     @property
     def root(self) -> Path:
@@ -101,7 +125,10 @@ class Ready:
     @property
     def settings(self) -> dict[str, Any]:
         """The entry with its environment filled in."""
-        return {**self.entry, "environment": {key: self.filled(it) for key, it in self.entry["environment"].items()}}
+        return {
+            **self.entry,
+            "environment": {key: self.filled(it) for key, it in self.entry["environment"].items()},
+        }
 
     @property
     def command(self) -> tuple[list[str], list[str]]:
@@ -123,8 +150,17 @@ class Ready:
     def plain(self) -> tuple[int, float, str]:
         """A run without the verifier; see `timed`."""
         target, args = self.command
-        ranks = self.options[self.options.index("--nproc") + 1] if "--nproc" in self.options else "2"
-        torchrun = [self.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        ranks = (
+            self.options[self.options.index("--nproc") + 1] if "--nproc" in self.options else "2"
+        )
+        torchrun = [
+            self.python,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            ranks,
+        ]
         return timed([*torchrun, *target, *args], self.settings, self.root, PLAIN_LIMIT)
 
     def verified(self, quick: bool) -> tuple[dict[str, Any], float]:
@@ -134,7 +170,9 @@ class Ready:
         report.unlink(missing_ok=True)
         options = [*self.options, "--report", f"json={report}", *(["--quick"] if quick else [])]
         fsdp2 = [self.python, str(HERE.parents[1] / "skill"), "verify", *target, *options]
-        ended, took, _ = timed([*fsdp2, *(["--", *args] if args else [])], self.settings, self.root, VERIFY_LIMIT)
+        ended, took, _ = timed(
+            [*fsdp2, *(["--", *args] if args else [])], self.settings, self.root, VERIFY_LIMIT
+        )
         nothing = {"verdict": f"exit {ended}", "findings": [], "counts": {}}
         return json.loads(report.read_text()) if report.exists() else nothing, took
 
@@ -148,7 +186,12 @@ def measure(entry: dict[str, Any], folder: Path, python: str, quick: bool) -> di
         code, seconds, last = ready.plain()
         found, took = ready.verified(quick)
     plain = {"exit": code, "seconds": round(seconds, 1), **({"error": last} if code else {})}
-    row = {"name": entry["name"], "commit": entry["commit"][:12], "plain": plain, "verify_seconds": round(took, 1)}
+    row = {
+        "name": entry["name"],
+        "commit": entry["commit"][:12],
+        "plain": plain,
+        "verify_seconds": round(took, 1),
+    }
     return {**row, "verdict": found["verdict"], "counts": found["counts"], **judged(found, entry)}
 
 
@@ -163,7 +206,12 @@ def judged(report: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
             where = f"{Path(place['file']).name}:{place['line']}" if place else ""
             truth = {"true_fault": own.get("true_fault"), "by": own.get("by", "not judged")}
             failures.append(
-                {"rule": finding["rule"], "at": where, "consequence": bool(finding.get("consequence")), **truth}
+                {
+                    "rule": finding["rule"],
+                    "at": where,
+                    "consequence": bool(finding.get("consequence")),
+                    **truth,
+                }
             )
         elif finding["status"] == "inconclusive":
             reasons.setdefault(finding["evidence"][:160], []).append(finding["rule"])
@@ -176,19 +224,26 @@ def judged(report: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as references/reliability.md shows them."""
     counted = "failed (with consequences), passed, not checked, not applicable"
-    lines = [f"| trainer | at commit | verdict | {counted} | failures, each judged by an experiment |"]
+    lines = [
+        f"| trainer | at commit | verdict | {counted} | failures, each judged by an experiment |"
+    ]
     lines.append("|---|---|---|---|---|")
     for row in rows:
         if "not_run" in row:
-            lines.append(f"| {row['name']} | `{row['commit'][:7]}` | not run | | {row['not_run']} |")
+            lines.append(
+                f"| {row['name']} | `{row['commit'][:7]}` | not run | | {row['not_run']} |"
+            )
             continue
         counts = ", ".join(
-            str(row["counts"].get(name, 0)) for name in ("fail", "pass", "inconclusive", "not_applicable")
+            str(row["counts"].get(name, 0))
+            for name in ("fail", "pass", "inconclusive", "not_applicable")
         )
         causes = [one for one in row["failures"] if not one["consequence"]]
         words = {True: "true", False: "FALSE", None: "not judged"}
         shown = ", ".join(f"{one['rule']} ({words[one['true_fault']]})" for one in causes)
-        lines.append(f"| {row['name']} | `{row['commit'][:7]}` | {row['verdict']} | {counts} | {shown} |")
+        lines.append(
+            f"| {row['name']} | `{row['commit'][:7]}` | {row['verdict']} | {counts} | {shown} |"
+        )
     return "\n".join(lines)
 
 
@@ -199,7 +254,9 @@ def main() -> None:
     parser.add_argument("--environments", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, help="results to write; rows of trainers that are not run again stay")
+    parser.add_argument(
+        "--out", type=Path, help="results to write; rows of trainers that are not run again stay"
+    )
     options = parser.parse_args()
     rows = []
     for path in sorted(HERE.glob("*.yaml")):
@@ -208,7 +265,11 @@ def main() -> None:
             continue
         folder = options.checkouts / entry.get("checkout", entry["name"])
         if "not_run" in entry or (trouble := checked_out(entry, folder)):
-            row = {"name": entry["name"], "commit": entry["commit"][:12], "not_run": entry.get("not_run") or trouble}
+            row = {
+                "name": entry["name"],
+                "commit": entry["commit"][:12],
+                "not_run": entry.get("not_run") or trouble,
+            }
         else:
             row = measure(entry, folder, python_of(entry, options.environments), options.quick)
         print(json.dumps(row), flush=True)
@@ -218,7 +279,10 @@ def main() -> None:
         kept = [row for row in old if row["name"] not in {new["name"] for new in rows}]
         write(
             options.out,
-            {"environment": environment(), "rows": sorted([*kept, *rows], key=lambda row: row["name"].lower())},
+            {
+                "environment": environment(),
+                "rows": sorted([*kept, *rows], key=lambda row: row["name"].lower()),
+            },
         )
 
 

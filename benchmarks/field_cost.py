@@ -33,7 +33,9 @@ def held(group: int) -> int:
     parents: dict[int, int] = {}
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(place.name)] = int(
+                (place / "stat").read_text().rpartition(")")[2].split()[1]
+            )
     below = {group}
     while more := {one for one, parent in parents.items() if parent in below} - below:
         below |= more
@@ -47,7 +49,9 @@ def held(group: int) -> int:
 
 def measured(command: list[str], ready: Ready) -> dict[str, float]:
     """Seconds, seconds of processor time, and MiB of one command."""
-    settings = os.environ | {key: str(value) for key, value in ready.settings["environment"].items()}
+    settings = os.environ | {
+        key: str(value) for key, value in ready.settings["environment"].items()
+    }
     before, started, peak = os.times(), time.monotonic(), 0
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, cwd=ready.root, env=settings, stdout=log, stderr=log)
@@ -56,16 +60,31 @@ def measured(command: list[str], ready: Ready) -> dict[str, float]:
             time.sleep(0.2)
         if process.returncode not in (0, 1, 3, 4):  # verdicts
             log.seek(0)
-            raise SystemExit(f"{shlex.join(command)}: exit {process.returncode}\n{log.read()[-2000:].decode()}")
+            raise SystemExit(
+                f"{shlex.join(command)}: exit {process.returncode}\n{log.read()[-2000:].decode()}"
+            )
     after = os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"seconds": time.monotonic() - started, "processor_seconds": used, "mebibytes": peak / 1024}
+    used = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
+    return {
+        "seconds": time.monotonic() - started,
+        "processor_seconds": used,
+        "mebibytes": peak / 1024,
+    }
 
 
 def commands(ready: Ready, more: list[str]) -> dict[str, list[str]]:
     target, args = ready.command
     ranks = ready.options[ready.options.index("--nproc") + 1]
-    torchrun = [ready.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    torchrun = [
+        ready.python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        ranks,
+    ]
     plain = [*args, *more]
     fsdp2 = [ready.python, str(HERE.parents[1] / "skill"), "verify", *target, *ready.options]
     return {
@@ -83,24 +102,34 @@ def measure(ready: Ready, more: list[str], repeats: int) -> dict[str, Any]:
                 subprocess.run(["rm", "-rf", str(place)], check=True)
             ready.prepare()
             rows[kind].append(measured(commands(ready, more)[kind], ready))
-            print(kind, {name: round(value, 1) for name, value in rows[kind][-1].items()}, flush=True)
+            print(
+                kind, {name: round(value, 1) for name, value in rows[kind][-1].items()}, flush=True
+            )
     middle = {
         kind: {name: round(statistics.median(row[name] for row in found), 1) for name in found[0]}
         for kind, found in rows.items()
     }
     ratios = {
-        kind: {name: round(value / middle["plain"][name], 2) for name, value in middle[kind].items()}
+        kind: {
+            name: round(value / middle["plain"][name], 2) for name, value in middle[kind].items()
+        }
         for kind in KINDS[1:]
     }
     return {"repeats": repeats, "medians": middle, "in_plain_runs": ratios}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trainer", help="the name of a YAML in benchmarks/field")
     parser.add_argument("--checkouts", type=Path, required=True)
     parser.add_argument("--environments", type=Path)
-    parser.add_argument("--steps-argument", default="", help="arguments with which the plain run makes as many steps")
+    parser.add_argument(
+        "--steps-argument",
+        default="",
+        help="arguments with which the plain run makes as many steps",
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -110,7 +139,12 @@ def main() -> int:
         ready = Ready(entry, folder, python_of(entry, options.environments), Path(name, "data"))
         ready.data.mkdir()
         results = measure(ready, shlex.split(options.steps_argument), options.repeats)
-    results = {"trainer": entry["name"], "commit": entry["commit"][:12], **results, "environment": environment()}
+    results = {
+        "trainer": entry["name"],
+        "commit": entry["commit"][:12],
+        **results,
+        "environment": environment(),
+    }
     print(text(results))
     if options.out is not None:
         write(options.out, results)

@@ -39,7 +39,9 @@ def seeds_of(path: Path) -> list[dict[str, Any]]:
     seeds: list[dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     for seed in seeds:
         if wrong := KEYS ^ (seed.keys() - {"full"}):
-            raise SystemExit(f"{path}: {seed.get('id', 'a seed')}: missing or unknown: {', '.join(sorted(wrong))}")
+            raise SystemExit(
+                f"{path}: {seed.get('id', 'a seed')}: missing or unknown: {', '.join(sorted(wrong))}"
+            )
     return seeds
 
 
@@ -64,12 +66,18 @@ def seeded(seed: dict[str, Any], ready: Ready, into: Path) -> Ready:
         above = ready.entry["environment"].get("PYTHONPATH")
         path = f"{base}:{above}" if above else str(base)
         made = dataclasses.replace(
-            ready, entry={**ready.entry, "environment": {**ready.entry["environment"], "PYTHONPATH": path}}
+            ready,
+            entry={
+                **ready.entry,
+                "environment": {**ready.entry["environment"], "PYTHONPATH": path},
+            },
         )
     file = base / seed["file"]
     text = file.read_text(encoding="utf-8")
     if text.count(seed["old"]) != 1:
-        raise SystemExit(f"{seed['id']}: `old` is {text.count(seed['old'])} times in {file}, not once")
+        raise SystemExit(
+            f"{seed['id']}: `old` is {text.count(seed['old'])} times in {file}, not once"
+        )
     file.write_text(text.replace(seed["old"], seed["new"]), encoding="utf-8")
     return made
 
@@ -80,7 +88,9 @@ def failures(report: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(failed, key=lambda one: bool(one.get("consequence")))
 
 
-def row_of(seed: dict[str, Any], report: dict[str, Any], before: set[str], seconds: float) -> dict[str, Any]:
+def row_of(
+    seed: dict[str, Any], report: dict[str, Any], before: set[str], seconds: float
+) -> dict[str, Any]:
     """The row of one seed; `before` are the rules that fail without it."""
     new = [one for one in failures(report) if one["rule"] not in before]
     first = new[0] if new else {}
@@ -93,20 +103,26 @@ def row_of(seed: dict[str, Any], report: dict[str, Any], before: set[str], secon
         "found": bool(new),
         "named": first.get("rule") in seed["rules"],
         "located": any(file.endswith(seed["file"]) for file in files),
-        "first": f"{first['rule']} at {Path(place['file']).name}:{place['line']}" if place else first.get("rule", ""),
+        "first": f"{first['rule']} at {Path(place['file']).name}:{place['line']}"
+        if place
+        else first.get("rule", ""),
         "others": [one["rule"] for one in new[1:]],
         "seconds": round(seconds, 1),
     }
 
 
-def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measured(
+    name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """The rows of one trainer, one after another. Raises SystemExit where its checkout cannot be used."""
     entry = entry_of(HERE / f"{name}.yaml")
     folder = options.checkouts / entry.get("checkout", name)
     if trouble := checked_out(entry, folder):
         raise SystemExit(f"{name}: {trouble}")
     with tempfile.TemporaryDirectory(prefix="fsdp2-seeds-") as there:
-        ready = Ready(entry, folder.resolve(), python_of(entry, options.environments), Path(there, "data"))
+        ready = Ready(
+            entry, folder.resolve(), python_of(entry, options.environments), Path(there, "data")
+        )
         ready.data.mkdir()
         ready.prepare()
         before = known(name, ready) if options.known else unseeded(name, ready, options)
@@ -124,7 +140,9 @@ def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
 def known(name: str, ready: Ready) -> set[str]:
     """The rules that fail without a seed: those of `benchmarks/results/field.json`, and those of the static tier now."""
     rows = json.loads((HERE.parent / "results" / "field.json").read_text(encoding="utf-8"))["rows"]
-    static = dataclasses.replace(ready, entry={**ready.entry, "verify": [*ready.entry["verify"], "--tier", "static"]})
+    static = dataclasses.replace(
+        ready, entry={**ready.entry, "verify": [*ready.entry["verify"], "--tier", "static"]}
+    )
     report, _ = static.verified(quick=False)
     known_before = {one["rule"] for row in rows if row["name"] == name for one in row["failures"]}
     return known_before | {one["rule"] for one in failures(report)}
@@ -135,7 +153,12 @@ def unseeded(name: str, ready: Ready, options: argparse.Namespace) -> set[str]:
     report, seconds = ready.verified(not options.full)
     keep(options.reports, name, report)
     before = {one["rule"] for one in failures(report)}
-    said = {"unseeded": name, "fails": sorted(before), "verdict": report["verdict"], "seconds": round(seconds, 1)}
+    said = {
+        "unseeded": name,
+        "fails": sorted(before),
+        "verdict": report["verdict"],
+        "seconds": round(seconds, 1),
+    }
     print(json.dumps(said), flush=True)
     if not report["counts"]:
         raise SystemExit(f"{name}: no report without a seed: {report['verdict']}")
@@ -155,7 +178,10 @@ def again(row: dict[str, Any], old: list[dict[str, Any]]) -> dict[str, Any]:
     """A row with what the first verification of its seed said, if this is not the first."""
     for earlier in old:
         if earlier["id"] == row["id"]:
-            return {**row, "first_sight": earlier.get("first_sight") or {key: earlier[key] for key in SIGHT}}
+            return {
+                **row,
+                "first_sight": earlier.get("first_sight") or {key: earlier[key] for key in SIGHT},
+            }
     return row
 
 
@@ -166,14 +192,24 @@ def totals(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
         named = [one for one in sights if one["named"]]
         located = sum(one["located"] for one in named)
         found = sum(one["found"] for one in sights)
-        return {"seeds": len(sights), "found": found, "named": len(named), "named_and_located": located}
+        return {
+            "seeds": len(sights),
+            "found": found,
+            "named": len(named),
+            "named_and_located": located,
+        }
 
-    return {"first_sight": counted([row.get("first_sight", row) for row in rows]), "now": counted(rows)}
+    return {
+        "first_sight": counted([row.get("first_sight", row) for row in rows]),
+        "now": counted(rows),
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as references/reliability.md shows them."""
-    seeds = {seed["id"]: seed for path in (HERE / "seeds").glob("*.yaml") for seed in seeds_of(path)}
+    seeds = {
+        seed["id"]: seed for path in (HERE / "seeds").glob("*.yaml") for seed in seeds_of(path)
+    }
     lines = ["| seeded in | fault | first finding that is new |", "|---|---|---|"]
     for row in rows:
         seed = seeds[row["id"]]
@@ -182,7 +218,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         short += [] if row["located"] or not row["found"] else ["another file"]
         limits = f" ({', '.join(short)})" if short else ""
         said = f"{row['first']}{limits}" if row["found"] else "not found"
-        said += ", by `--quick`, which leaves out what its rule needs" if row["quick"] and seed.get("full") else ""
+        said += (
+            ", by `--quick`, which leaves out what its rule needs"
+            if row["quick"] and seed.get("full")
+            else ""
+        )
         lines.append(f"| {where} | {seed['wrong']} | {said} |")
     return "\n".join(lines)
 
@@ -194,21 +234,37 @@ def main() -> None:
     parser.add_argument("--environments", type=Path)
     parser.add_argument("--only", default="", help="names of trainers")
     parser.add_argument("--seeds", default="", help="ids of seeds")
-    parser.add_argument("--known", action="store_true", help="failures without a seed are those of results/field.json")
+    parser.add_argument(
+        "--known",
+        action="store_true",
+        help="failures without a seed are those of results/field.json",
+    )
     parser.add_argument("--full", action="store_true", help="without --quick")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="results to write; rows of other seeds stay")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="results to write; rows of other seeds stay"
+    )
     parser.add_argument("--reports", type=Path, default=HERE.parents[1] / "build" / "field_seeds")
     options = parser.parse_args()
     for path in sorted((HERE / "seeds").glob("*.yaml")):
-        seeds = [seed for seed in seeds_of(path) if not options.seeds or seed["id"] in options.seeds.split(",")]
+        seeds = [
+            seed
+            for seed in seeds_of(path)
+            if not options.seeds or seed["id"] in options.seeds.split(",")
+        ]
         if not seeds or (options.only and path.stem not in options.only.split(",")):
             continue
         for row in measured(path.stem, seeds, options):
             print(json.dumps(row), flush=True)
-            old = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
+            old = (
+                json.loads(options.out.read_text(encoding="utf-8"))["rows"]
+                if options.out.exists()
+                else []
+            )
             kept = [earlier for earlier in old if earlier["id"] != row["id"]]
             every = sorted([*kept, again(row, old)], key=lambda one: (one["trainer"], one["id"]))
-            write(options.out, {"environment": environment(), "totals": totals(every), "rows": every})
+            write(
+                options.out, {"environment": environment(), "totals": totals(every), "rows": every}
+            )
 
 
 if __name__ == "__main__":

@@ -5,11 +5,27 @@ from __future__ import annotations
 import re
 
 WORDS = {'"gloo"': '"nccl"', '"cpu"': '"cuda"', "torch.Generator()": 'torch.Generator("cuda")'}
-BEGUN = re.compile(r"^( *)(?:torch\.)?(?:distributed|dist)\.init_process_group\(.*\)$", re.MULTILINE)
+BEGUN = re.compile(
+    r"^( *)(?:torch\.)?(?:distributed|dist)\.init_process_group\(.*\)$", re.MULTILINE
+)
 DEVICE = 'torch.cuda.set_device(int(__import__("os").environ["LOCAL_RANK"]))\n{0}torch.set_default_device("cuda")\n{0}'
 RESPELLED = (
-    *("minimal", "mixed_precision", "gradient_accumulation", "fp16_scaler", "autocast", "activation_checkpointing"),
-    *("tied_embeddings", "manual_global_clip", "dict_output", "ema", "checkpoint_functions", "hsdp"),
+    *(
+        "minimal",
+        "mixed_precision",
+        "gradient_accumulation",
+        "fp16_scaler",
+        "autocast",
+        "activation_checkpointing",
+    ),
+    *(
+        "tied_embeddings",
+        "manual_global_clip",
+        "dict_output",
+        "ema",
+        "checkpoint_functions",
+        "hsdp",
+    ),
 )  # right scripts of tests/zoo/ that need no other change
 
 
@@ -19,4 +35,9 @@ def for_gpus(text: str) -> str:
         text = text.replace(old, new)
     if (begun := BEGUN.search(text)) is None:
         raise ValueError("no line calls init_process_group")
-    return text[: begun.start(1)] + begun[1] + DEVICE.format(begun[1]) + text[begun.start() + len(begun[1]) :]
+    return (
+        text[: begun.start(1)]
+        + begun[1]
+        + DEVICE.format(begun[1])
+        + text[begun.start() + len(begun[1]) :]
+    )

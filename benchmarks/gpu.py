@@ -50,11 +50,28 @@ from verified_fsdp2.verifier.launch.client import Launcher
 RANKS = 2
 AT_A_TIME = 4  # verifications, on a machine with 16 cores
 HEADING = "## On GPUs"
-STARTED, BUDGET = time.monotonic(), 22 * 60  # seconds after which no training begins: all takes half an hour at most
+STARTED, BUDGET = (
+    time.monotonic(),
+    22 * 60,
+)  # seconds after which no training begins: all takes half an hour at most
 LIMIT = 180  # seconds for one launch of the training
 WARM = 5  # steps that are not counted
-MODEL = {"kind": "decoder", "layers": 16, "width": 1536, "heads": 12, "vocabulary": 32000, "sequence_length": 2048}
-SMALL = {"kind": "decoder", "layers": 2, "width": 64, "heads": 4, "vocabulary": 256, "sequence_length": 64}
+MODEL = {
+    "kind": "decoder",
+    "layers": 16,
+    "width": 1536,
+    "heads": 12,
+    "vocabulary": 32000,
+    "sequence_length": 2048,
+}
+SMALL = {
+    "kind": "decoder",
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
+    "vocabulary": 256,
+    "sequence_length": 64,
+}
 Keep = Callable[[dict[str, Any]], None]  # stores the rows so far
 OPTIONS: dict[str, list[str]] = {
     "default": [],
@@ -62,7 +79,10 @@ OPTIONS: dict[str, list[str]] = {
     "compile": ["memory.compile=true"],
     "compile, fp8": ["memory.compile=true", "precision.fp8=true"],
     "selective checkpointing": ["memory.activation_checkpointing=op-selective"],
-    "selective checkpointing, compile": ["memory.activation_checkpointing=op-selective", "memory.compile=true"],
+    "selective checkpointing, compile": [
+        "memory.activation_checkpointing=op-selective",
+        "memory.compile=true",
+    ],
     "full checkpointing": ["memory.activation_checkpointing=full"],
     "full checkpointing, compile": ["memory.activation_checkpointing=full", "memory.compile=true"],
     "offload": ["parallel.cpu_offload=true"],
@@ -100,8 +120,14 @@ dist.destroy_process_group()
 def verdicts(rehearse: bool, keep: Keep) -> dict[str, Any]:
     """Each right script and fault that needs no other change than its spelling."""
     names = {*IN_EVERY_TEST_RUN, *REPRESENTATIVE}
-    seeded = [case for case in faults() if case.name in names and case.kind != "project" and case.tier == "ranks"]
-    cases = [load(TESTS / "zoo" / f"{name}.py") for name in (*RESPELLED, "written_for_gpus")] + seeded
+    seeded = [
+        case
+        for case in faults()
+        if case.name in names and case.kind != "project" and case.tier == "ranks"
+    ]
+    cases = [
+        load(TESTS / "zoo" / f"{name}.py") for name in (*RESPELLED, "written_for_gpus")
+    ] + seeded
     if rehearse:
         cases = [case for case in cases if case.name in IN_EVERY_TEST_RUN]
     shared = 0 < torch.cuda.device_count() < 4
@@ -111,12 +137,22 @@ def verdicts(rehearse: bool, keep: Keep) -> dict[str, Any]:
     def one(case: Case) -> dict[str, Any]:
         launcher = free.get()
         try:
-            settings = {**case.settings, **({} if rehearse else {"device": "cuda", "oversubscribe": shared})}
-            row = judge(case, settings, launcher, None if case.name == "zoo/written_for_gpus" else for_gpus)
+            settings = {
+                **case.settings,
+                **({} if rehearse else {"device": "cuda", "oversubscribe": shared}),
+            }
+            row = judge(
+                case, settings, launcher, None if case.name == "zoo/written_for_gpus" else for_gpus
+            )
         finally:
             free.put(launcher)
         print(f"  {case.name:<45}{row['seconds']:>7} s  {', '.join(row['failed'])}", flush=True)
-        done.append({key: row[key] for key in ("case", "rule", "first", "failed", "inconclusive", "seconds")})
+        done.append(
+            {
+                key: row[key]
+                for key in ("case", "rule", "first", "failed", "inconclusive", "seconds")
+            }
+        )
         keep({"rows": done})
         return row
 
@@ -124,11 +160,15 @@ def verdicts(rehearse: bool, keep: Keep) -> dict[str, Any]:
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(at_a_time) as pool:
         for _ in range(at_a_time):
             device, own = "auto" if rehearse else "cuda", wish(temporary("runs"))
-            free.put(stack.enter_context(Launcher(device=device, ranks=RANKS, share=shared, wish=own)))
+            free.put(
+                stack.enter_context(Launcher(device=device, ranks=RANKS, share=shared, wish=own))
+            )
         rows = list(pool.map(one, cases))
     return {
         "shared": shared,
-        "rights_failed": {row["case"]: row["evidence"] for row in rows if not row["rule"] and row["failed"]},
+        "rights_failed": {
+            row["case"]: row["evidence"] for row in rows if not row["rule"] and row["failed"]
+        },
         "missed": [row["case"] for row in rows if row["rule"] and not row["found"]],
         "rows": done,
     }
@@ -170,7 +210,9 @@ def training(rehearse: bool, keep: Keep) -> dict[str, Any]:
                     rows.append(
                         {
                             "option": "bare loop",
-                            **json.loads(launched(project, ranks, "bare.py", steps, micro, parts)[-1]),
+                            **json.loads(
+                                launched(project, ranks, "bare.py", steps, micro, parts)[-1]
+                            ),
                         }
                     )
                     print(json.dumps(rows[-1]), flush=True)
@@ -180,19 +222,30 @@ def training(rehearse: bool, keep: Keep) -> dict[str, Any]:
                 rows.append({"option": name, "error": str(error)})
         print(json.dumps(rows[-1]), flush=True)
         keep({"rows": rows})
-    return {"ranks": ranks, "model": base["model"], "micro_batch": micro, "accumulated": parts, "rows": rows}
+    return {
+        "ranks": ranks,
+        "model": base["model"],
+        "micro_batch": micro,
+        "accumulated": parts,
+        "rows": rows,
+    }
 
 
 def beside(command: str) -> dict[str, Any]:
     """The row of another trainer, from the lines that it logs as torchtitan does: `memory: 30.04GiB(38%)  tps: 99,000  mfu: 36.50%`."""
     try:
-        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=3 * LIMIT, check=False)
+        done = subprocess.run(
+            shlex.split(command), capture_output=True, text=True, timeout=3 * LIMIT, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"option": command, "error": str(error)}
     plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
     found = re.findall(r"memory: +([\d.]+)GiB.*?tps: +([\d,]+).*?mfu: +([\d.]+)%", plain)
     if not found:
-        return {"option": command, "error": f"exit {done.returncode}, and no line with memory, tps and mfu"}
+        return {
+            "option": command,
+            "error": f"exit {done.returncode}, and no line with memory, tps and mfu",
+        }
     memory, _, mfu = zip(*found[min(WARM, len(found) - 1) :], strict=True)
     used, peak = statistics.median(map(float, mfu)) / 100, 1024 * max(map(float, memory))
     return {"option": command, "mfu": used, "peak_memory_mib": peak}
@@ -200,9 +253,21 @@ def beside(command: str) -> dict[str, Any]:
 
 def launched(project: Path, ranks: int, *command: Any) -> list[str]:
     """The lines that a script prints under torchrun. Raises RuntimeError with the first of its errors."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+    ]
     done = subprocess.run(
-        [*launcher, *map(str, command)], cwd=project, capture_output=True, text=True, timeout=LIMIT, check=False
+        [*launcher, *map(str, command)],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(done.stderr.strip().partition("\n")[0][:500])
@@ -232,7 +297,9 @@ PARTS = {"verdicts": verdicts, "training": training, "saves": saves}
 def table(results: dict[str, Any]) -> list[str]:
     """The section of references/reliability.md."""
     judged, trained, known = results["verdicts"], results["training"], results["environment"]
-    rights, seeded = ([row for row in judged["rows"] if bool(row["rule"]) is fault] for fault in (False, True))
+    rights, seeded = (
+        [row for row in judged["rows"] if bool(row["rule"]) is fault] for fault in (False, True)
+    )
     quiet = len(rights) - len(judged["rights_failed"])
     named = sum(row["first"] == row["rule"] for row in seeded)
     model = trained["model"]
@@ -257,20 +324,30 @@ def table(results: dict[str, Any]) -> list[str]:
 
 
 def _measured(row: dict[str, Any]) -> str:
-    return f"{row['error']} | " if "error" in row else f"{row['mfu']:.1%} | {row['peak_memory_mib'] / 1024:.1f}"
+    return (
+        f"{row['error']} | "
+        if "error" in row
+        else f"{row['mfu']:.1%} | {row['peak_memory_mib'] / 1024:.1f}"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--rehearse", action="store_true")
-    parser.add_argument("--beside", metavar="COMMAND", help="another trainer on the same GPUs, such as torchtitan's")
+    parser.add_argument(
+        "--beside", metavar="COMMAND", help="another trainer on the same GPUs, such as torchtitan's"
+    )
     parser.add_argument("--table", type=Path, help="only write the section of this page, from OUT")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
     if options.table:
         made = table(json.loads(options.out.read_text(encoding="utf-8")))
-        options.table.write_text(with_section(options.table.read_text(encoding="utf-8"), made), encoding="utf-8")
+        options.table.write_text(
+            with_section(options.table.read_text(encoding="utf-8"), made), encoding="utf-8"
+        )
         return 0
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     if not gpus and not options.rehearse:

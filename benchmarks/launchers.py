@@ -39,16 +39,39 @@ def cases() -> list[Case]:
     return [case for case in found if case.tier == "ranks" and not case.fixed_size][:SCRIPTS]
 
 
-def verdict(script: Path, settings: dict[str, Any], launcher: str, env: dict[str, str]) -> dict[str, Any]:
+def verdict(
+    script: Path, settings: dict[str, Any], launcher: str, env: dict[str, str]
+) -> dict[str, Any]:
     """What `fsdp2 verify` says of a script with this launcher."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        options = [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-        command = [sys.executable, "-c", "import sys; from verified_fsdp2.skill.cli import main; sys.exit(main())"]
-        command += ["verify", str(script), *options, "--launcher", launcher, "--report", f"json={report}"]
+        options = [
+            word
+            for key, value in settings.items()
+            for word in (f"--{key.replace('_', '-')}", str(value))
+        ]
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; from verified_fsdp2.skill.cli import main; sys.exit(main())",
+        ]
+        command += [
+            "verify",
+            str(script),
+            *options,
+            "--launcher",
+            launcher,
+            "--report",
+            f"json={report}",
+        ]
         began = time.monotonic()
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, **env}, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            env={**os.environ, **env},
+            check=False,
         )
         if not report.is_file():
             return {"verdict": f"exit {done.returncode}", "failed": [], "error": done.stderr[-500:]}
@@ -56,7 +79,12 @@ def verdict(script: Path, settings: dict[str, Any], launcher: str, env: dict[str
     failed = sorted(f["rule"] for f in found["findings"] if f["status"] == "fail")
     texts = [f["evidence"] for f in found["findings"] if f["rule"] == "run-completes"]
     seconds = round(time.monotonic() - began, 1)
-    return {"verdict": found["verdict"], "failed": failed, "run": texts[0] if texts else "", "seconds": seconds}
+    return {
+        "verdict": found["verdict"],
+        "failed": failed,
+        "run": texts[0] if texts else "",
+        "seconds": seconds,
+    }
 
 
 def compared(launcher: str, env: dict[str, str]) -> list[dict[str, Any]]:
@@ -74,15 +102,21 @@ def compared(launcher: str, env: dict[str, str]) -> list[dict[str, Any]]:
     return rows
 
 
-def lost(launcher: str, env: dict[str, str], lose: Callable[[], None], left: Callable[[], int]) -> dict[str, Any]:
+def lost(
+    launcher: str, env: dict[str, str], lose: Callable[[], None], left: Callable[[], int]
+) -> dict[str, Any]:
     """A node dies in the train run: the verdict, its time, and the processes that are left."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "slow.py"
-        text = (Path(__file__).resolve().parents[1] / "tests" / "zoo" / "minimal.py").read_text(encoding="utf-8")
+        text = (Path(__file__).resolve().parents[1] / "tests" / "zoo" / "minimal.py").read_text(
+            encoding="utf-8"
+        )
         script.write_text(text.replace("for step in range(STEPS):", SLOW), encoding="utf-8")
         timer = threading.Timer(10.0, lose)
         timer.start()
-        found = verdict(script, {"only": "run-completes", "steps": 5, "reshard_to": ""}, launcher, env)
+        found = verdict(
+            script, {"only": "run-completes", "steps": 5, "reshard_to": ""}, launcher, env
+        )
         timer.join()
     time.sleep(3.0)
     return {**found, "left": left()}
@@ -91,7 +125,12 @@ def lost(launcher: str, env: dict[str, str], lose: Callable[[], None], left: Cal
 def through_slurm(folder: Path) -> dict[str, Any]:
     """Two nodes of Slurm."""
     with cluster(folder / "slurm", cpus=2) as here:
-        env = {**here.variables, "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(folder)}
+        env = {
+            **here.variables,
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TMPDIR": str(folder),
+        }
         rows = compared("slurm:2", env)
         dead = lost("slurm:2", env, lambda: here.lose("n2"), lambda: len(workers(here, folder)))
     return {"version": slurm_version(), "rows": rows, "lost": dead}
@@ -110,7 +149,9 @@ def through_namespaces(folder: Path) -> dict[str, Any]:
         launcher = "ip netns exec {host} {worker}"
 
         def inside(node: str) -> list[int]:
-            done = subprocess.run(["ip", "netns", "pids", node], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["ip", "netns", "pids", node], capture_output=True, text=True, check=False
+            )
             return [int(word) for word in done.stdout.split()]
 
         def lose() -> None:
@@ -124,14 +165,20 @@ def through_namespaces(folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         results: dict[str, Any] = {"environment": environment()}
         for part, make in (("namespaces", through_namespaces), ("slurm", through_slurm)):
             results[part] = make(Path(name))
-            print(part, json.dumps({key: value for key, value in results[part].items() if key != "rows"}), flush=True)
+            print(
+                part,
+                json.dumps({key: value for key, value in results[part].items() if key != "rows"}),
+                flush=True,
+            )
             write(options.out, results)
     return 0
 

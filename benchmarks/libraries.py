@@ -33,7 +33,10 @@ ALWAYS = ("run-completes",)
 def rows() -> list[dict[str, Any]]:
     """The rows, each with `rules` as a list."""
     found: list[dict[str, Any]] = yaml.safe_load((FOLDER / "rows.yaml").read_text(encoding="utf-8"))
-    return [{**row, "rules": row["rule"] if isinstance(row["rule"], list) else [row["rule"]]} for row in found]
+    return [
+        {**row, "rules": row["rule"] if isinstance(row["rule"], list) else [row["rule"]]}
+        for row in found
+    ]
 
 
 def environment(folder: Path, name: str) -> Path:
@@ -50,9 +53,13 @@ def environment(folder: Path, name: str) -> Path:
     options = ["--no-deps"]
     if below is not None:
         base = environment(folder, below)
-        (site_packages(python) / "below.pth").write_text(f"{site_packages(base)}\n", encoding="utf-8")
+        (site_packages(python) / "below.pth").write_text(
+            f"{site_packages(base)}\n", encoding="utf-8"
+        )
     requirements = [line for line in wanted.splitlines() if line and not line.startswith("#")]
-    subprocess.run([str(python), "-m", "pip", "install", "--quiet", *options, *requirements], check=True)
+    subprocess.run(
+        [str(python), "-m", "pip", "install", "--quiet", *options, *requirements], check=True
+    )
     made.write_text(wanted, encoding="utf-8")
     return python
 
@@ -60,16 +67,37 @@ def environment(folder: Path, name: str) -> Path:
 def site_packages(python: Path) -> Path:
     """Where the environment of `python` keeps its packages."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    return python.parents[1] / Path(sysconfig.get_path("purelib")).parts[-3] / version / "site-packages"
+    return (
+        python.parents[1]
+        / Path(sysconfig.get_path("purelib")).parts[-3]
+        / version
+        / "site-packages"
+    )
 
 
 def judge(python: Path, row: dict[str, Any]) -> dict[str, Any]:
     """The verdict on a row's script: versions, the status of its rules, and the first failure that is no consequence."""
     with tempfile.TemporaryDirectory() as work:
         report = Path(work) / "report.json"
-        command = [str(python), str(ROOT / "skill"), "verify", str(ROOT / "tests" / path_of(row)), "--nproc", "2"]
-        command += ["--work", str(Path(work) / "runs"), "--report", "json=" + str(report), "--timeout", "240"]
-        for rule in dict.fromkeys([*row["rules"], *row.get("with", ()), *row.get("beside", ()), *ALWAYS]):
+        command = [
+            str(python),
+            str(ROOT / "skill"),
+            "verify",
+            str(ROOT / "tests" / path_of(row)),
+            "--nproc",
+            "2",
+        ]
+        command += [
+            "--work",
+            str(Path(work) / "runs"),
+            "--report",
+            "json=" + str(report),
+            "--timeout",
+            "240",
+        ]
+        for rule in dict.fromkeys(
+            [*row["rules"], *row.get("with", ()), *row.get("beside", ()), *ALWAYS]
+        ):
             command += ["--only", rule]
         for key in ("save_args", "resume_args", "single_args"):
             if row.get(key):
@@ -78,7 +106,9 @@ def judge(python: Path, row: dict[str, Any]) -> dict[str, Any]:
             command += ["--", *row["args"].split()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
         if not report.is_file():
-            raise RuntimeError(f"{row['name']}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+            raise RuntimeError(
+                f"{row['name']}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+            )
         verdict = json.loads(report.read_text(encoding="utf-8"))
     beside = set(row.get("beside", ()))
     failures = [f for f in verdict["findings"] if f["status"] == "fail" and not f["consequence"]]
@@ -107,7 +137,9 @@ def versions(python: Path) -> dict[str, str]:
         "    except m.PackageNotFoundError: pass\n"
         "print(json.dumps(found))"
     )
-    done = subprocess.run([str(python), "-c", ask, *PACKAGES], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [str(python), "-c", ask, *PACKAGES], capture_output=True, text=True, check=True
+    )
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
@@ -128,7 +160,9 @@ def run(row: dict[str, Any], folder: Path) -> dict[str, Any]:
         "found": found,
         "fixed_run": {key: fixed[key] for key in settings if fixed.get(key)},
         "fixed": fixed,
-        "ok": found["rule"] in row["rules"] and fixed["rule"] is None and _fail(found, row.get("beside", ())),
+        "ok": found["rule"] in row["rules"]
+        and fixed["rule"] is None
+        and _fail(found, row.get("beside", ())),
     }
 
 
@@ -140,7 +174,9 @@ def _fail(found: dict[str, Any], rules: Iterable[str]) -> bool:
 def _rules(folder: Path, row: dict[str, Any]) -> set[str]:
     """The names of the rules that the verifier has."""
     python = environment(folder, row["env"])
-    done = subprocess.run([str(python), str(ROOT / "skill"), "explain"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [str(python), str(ROOT / "skill"), "explain"], capture_output=True, text=True, check=True
+    )
     return {word for line in done.stdout.splitlines() for word in line.split()[:1]}
 
 

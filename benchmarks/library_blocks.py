@@ -31,9 +31,15 @@ def run(python: Path, blocks: list[Block]) -> dict[str, str]:
     """{name: error} of the blocks that failed."""
     with tempfile.TemporaryDirectory() as folder:
         for block in blocks:
-            (Path(folder) / f"{block.name}.{block.ranks}.py").write_text(block.text, encoding="utf-8")
+            (Path(folder) / f"{block.name}.{block.ranks}.py").write_text(
+                block.text, encoding="utf-8"
+            )
         done = subprocess.run(
-            [str(python), str(SETTING), folder], capture_output=True, text=True, timeout=900, check=False
+            [str(python), str(SETTING), folder],
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
         )
     if not done.stdout:
         raise RuntimeError(done.stderr)
@@ -44,7 +50,10 @@ def run(python: Path, blocks: list[Block]) -> dict[str, str]:
 def main() -> int:
     folder = Path(sys.argv[1])
     results: dict[str, Any] = {}
-    for name, wanted in (("huggingface", {"accelerate", "peft", "transformers"}), ("lightning", {"lightning"})):
+    for name, wanted in (
+        ("huggingface", {"accelerate", "peft", "transformers"}),
+        ("lightning", {"lightning"}),
+    ):
         blocks = [block for block in [*python_blocks(), *claims()] if block.library in wanted]
         python = environment(folder, name)
         failed = run(python, blocks)
@@ -53,7 +62,11 @@ def main() -> int:
         found = versions(python)
         for block in blocks:
             key = hashlib.sha256(block.text.encode()).hexdigest()
-            results[key] = {"document": block.where.split(":")[0], "versions": found, "error": failed.get(block.name)}
+            results[key] = {
+                "document": block.where.split(":")[0],
+                "versions": found,
+                "error": failed.get(block.name),
+            }
             print(block.where, failed.get(block.name) or "ran")
     write(RESULTS, results)
     return 1 if any(result["error"] for result in results.values()) else 0

@@ -57,7 +57,9 @@ class Windows(Dataset[Batch]):
         return (len(self.tokens) - 1) // LENGTH
 
     def __getitem__(self, index: int) -> Batch:
-        window = torch.from_numpy(self.tokens[index * LENGTH : (index + 1) * LENGTH + 1].astype(np.int64))
+        window = torch.from_numpy(
+            self.tokens[index * LENGTH : (index + 1) * LENGTH + 1].astype(np.int64)
+        )
         return window[:-1], window[1:]
 
 
@@ -65,14 +67,21 @@ def plain(path: Path) -> Iterator[Batch]:
     tokens, random = np.memmap(path, np.uint16, "r"), np.random.default_rng(0)
     while True:
         starts = random.integers(len(tokens) - LENGTH - 1, size=MICRO)
-        inputs = [torch.from_numpy(tokens[start : start + LENGTH].astype(np.int64)) for start in starts]
-        targets = [torch.from_numpy(tokens[start + 1 : start + LENGTH + 1].astype(np.int64)) for start in starts]
+        inputs = [
+            torch.from_numpy(tokens[start : start + LENGTH].astype(np.int64)) for start in starts
+        ]
+        targets = [
+            torch.from_numpy(tokens[start + 1 : start + LENGTH + 1].astype(np.int64))
+            for start in starts
+        ]
         yield torch.stack(inputs), torch.stack(targets)
 
 
 def of_torch(path: Path, workers: int) -> Iterator[Batch]:
     while True:
-        yield from DataLoader(Windows(path), MICRO, shuffle=True, num_workers=workers, drop_last=True)
+        yield from DataLoader(
+            Windows(path), MICRO, shuffle=True, num_workers=workers, drop_last=True
+        )
 
 
 def generated(path: Path, folder: Path, workers: int) -> Iterator[Batch]:
@@ -119,17 +128,23 @@ def seconds(batches: Iterator[Batch], count: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--global-batches", type=int, default=40, help="read in each round by each loader")
+    parser.add_argument(
+        "--global-batches", type=int, default=40, help="read in each round by each loader"
+    )
     parser.add_argument("--tokens", type=int, default=2**26, help="in the file")
     options = parser.parse_args()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with tempfile.TemporaryDirectory(prefix="fsdp2-loader-") as name:
         folder, count = Path(name), options.global_batches * GLOBAL // MICRO
         path = folder / "tokens.bin"
-        np.random.default_rng(0).integers(VOCABULARY, size=options.tokens, dtype=np.uint16).tofile(path)
+        np.random.default_rng(0).integers(VOCABULARY, size=options.tokens, dtype=np.uint16).tofile(
+            path
+        )
         makers: dict[str, Callable[[], Iterator[Batch]]] = {
             "generated": lambda: generated(path, folder, 0),
             "numpy": lambda: plain(path),
@@ -145,12 +160,17 @@ def main() -> int:
             for what, batches in loaders.items():
                 took[what].append(seconds(batches, count))
     rows = [
-        {"loader": what, "tokens_per_second": round(count * MICRO * LENGTH / statistics.median(times))}
+        {
+            "loader": what,
+            "tokens_per_second": round(count * MICRO * LENGTH / statistics.median(times)),
+        }
         for what, times in took.items()
     ]
     speed = {row["loader"]: row["tokens_per_second"] for row in rows}
     ratios = {
-        "generated / fastest other": round(speed["generated"] / max(speed["numpy"], speed["DataLoader"]), 3),
+        "generated / fastest other": round(
+            speed["generated"] / max(speed["numpy"], speed["DataLoader"]), 3
+        ),
         "generated / DataLoader, with workers": round(
             speed[f"generated, {WORKERS} workers"] / speed[f"DataLoader, {WORKERS} workers"], 3
         ),

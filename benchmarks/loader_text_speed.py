@@ -32,7 +32,14 @@ from results_file import write
 from verified_fsdp2.skill import scaffold, spec
 
 LENGTH, MICRO, GLOBAL = 1024, 8, 64
-MODEL = {"kind": "decoder", "layers": 1, "width": 64, "heads": 2, "vocabulary": 256, "sequence_length": LENGTH}
+MODEL = {
+    "kind": "decoder",
+    "layers": 1,
+    "width": 64,
+    "heads": 2,
+    "vocabulary": 256,
+    "sequence_length": LENGTH,
+}
 TRAIN = {"steps": 100, "global_batch": GLOBAL, "micro_batch": MICRO}
 
 
@@ -75,7 +82,10 @@ def generated(path: Path, folder: Path) -> tuple[Iterator[Any], float]:
     """The batches of a generated project, and the seconds of its `prepare.py`."""
     data = {"kind": "jsonl", "files": [str(path)], "field": "text", "packing": True}
     written, project = folder / "spec.yaml", folder / "project"
-    written.write_text(yaml.safe_dump({"version": 1, "model": MODEL, "train": TRAIN, "data": data}), encoding="utf-8")
+    written.write_text(
+        yaml.safe_dump({"version": 1, "model": MODEL, "train": TRAIN, "data": data}),
+        encoding="utf-8",
+    )
     scaffold.write(scaffold.render(spec.load(written)), project)
     began = time.perf_counter()
     subprocess.run([sys.executable, "prepare.py"], cwd=project, check=True, capture_output=True)
@@ -89,7 +99,10 @@ def of_lingua(path: Path) -> Iterator[Any]:
     from lingua.data import DataArgs, build_dataloader_from_args, init_dataloader_state_from_args
 
     given = DataArgs(
-        root_dir=str(path.parent.parent), sources={path.parent.name: 1.0}, batch_size=MICRO, seq_len=LENGTH
+        root_dir=str(path.parent.parent),
+        sources={path.parent.name: 1.0},
+        batch_size=MICRO,
+        seq_len=LENGTH,
     )
     given.tokenizer.name, given.load_async = "bytes", False
     state = init_dataloader_state_from_args(given, 0, 1)
@@ -134,12 +147,16 @@ def seconds(batches: Iterator[Any], count: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lingua", type=Path, help="a checkout")
     parser.add_argument("--torchtitan", type=Path, help="a checkout")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=200, help="read in each round by each loader")
+    parser.add_argument(
+        "--batches", type=int, default=200, help="read in each round by each loader"
+    )
     parser.add_argument("--megabytes", type=int, default=64, help="of text in the file")
     options = parser.parse_args()
     sys.path[:0] = [str(checkout) for checkout in (options.lingua, options.torchtitan) if checkout]
@@ -149,8 +166,14 @@ def main() -> int:
         path.parent.mkdir(parents=True)
         made(path, options.megabytes << 20)
         ours, once = generated(path, Path(name))
-        makers: dict[str, Callable[[Path], Iterator[Any]]] = {"lingua": of_lingua, "torchtitan": of_torchtitan}
-        loaders = {"generated": ours, **{what: make(path) for what, make in makers.items() if getattr(options, what)}}
+        makers: dict[str, Callable[[Path], Iterator[Any]]] = {
+            "lingua": of_lingua,
+            "torchtitan": of_torchtitan,
+        }
+        loaders = {
+            "generated": ours,
+            **{what: make(path) for what, make in makers.items() if getattr(options, what)},
+        }
         for batches in loaders.values():
             seconds(batches, 2 * GLOBAL // MICRO)
         took: dict[str, list[float]] = {what: [] for what in loaders}
@@ -165,7 +188,11 @@ def main() -> int:
         print(f"{what:<18}{rate:>14,.0f} tokens/s")
     if options.out:
         rows = [{"loader": what, "tokens_per_second": round(rate)} for what, rate in speed.items()]
-        about = {"rounds": options.rounds, "megabytes": options.megabytes, "prepare_seconds": round(once, 2)}
+        about = {
+            "rounds": options.rounds,
+            "megabytes": options.megabytes,
+            "prepare_seconds": round(once, 2),
+        }
         write(options.out, {"environment": environment("numpy"), **about, "rows": rows})
     dist.destroy_process_group()
     return 0

@@ -56,7 +56,9 @@ def survives(rule: str) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--only", help="this rule alone")
     options = parser.parse_args()
@@ -67,7 +69,9 @@ def main() -> int:
         lives = survives(rule)
         living += [rule] * lives
         print(f"{'LIVES' if lives else 'killed':<8}{rule}", flush=True)
-    print(f"{len(rules) - len(living)} of {len(rules)} mutants killed in {time.monotonic() - started:.0f} s")
+    print(
+        f"{len(rules) - len(living)} of {len(rules)} mutants killed in {time.monotonic() - started:.0f} s"
+    )
     if options.out:
         write(options.out, {"mutants": len(rules), "living": living})
     return 1 if living else 0

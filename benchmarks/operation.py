@@ -34,7 +34,14 @@ CALLS = 1000
 EXACT = ("step", "loss", "grad_norm", "lr", "validation_loss")
 SPEC = {
     "version": 1,
-    "model": {"kind": "decoder", "layers": 2, "width": 64, "heads": 4, "vocabulary": 256, "sequence_length": 64},
+    "model": {
+        "kind": "decoder",
+        "layers": 2,
+        "width": 64,
+        "heads": 4,
+        "vocabulary": 256,
+        "sequence_length": 64,
+    },
     "data": {"kind": "synthetic", "samples": 1024},
     "precision": {"param_dtype": "float32"},
     "train": {"steps": 40, "global_batch": 8},
@@ -67,7 +74,9 @@ def inside(folder: Path) -> None:
     distributed.init_distributed()
     run = folder / "cost"
     run.mkdir()
-    wanted = metrics.Metrics.__init__.__code__.co_varnames[2 : metrics.Metrics.__init__.__code__.co_argcount]
+    wanted = metrics.Metrics.__init__.__code__.co_varnames[
+        2 : metrics.Metrics.__init__.__code__.co_argcount
+    ]
     values: dict[str, Any] = {"step": 0, "steps": CALLS, "ideal_seconds": 1e-3}
     measured = metrics.Metrics(run, *(values[name] for name in wanted))
     loss, norm = torch.tensor(1.5, dtype=torch.float64), torch.tensor(0.5)
@@ -85,15 +94,28 @@ def inside(folder: Path) -> None:
 def cost(folder: Path, settings: list[str]) -> dict[str, float]:
     made = project(folder, *settings)
     with (folder / "log").open("w") as log:
-        subprocess.run([sys.executable, __file__, "--inside", made], stdout=log, stderr=log, check=True, timeout=300)
-    micros = [1e6 * seconds for seconds in json.loads((made / "cost.json").read_text(encoding="utf-8"))]
-    return {"median_us": round(statistics.median(micros), 1), "mean_us": round(statistics.mean(micros), 1)}
+        subprocess.run(
+            [sys.executable, __file__, "--inside", made],
+            stdout=log,
+            stderr=log,
+            check=True,
+            timeout=300,
+        )
+    micros = [
+        1e6 * seconds for seconds in json.loads((made / "cost.json").read_text(encoding="utf-8"))
+    ]
+    return {
+        "median_us": round(statistics.median(micros), 1),
+        "mean_us": round(statistics.mean(micros), 1),
+    }
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     command = [sys.executable, *launcher, *flags]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -104,11 +126,16 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def ranks_of(launcher: int) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    return [
+        int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    ]
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
@@ -179,15 +206,24 @@ def profile(folder: Path) -> dict[str, Any]:
     finish(start(made, "--steps", "8", "--out", "plain"))
     finish(start(made, "--steps", "8", "--out", "profiled", "--profile"))
     plain, profiled = (
-        [[r.get(key) for key in EXACT] for r in records(made / out / "run-001") if "communication_share" not in r]
+        [
+            [r.get(key) for key in EXACT]
+            for r in records(made / out / "run-001")
+            if "communication_share" not in r
+        ]
         for out in ("plain", "profiled")
     )
     summary = made / "profiled" / "run-001" / "profile_steps_3_to_5" / "summary.json"
-    return {"unchanged": plain == profiled, **json.loads(summary.read_text(encoding="utf-8"))["mean"]}
+    return {
+        "unchanged": plain == profiled,
+        **json.loads(summary.read_text(encoding="utf-8"))["mean"],
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -197,14 +233,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         results = {
             "environment": environment("tensorboard", "wandb"),
-            "cost": {name: cost(Path(folder) / f"cost{n}", own) for n, (name, own) in enumerate(COSTS.items())},
+            "cost": {
+                name: cost(Path(folder) / f"cost{n}", own)
+                for n, (name, own) in enumerate(COSTS.items())
+            },
             "crash": crash(Path(folder) / "crash"),
             "profile": profile(Path(folder) / "profile"),
         }
     print(text(results))
     if options.out:
         write(options.out, results)
-    once = all(results["crash"][name]["steps_once"] for name in ("metrics.jsonl", "tensorboard", "wandb"))
+    once = all(
+        results["crash"][name]["steps_once"] for name in ("metrics.jsonl", "tensorboard", "wandb")
+    )
     return 0 if once and results["profile"]["unchanged"] else 1
 
 

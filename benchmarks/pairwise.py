@@ -37,13 +37,31 @@ LENGTH = {"vocabulary": 256, "sequence_length": 32}
 DECODER: Settings = {"kind": "decoder", "layers": 3, "width": 64, "heads": 4, **LENGTH}
 OWN: Settings = {"kind": "import", "import": "own_parts:build", "shard": ["Block"], **LENGTH}
 SMALL = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-LLAMA = {"model_type": "llama", **SMALL, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
-GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+LLAMA = {
+    "model_type": "llama",
+    **SMALL,
+    "intermediate_size": 128,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 256,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+}
 DROPLESS = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 LORA = {"kind": "lora", "rank": 4, "alpha": 8}
 MOE: Settings = {**DECODER, "experts": {"number": 4, "top_k": 2, "shared": 1, "first_dense": 1}}
 WINDOW: Settings = {**DECODER, "qk_norm": True, "window": 8, "full_attention_every": 2}
-CHAT = {"kind": "chat", "files": ["chats.jsonl"], "tokenizer": "chat-tokenizer", "packing": "documents"}
+CHAT = {
+    "kind": "chat",
+    "files": ["chats.jsonl"],
+    "tokenizer": "chat-tokenizer",
+    "packing": "documents",
+}
 MIXTURE = [
     {"name": "json", "files": ["{stdlib}/json/*.py"], "weight": 3},
     {"name": "asyncio", "files": ["{stdlib}/asyncio/*.py"], "weight": 1},
@@ -60,33 +78,63 @@ AXES: dict[str, dict[str, Settings]] = {
         "fsdp-4": {"verify": {"nproc": 4, "reshard_to": [2]}},
         "hsdp-2x2": {"parallel.dp_replicate": 2, "verify": {"nproc": 4, "reshard_to": [1, 2]}},
         "tp-2": {"parallel.tp": 2, "verify": {"nproc": 4, "reshard_to": [1, 2]}},
-        "hsdp-tp": {"parallel.dp_replicate": 2, "parallel.tp": 2, "verify": {"nproc": 4, "reshard_to": [1]}},
+        "hsdp-tp": {
+            "parallel.dp_replicate": 2,
+            "parallel.tp": 2,
+            "verify": {"nproc": 4, "reshard_to": [1]},
+        },
         "cp-2": {"parallel.cp": 2, "verify": {"nproc": 4, "reshard_to": [1, 2]}},
     },
     "model": {
         "decoder": {"model": DECODER},
         "decoder-grouped-untied": {"model": {**DECODER, "kv_heads": 2, "tied_embeddings": False}},
-        "decoder-freeze": {"model": DECODER, "finetune": {"kind": "freeze", "train": ["^blocks\\.2\\.", "norm"]}},
-        "decoder-lora": {"model": DECODER, "finetune": {**LORA, "targets": ["query", "feed_forward.up"]}},
+        "decoder-freeze": {
+            "model": DECODER,
+            "finetune": {"kind": "freeze", "train": ["^blocks\\.2\\.", "norm"]},
+        },
+        "decoder-lora": {
+            "model": DECODER,
+            "finetune": {**LORA, "targets": ["query", "feed_forward.up"]},
+        },
         "decoder-window": {"model": WINDOW},
         "experts": {"model": MOE},
-        "experts-lora": {"model": MOE, "finetune": {**LORA, "targets": ["query", "value", "gate", "down"]}},
+        "experts-lora": {
+            "model": MOE,
+            "finetune": {**LORA, "targets": ["query", "value", "gate", "down"]},
+        },
         "import": {"model": OWN},
         "import-rank-0": {"model": {**OWN, "initialize": "rank-0"}},
         "llama": {"model": transformers(LLAMA)},
-        "llama-lora": {"model": transformers(LLAMA), "finetune": {**LORA, "targets": ["q_proj", "v_proj"]}},
+        "llama-lora": {
+            "model": transformers(LLAMA),
+            "finetune": {**LORA, "targets": ["q_proj", "v_proj"]},
+        },
         "gpt2": {"model": {**transformers(GPT2), "config": GPT2 | DROPLESS}},
     },
     "data": {
         "synthetic": {"data": {"kind": "synthetic"}},
         "text": {"data": {"kind": "text", "files": ["{stdlib}/json/*.py"]}},
         "text-workers": {"data": {"kind": "text", "files": ["{stdlib}/json/*.py"], "workers": 2}},
-        "documents": {"data": {"kind": "jsonl", "files": ["notes.jsonl"], "packing": False, "too_long": "truncate"}},
+        "documents": {
+            "data": {
+                "kind": "jsonl",
+                "files": ["notes.jsonl"],
+                "packing": False,
+                "too_long": "truncate",
+            }
+        },
         "documents-packed": {
-            "data": {"kind": "jsonl", "files": ["notes.jsonl"], "packing": "documents", "too_long": "truncate"}
+            "data": {
+                "kind": "jsonl",
+                "files": ["notes.jsonl"],
+                "packing": "documents",
+                "too_long": "truncate",
+            }
         },
         "chat": {"data": CHAT, "model.vocabulary": 258, "model.sequence_length": 256},
-        "mixture": {"data": {"kind": "text", "mixture": MIXTURE, "validation": {"this": "{stdlib}/this.py"}}},
+        "mixture": {
+            "data": {"kind": "text", "mixture": MIXTURE, "validation": {"this": "{stdlib}/this.py"}}
+        },
     },
     "checkpointing": {
         "none": {},
@@ -99,7 +147,10 @@ AXES: dict[str, dict[str, Settings]] = {
         "linear": {"schedule": {"kind": "linear", "warmup_steps": 0}},
         "wsd": {"schedule": {"kind": "wsd", "warmup_steps": 2, "decay_steps": 4}},
         "constant": {"schedule": {"kind": "constant", "warmup_steps": 1}},
-        FREE: {"schedule": {"kind": "constant", "warmup_steps": 2}, "optimizer.kind": "schedule_free"},
+        FREE: {
+            "schedule": {"kind": "constant", "warmup_steps": 2},
+            "optimizer.kind": "schedule_free",
+        },
     },
     "saves": {
         "sync": {"checkpoint.mode": "sync"},
@@ -112,7 +163,10 @@ AXES: dict[str, dict[str, Settings]] = {
         "sgd": {"optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9}},
         "muon": {"optimizer": {"kind": "muon", "lr": 2.0e-3}},
     },
-    "precision": {"float32": {"precision.param_dtype": "float32"}, "bfloat16": {"precision.param_dtype": "bfloat16"}},
+    "precision": {
+        "float32": {"precision.param_dtype": "float32"},
+        "bfloat16": {"precision.param_dtype": "bfloat16"},
+    },
     "loss": {"whole": {}, "chunked": {"memory.chunked_loss": True}},
     "compile": {"eager": {}, "compiled": {"memory.compile": True}},
     "offload": {"device": {}, "cpu": {"parallel.cpu_offload": True}},
@@ -126,7 +180,10 @@ AXES: dict[str, dict[str, Settings]] = {
     "clipping": {"1.0": {"train.max_norm": 1.0}, "none": {"train.max_norm": None}},
     "operation": {
         "plain": {},
-        "watched": {"operation": {"progress": True, "plot": True, "profile": True}, "memory.gc_interval": 2},
+        "watched": {
+            "operation": {"progress": True, "plot": True, "profile": True},
+            "memory.gc_interval": 2,
+        },
     },
 }
 BASE: Settings = {"version": 1, "train": {"steps": 12, "global_batch": 16, "validate_interval": 6}}
@@ -194,7 +251,12 @@ def complete(labels: Combination) -> Combination:
 def possible_pairs(folder: Path) -> set[Pair]:
     """Those that `spec check` accepts, with the first setting of every other axis."""
     every = combinations(sorted(AXES), 2)
-    found = {((first, a), (second, b)) for first, second in every for a in AXES[first] for b in AXES[second]}
+    found = {
+        ((first, a), (second, b))
+        for first, second in every
+        for a in AXES[first]
+        for b in AXES[second]
+    }
     return {pair for pair in found if refusal(dict(pair), folder) == ""}
 
 
@@ -205,7 +267,10 @@ def written(labels: Combination, name: str) -> str:
         section, _, inner = key.partition(".")
         values[section] = {**values.get(section, {}), **({inner: value} if inner else value)}
     if "config" in values["model"]:
-        values["model"]["config"] = {**values["model"]["config"], "vocab_size": values["model"]["vocabulary"]}
+        values["model"]["config"] = {
+            **values["model"]["config"],
+            "vocab_size": values["model"]["vocabulary"],
+        }
     return yaml.safe_dump(values, sort_keys=False)
 
 
@@ -229,10 +294,17 @@ def refusal(labels: Combination, folder: Path) -> str:
 def make_files(folder: Path) -> None:
     """What the specs read."""
     (folder / "own_parts.py").write_text(OWN_PARTS, encoding="utf-8")
-    texts = (f"Note {number}: " + "all that is seen is written down. " * (1 + number % 3) for number in range(300))
-    (folder / "notes.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    texts = (
+        f"Note {number}: " + "all that is seen is written down. " * (1 + number % 3)
+        for number in range(300)
+    )
+    (folder / "notes.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8"
+    )
     shutil.copy(ROOT / "examples" / "chats.jsonl", folder)
-    shutil.copytree(ROOT / "examples" / "chat-tokenizer", folder / "chat-tokenizer", dirs_exist_ok=True)
+    shutil.copytree(
+        ROOT / "examples" / "chat-tokenizer", folder / "chat-tokenizer", dirs_exist_ok=True
+    )
 
 
 def verified(number: int, labels: Combination, folder: Path) -> dict[str, Any]:
@@ -244,15 +316,23 @@ def verified(number: int, labels: Combination, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    parser.add_argument("--add", action="store_true", help="keep the rows of the file, and run what they leave out")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no combination after this time")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the rows of the file, and run what they leave out"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no combination after this time"
+    )
     parser.add_argument("--list", action="store_true", help="show the combinations and verify none")
     options = parser.parse_args()
     if options.add and not options.out:
         parser.error("--add needs --out, the file whose rows stay")
-    rows: list[dict[str, Any]] = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.add else []
+    rows: list[dict[str, Any]] = (
+        json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.add else []
+    )
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fsdp2-pairwise-") as name:
         folder = Path(name)
@@ -266,11 +346,20 @@ def main() -> int:
             print(f"{number:>3} {' '.join(labels.values())}", flush=True)
             if not options.list:
                 rows.append(found := verified(number, labels, folder))
-                print(f"    {found['verdict']} {found['seconds']} s {' '.join(found['findings'])}", flush=True)
+                print(
+                    f"    {found['verdict']} {found['seconds']} s {' '.join(found['findings'])}",
+                    flush=True,
+                )
             if options.out and not options.list:  # after each: the next may take long
                 held = len(pairs(complete(row["combination"]) for row in rows) & possible)
                 write(
-                    options.out, {"environment": environment(), "pairs": held, "possible": len(possible), "rows": rows}
+                    options.out,
+                    {
+                        "environment": environment(),
+                        "pairs": held,
+                        "possible": len(possible),
+                        "rows": rows,
+                    },
                 )
     return 0 if all(r["verdict"] == "pass" and r["linted"] for r in rows) else 1
 

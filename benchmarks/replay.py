@@ -84,13 +84,17 @@ class ReplayLauncher:
 
     def start(self, request: Request) -> int:
         wanted = _compared(request.as_dict())
-        found = next((p for p, run in self._left.items() if _compared(run["request"]) == wanted), None)
+        found = next(
+            (p for p, run in self._left.items() if _compared(run["request"]) == wanted), None
+        )
         if found is None:
             raise NotRecorded(f"{Path(request.folder).name}: {_nearest(wanted, self._left)}")
         run = self._left.pop(found)
         for path in found.glob("rank*.*"):
             if path.suffix == ".jsonl":
-                _sealed(path, Path(request.folder, path.name), run["request"]["secret"], request.secret)
+                _sealed(
+                    path, Path(request.folder, path.name), run["request"]["secret"], request.secret
+                )
             else:
                 shutil.copyfile(path, Path(request.folder, path.name))
         number = int(found.name.partition("-")[0])
@@ -171,7 +175,9 @@ def _sealed(source: Path, target: Path, old: str, new: str) -> None:
     found = []
     for number, line in enumerate(lines[:-1], 1):
         text, _, seal = line.rpartition("\t")
-        found.append(f"{text}\t{mark(new, number, text)}" if seal == mark(old, number, text) else line)
+        found.append(
+            f"{text}\t{mark(new, number, text)}" if seal == mark(old, number, text) else line
+        )
     target.write_text("\n".join([*found, lines[-1]]), encoding="utf-8")
 
 
@@ -188,7 +194,13 @@ def findings(verdict: Verdict, folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"rule": "(verdict)", "status": verdict.verdict}]
     for f in verdict.findings:
         place = f.location and f"{os.path.relpath(f.location.file, folder)}:{f.location.line}"
-        row = {"rule": f.rule, "status": f.status, "tier": f.tier, "required": f.required, "location": place}
+        row = {
+            "rule": f.rule,
+            "status": f.status,
+            "tier": f.tier,
+            "required": f.required,
+            "location": place,
+        }
         row |= {"consequence": f.consequence, "measured": f.measured, "limit": f.limit}
         found.append(row | {"evidence": f.evidence, "fix": f.fix})
     plain = json.loads(json.dumps(found, default=str))
@@ -224,7 +236,12 @@ def record(base: Path, case: Case, settings: dict[str, Any], launcher: Launcher)
     script = _copied(case, folder / "case")
     target = resolve(script, settings)
     work = folder / "work"
-    known: dict[str, Any] = {"script": str(script), "settings": settings, "tier": case.tier, "name": case.name}
+    known: dict[str, Any] = {
+        "script": str(script),
+        "settings": settings,
+        "tier": case.tier,
+        "name": case.name,
+    }
     taped = RecordingLauncher(launcher, folder / "tape")
     files = RecordingWorlds(work, target.folders, target.cwd, launcher.choice, target.allow_writes)
     chosen = select((), (), case.tier)
@@ -244,7 +261,9 @@ def judge(folder: Path) -> list[str]:
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     taped = ReplayLauncher(folder / "tape", known["versions"])
-    files = ReplayedWorlds(known, work, target.folders, target.cwd, taped.choice, target.allow_writes)
+    files = ReplayedWorlds(
+        known, work, target.folders, target.cwd, taped.choice, target.allow_writes
+    )
     try:
         chosen = select((), (), known["tier"])
         verdict = verify_with(taped, target, work, chosen, tier=known["tier"], files=files)  # type: ignore[arg-type]
@@ -263,7 +282,9 @@ def differences(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[st
     before, after = {f["rule"]: f for f in old}, {f["rule"]: f for f in new}
     lines = [f"- {rule} {before[rule]['status']}" for rule in before if rule not in after]
     lines += [
-        f"+ {rule} {after[rule]['status']}: {after[rule].get('evidence')}" for rule in after if rule not in before
+        f"+ {rule} {after[rule]['status']}: {after[rule].get('evidence')}"
+        for rule in after
+        if rule not in before
     ]
     for rule, one in after.items():
         for name, value in one.items():
@@ -276,11 +297,17 @@ def differences(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[st
 
 
 def _recorded(base: Path, only: str) -> list[Path]:
-    return sorted(path.parent for path in base.glob("*/case.json") if only in path.parent.name.replace("+", "/"))
+    return sorted(
+        path.parent
+        for path in base.glob("*/case.json")
+        if only in path.parent.name.replace("+", "/")
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("record", "judge", "findings"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="cases whose name contains this")
@@ -292,7 +319,11 @@ def main() -> int:
         return 0
     folders = _recorded(base, options.only)
     if options.what == "findings":
-        print(json.dumps({path.name: _read(path / "case.json")["findings"] for path in folders}, indent=1))
+        print(
+            json.dumps(
+                {path.name: _read(path / "case.json")["findings"] for path in folders}, indent=1
+            )
+        )
         return 0
     changed = 0
     with ProcessPoolExecutor(options.workers) as pool:

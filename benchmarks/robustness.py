@@ -84,7 +84,9 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
 
 
 class Late(BaseException):
@@ -130,7 +132,9 @@ def in_process(kind: str, number: int, folder: Path, limit: float = LIMIT, seed:
         os.chdir(here)
         tempfile.tempdir = saved
     seconds = time.monotonic() - started
-    return Trial(kind, number, argv, code, seconds, limit, err.getvalue(), changed(before, snapshot(folder)))
+    return Trial(
+        kind, number, argv, code, seconds, limit, err.getvalue(), changed(before, snapshot(folder))
+    )
 
 
 def row(kind: str, trials: list[Trial]) -> dict[str, Any]:
@@ -160,9 +164,13 @@ def in_a_process(
     before = snapshot(folder)
     code, seconds, err, left = ended(fsdp2(argv), folder, limit)
     found = [
-        name for name in changed(before, snapshot(folder)) if name not in own and not name.startswith("tmp/torchind")
+        name
+        for name in changed(before, snapshot(folder))
+        if name not in own and not name.startswith("tmp/torchind")
     ]
-    return Trial(kind, number, argv, code, seconds, limit, err, [*found, *(f"process {pid}" for pid in left)])
+    return Trial(
+        kind, number, argv, code, seconds, limit, err, [*found, *(f"process {pid}" for pid in left)]
+    )
 
 
 def malformed(folder: Path, seed: int) -> Iterator[tuple[str, list[Trial]]]:
@@ -183,7 +191,11 @@ def scripts(folder: Path) -> Iterator[tuple[str, list[Trial]]]:
         trials = []
         for n, name in enumerate(names):
             (fresh(folder) / "in" / "a.py").write_text(hostile(name), encoding="utf-8")
-            saving = [*SAVING, "--reshard-to", "1"] if tier == "ranks" and HOSTILE[name][0] == "SAVED" else []
+            saving = (
+                [*SAVING, "--reshard-to", "1"]
+                if tier == "ranks" and HOSTILE[name][0] == "SAVED"
+                else []
+            )
             argv = [
                 "verify",
                 "in/a.py",
@@ -218,7 +230,9 @@ def checkpoints(folder: Path, number: int) -> Iterator[tuple[str, list[Trial]]]:
         project = shutil.copytree(folder / "project", trial / "project")
         what = damage(random.Random(f"checkpoint {n}"), shutil.copytree(run, trial / "out" / "run"))
         code, seconds, err, left = ended(resume(trial / "out" / "run"), project, 120.0)
-        trials.append(Trial(what, n, [], code, seconds, 120.0, err, [f"process {pid}" for pid in left]))
+        trials.append(
+            Trial(what, n, [], code, seconds, 120.0, err, [f"process {pid}" for pid in left])
+        )
     yield "checkpoint for --resume of a generated project", trials
 
 
@@ -243,9 +257,17 @@ PARTS: dict[str, Callable[[Path, int], Any]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the results as JSON; parts that are not run stay as they are")
-    parser.add_argument("--part", choices=list(PARTS), action="append", help="this part alone (repeatable)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="write the results as JSON; parts that are not run stay as they are",
+    )
+    parser.add_argument(
+        "--part", choices=list(PARTS), action="append", help="this part alone (repeatable)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the malformed inputs")
     options = parser.parse_args()
     signal.signal(
@@ -257,7 +279,10 @@ def main() -> int:
             found[part] = PARTS[part](Path(name).resolve() / part, options.seed)
     if options.out:
         before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-        results = {"environment": environment(), **{part: {**before, **found}.get(part) for part in PARTS}}
+        results = {
+            "environment": environment(),
+            **{part: {**before, **found}.get(part) for part in PARTS},
+        }
         write(options.out, results)
     return 0 if good(found) else 1
 
@@ -265,7 +290,9 @@ def main() -> int:
 def good(results: dict[str, Any]) -> bool:
     """Whether every trial was clean, and nobody survived."""
     rows = [row for part in ("inputs", "scripts", "checkpoints") for row in results.get(part, ())]
-    counts = [row[key] for row in rows for key in ("tracebacks", "over_time", "floods", "leftovers")]
+    counts = [
+        row[key] for row in rows for key in ("tracebacks", "over_time", "floods", "leftovers")
+    ]
     codes = {code for row in rows for code in row["exit_codes"]}
     counts += [len(row["wrong"]) + row["survivors"] for row in results.get("signals", ())]
     if parallel := results.get("parallel"):

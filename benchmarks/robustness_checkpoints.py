@@ -22,17 +22,37 @@ def make(folder: Path) -> Path:
 
     (folder / "spec.yaml").write_text(yaml.safe_dump(SPEC), encoding="utf-8")
     scaffold.write(scaffold.render(spec.load(folder / "spec.yaml")), folder / "project")
-    command = [sys.executable, "train.py", "--out", str(folder / "run"), "--steps", "4", "--checkpoint-interval", "2"]
+    command = [
+        sys.executable,
+        "train.py",
+        "--out",
+        str(folder / "run"),
+        "--steps",
+        "4",
+        "--checkpoint-interval",
+        "2",
+    ]
     subprocess.run(command, cwd=folder / "project", check=True, capture_output=True)
     return folder / "run"
 
 
 def damage(chance: random.Random, run: Path) -> str:
     """Do something to one of the checkpoints, or to what stands beside them; what was done."""
-    things = sorted(path for path in run.rglob("*") if path.is_file() and not path.name.startswith("events"))
+    things = sorted(
+        path for path in run.rglob("*") if path.is_file() and not path.name.startswith("events")
+    )
     path = chance.choice(things)
     how = chance.choice(
-        ("damaged", "damaged", "emptied", "removed", "a folder", "a link", "its folder removed", "text")
+        (
+            "damaged",
+            "damaged",
+            "emptied",
+            "removed",
+            "a folder",
+            "a link",
+            "its folder removed",
+            "text",
+        )
     )
     if how == "damaged":
         path.write_bytes(damaged(chance, path.read_bytes()))

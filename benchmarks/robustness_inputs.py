@@ -21,7 +21,10 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 SPECS = sorted((ROOT / "examples").glob("*.yaml"))
-SCRIPTS = sorted((ROOT / "tests" / "zoo").glob("*.py"))[::3] + sorted((ROOT / "tests" / "faults").glob("*.py"))[::5]
+SCRIPTS = (
+    sorted((ROOT / "tests" / "zoo").glob("*.py"))[::3]
+    + sorted((ROOT / "tests" / "faults").glob("*.py"))[::5]
+)
 FEW = SCRIPTS[0]
 NASTY_BYTES = (
     *(
@@ -147,7 +150,9 @@ ODD_CODE = (
     b"\nfully_shard" + b"(model)" * 80 + b"\n",
     b"\nx = " + b"-" * 900 + b"1\n",
     b"\nx = " + b"model + " * 900 + b"1\n",
-    b"\n" + b"".join(b"def f%d(): f%d(); f%d()\n" % (n, n + 1, n + 1) for n in range(40)) + b"f0()\n",
+    b"\n"
+    + b"".join(b"def f%d(): f%d(); f%d()\n" % (n, n + 1, n + 1) for n in range(40))
+    + b"f0()\n",
     b"\n@property\n@x.y(z)\nclass B(type(B), metaclass=B): __slots__ = locals()\n",
     b"\nglobal model\nnonlocal_ = [model := fully_shard(m) for m in model for m in m]\n",
     b"\n# fsdp2: ignore[\n# fsdp2: ignore[]\n# fsdp2: ignore[x,,y] \n# fsdp2: ignore\n",
@@ -162,7 +167,18 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
     """The bytes with one to four damages."""
     for _ in range(chance.choice((1, 1, 2, 4))):
         data = chance.choice(
-            (_cut, _flip, _drop, _insert, _insert, _swap_lines, _repeat_lines, _drop_lines, _indent, _word)
+            (
+                _cut,
+                _flip,
+                _drop,
+                _insert,
+                _insert,
+                _swap_lines,
+                _repeat_lines,
+                _drop_lines,
+                _indent,
+                _word,
+            )
         )(chance, data)
     return data
 
@@ -188,7 +204,9 @@ def _insert(chance: random.Random, data: bytes) -> bytes:
     return data[:place] + chance.choice(NASTY_BYTES) + data[place:]
 
 
-def _lines(chance: random.Random, data: bytes, change: Callable[[list[bytes], int, int], None]) -> bytes:
+def _lines(
+    chance: random.Random, data: bytes, change: Callable[[list[bytes], int, int], None]
+) -> bytes:
     lines = data.split(b"\n")
     change(lines, chance.randrange(len(lines)), chance.randrange(len(lines)))
     return b"\n".join(lines)
@@ -202,7 +220,9 @@ def _swap_lines(chance: random.Random, data: bytes) -> bytes:
 
 
 def _repeat_lines(chance: random.Random, data: bytes) -> bytes:
-    return _lines(chance, data, lambda lines, a, b: lines.insert(b, lines[a] * chance.choice((1, 1, 50))))
+    return _lines(
+        chance, data, lambda lines, a, b: lines.insert(b, lines[a] * chance.choice((1, 1, 50)))
+    )
 
 
 def _drop_lines(chance: random.Random, data: bytes) -> bytes:
@@ -214,14 +234,22 @@ def _drop_lines(chance: random.Random, data: bytes) -> bytes:
 
 def _indent(chance: random.Random, data: bytes) -> bytes:
     def indent(lines: list[bytes], a: int, b: int) -> None:
-        lines[a] = chance.choice((b"  ", b"\t", b"    ")) + lines[a] if chance.random() < 0.6 else lines[a].lstrip()
+        lines[a] = (
+            chance.choice((b"  ", b"\t", b"    ")) + lines[a]
+            if chance.random() < 0.6
+            else lines[a].lstrip()
+        )
 
     return _lines(chance, data, indent)
 
 
 def _word(chance: random.Random, data: bytes) -> bytes:
     """One word in the place of another of the same file."""
-    words = [word for word in data.replace(b"(", b" ").replace(b")", b" ").replace(b",", b" ").split() if len(word) > 1]
+    words = [
+        word
+        for word in data.replace(b"(", b" ").replace(b")", b" ").replace(b",", b" ").split()
+        if len(word) > 1
+    ]
     if not words:
         return data
     old, new = chance.choice(words), chance.choice(words)
@@ -242,8 +270,8 @@ def bent(chance: random.Random, tree: Any) -> Any:
         elif what < 0.7:
             del holder[key]
         elif isinstance(holder, dict):
-            holder[chance.choice(("nmae", "", "x" * 300, "\x00", "None", key + "s"))] = chance.choice(
-                (copy.deepcopy(holder[key]), *copy.deepcopy(NASTY_VALUES))
+            holder[chance.choice(("nmae", "", "x" * 300, "\x00", "None", key + "s"))] = (
+                chance.choice((copy.deepcopy(holder[key]), *copy.deepcopy(NASTY_VALUES)))
             )
         else:
             holder += holder[:50]
@@ -252,7 +280,13 @@ def bent(chance: random.Random, tree: Any) -> Any:
 
 def _places(tree: Any) -> Any:
     """(container, key) of every value."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    items = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in list(items):
         yield tree, key
         yield from _places(value)
@@ -276,7 +310,11 @@ def _put(folder: Path, name: str, data: bytes) -> Path:
 
 def _spec(chance: random.Random, folder: Path) -> str:
     base = chance.choice(SPECS).read_bytes()
-    data = damaged(chance, base) if chance.random() < 0.5 else as_yaml(bent(chance, yaml.safe_load(base)))
+    data = (
+        damaged(chance, base)
+        if chance.random() < 0.5
+        else as_yaml(bent(chance, yaml.safe_load(base)))
+    )
     return str(_put(folder, "spec.yaml", data))
 
 
@@ -285,7 +323,13 @@ def spec_check(chance: random.Random, folder: Path) -> list[str]:
     action = chance.choice(
         ("check", "check", "show")
     )  # a spec that a mutation leaves right is not planned: that runs a model
-    return ["spec", action, _spec(chance, folder), *words, *(["--no-plan"] if action == "check" else [])]
+    return [
+        "spec",
+        action,
+        _spec(chance, folder),
+        *words,
+        *(["--no-plan"] if action == "check" else []),
+    ]
 
 
 def new_dry(chance: random.Random, folder: Path) -> list[str]:
@@ -294,7 +338,10 @@ def new_dry(chance: random.Random, folder: Path) -> list[str]:
         if chance.random() < 0.5
         else _spec(chance, folder)
     )
-    words = [_argument(f"{_key(chance)}={chance.choice(NASTY_VALUES)}") for _ in range(chance.choice((0, 1, 2)))]
+    words = [
+        _argument(f"{_key(chance)}={chance.choice(NASTY_VALUES)}")
+        for _ in range(chance.choice((0, 1, 2)))
+    ]
     return [
         "new",
         path,
@@ -314,12 +361,24 @@ def _key(chance: random.Random) -> str:
     tree = yaml.safe_load(chance.choice(SPECS).read_bytes())
     section = chance.choice([key for key in tree if isinstance(tree[key], dict)])
     return chance.choice(
-        (f"{section}.{chance.choice(list(tree[section]))}", section, f"{section}.{section}", "", ".", "x.y.z")
+        (
+            f"{section}.{chance.choice(list(tree[section]))}",
+            section,
+            f"{section}.{section}",
+            "",
+            ".",
+            "x.y.z",
+        )
     )
 
 
 def new(chance: random.Random, folder: Path) -> list[str]:
-    return ["new", _spec(chance, folder), chance.choice(("out/project", "out", "out/a/b/c")), "--no-plan"]
+    return [
+        "new",
+        _spec(chance, folder),
+        chance.choice(("out/project", "out", "out/a/b/c")),
+        "--no-plan",
+    ]
 
 
 VERIFY: dict[str, Any] = {
@@ -385,18 +444,32 @@ def report() -> Any:
     from verified_fsdp2.verifier.report.json_report import as_dict
     from verified_fsdp2.verifier.rules.lint import lint
 
-    return as_dict(lint([ROOT / "tests" / "faults" / "optim_before_shard.py"], command="fsdp2 lint in/a.py"))
+    return as_dict(
+        lint([ROOT / "tests" / "faults" / "optim_before_shard.py"], command="fsdp2 lint in/a.py")
+    )
 
 
 def baseline(chance: random.Random, folder: Path) -> list[str]:
     _put(folder, "a.py", (ROOT / "tests" / "faults" / "optim_before_shard.py").read_bytes())
-    data = damaged(chance, as_json(report())) if chance.random() < 0.4 else as_json(bent(chance, report()))
+    data = (
+        damaged(chance, as_json(report()))
+        if chance.random() < 0.4
+        else as_json(bent(chance, report()))
+    )
     path = str(_put(folder, "old.json", data))
-    return [*chance.choice((["lint", "in/a.py"], ["verify", "in/a.py", "--tier", "static"])), "--baseline", path]
+    return [
+        *chance.choice((["lint", "in/a.py"], ["verify", "in/a.py", "--tier", "static"])),
+        "--baseline",
+        path,
+    ]
 
 
 def _script(chance: random.Random, folder: Path) -> str:
-    data = _python(chance) if chance.random() < 0.7 else damaged(chance, chance.choice(SCRIPTS).read_bytes())
+    data = (
+        _python(chance)
+        if chance.random() < 0.7
+        else damaged(chance, chance.choice(SCRIPTS).read_bytes())
+    )
     if chance.random() < 0.1:
         _put(folder, "helper.py", damaged(chance, chance.choice(SCRIPTS).read_bytes()))
         data = b"from helper import *\nimport helper\n" + data
@@ -429,7 +502,13 @@ def migrate(chance: random.Random, folder: Path) -> list[str]:
 
 
 def static(chance: random.Random, folder: Path) -> list[str]:
-    return ["verify", _script(chance, folder), "--tier", "static", *chance.choice(([], ["--report", "junit=out/x"]))]
+    return [
+        "verify",
+        _script(chance, folder),
+        "--tier",
+        "static",
+        *chance.choice(([], ["--report", "junit=out/x"])),
+    ]
 
 
 def command_line(chance: random.Random, folder: Path) -> list[str]:
@@ -486,7 +565,9 @@ def project() -> tuple[tuple[str, bytes], ...]:
     from verified_fsdp2.skill import scaffold, spec
 
     with tempfile.TemporaryDirectory() as name:
-        scaffold.write(scaffold.render(spec.load(ROOT / "examples" / "quickstart.yaml")), Path(name) / "p")
+        scaffold.write(
+            scaffold.render(spec.load(ROOT / "examples" / "quickstart.yaml")), Path(name) / "p"
+        )
         files = [path for path in sorted(Path(name, "p").rglob("*")) if path.is_file()]
         return tuple((str(path.relative_to(Path(name, "p"))), path.read_bytes()) for path in files)
 
@@ -494,7 +575,9 @@ def project() -> tuple[tuple[str, bytes], ...]:
 def _project(chance: random.Random, folder: Path) -> None:
     files = dict(project())
     manifest = ".fsdp2/manifest.json"
-    name = chance.choice((manifest, manifest, "spec.yaml", "verify.yaml", chance.choice(list(files))))
+    name = chance.choice(
+        (manifest, manifest, "spec.yaml", "verify.yaml", chance.choice(list(files)))
+    )
     how = chance.random()
     if how < 0.4 and name.endswith(".json"):
         files[name] = as_json(bent(chance, json.loads(files[name])))

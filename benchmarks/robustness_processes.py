@@ -41,9 +41,19 @@ def start(command: list[str | bytes], folder: Path, mark: str) -> subprocess.Pop
     """A command in `folder`, where its temporary files and its home are."""
     wanted = ("PATH", "PYTHONPATH", "LANG", "LC_ALL")
     environment = {name: os.environ[name] for name in wanted if name in os.environ}
-    environment |= {MARK: mark, "TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home"), "PYTHONWARNINGS": "ignore"}
+    environment |= {
+        MARK: mark,
+        "TMPDIR": str(folder / "tmp"),
+        "HOME": str(folder / "home"),
+        "PYTHONWARNINGS": "ignore",
+    }
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 

@@ -34,12 +34,28 @@ SCRIPTS = {
 
 
 def verification(folder: Path, report: str, more: tuple[str, ...]) -> list[str | bytes]:
-    return fsdp2(["verify", "in/a.py", "--steps", "3", "--timeout", "20", *more, "--report", f"json={report}"])
+    return fsdp2(
+        [
+            "verify",
+            "in/a.py",
+            "--steps",
+            "3",
+            "--timeout",
+            "20",
+            *more,
+            "--report",
+            f"json={report}",
+        ]
+    )
 
 
 def leftovers(folder: Path) -> list[str]:
     """Temporary files but torch's own cache."""
-    return [path.name for path in (folder / "tmp").iterdir() if not path.name.startswith("torchinductor")]
+    return [
+        path.name
+        for path in (folder / "tmp").iterdir()
+        if not path.name.startswith("torchinductor")
+    ]
 
 
 def interrupted(script: str, number: signal.Signals, after: float, folder: Path) -> dict[str, Any]:
@@ -80,7 +96,9 @@ def right(trial: dict[str, Any], number: signal.Signals) -> bool:
     if trial["whole"]:
         return not trial["survivors"] and not trial["leftovers"]
     early = trial["report"] == "none" and trial["after"] < STARTS  # nothing had begun yet
-    codes = (*CODES[number], 1) if early else CODES[number]  # 1: Python's own `site` was interrupted
+    codes = (
+        (*CODES[number], 1) if early else CODES[number]
+    )  # 1: Python's own `site` was interrupted
     handled = trial["code"] in codes and not trial["survivors"]
     if number == signal.SIGKILL:
         return handled
@@ -129,7 +147,9 @@ def in_parallel(number: int, wave: int, folder: Path) -> dict[str, Any]:
     for first in range(0, number, wave):
         running = []
         for each in range(first, min(first + wave, number)):
-            command = verification(folder, f"out/{each}.json", ("--only", "wrapping", "--only", "matches-ddp"))
+            command = verification(
+                folder, f"out/{each}.json", ("--only", "wrapping", "--only", "matches-ddp")
+            )
             running.append((each, start(command, folder, mark)))
         time.sleep(chance.uniform(4.0, 12.0))
         for each, process in running:
@@ -140,8 +160,14 @@ def in_parallel(number: int, wave: int, folder: Path) -> dict[str, Any]:
             codes[str(process.returncode)] += 1
             tracebacks += process.returncode >= 0 and b"Traceback (most recent call last)" in err
             report = folder / "out" / f"{each}.json"
-            reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"verdict": "no report"}
-            verdicts[f"{reported['verdict']}{', interrupted' if 'interrupted' in reported else ''}"] += 1
+            reported = (
+                json.loads(report.read_text(encoding="utf-8"))
+                if report.exists()
+                else {"verdict": "no report"}
+            )
+            verdicts[
+                f"{reported['verdict']}{', interrupted' if 'interrupted' in reported else ''}"
+            ] += 1
         print(first, dict(codes), dict(verdicts), file=sys.stderr, flush=True)
     return {
         "starts": number,

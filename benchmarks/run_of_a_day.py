@@ -69,15 +69,29 @@ class Day:
     def __init__(self, work: Path) -> None:
         self.work, self.rows = work, list[dict[str, Any]]()
         bin_folder = Path(sys.executable).parent
-        self.env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+        self.env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        }
 
     def run(
-        self, folder: str, command: Sequence[str], shown: str, until: Callable[[str], bool] | None = None, kill: int = 0
+        self,
+        folder: str,
+        command: Sequence[str],
+        shown: str,
+        until: Callable[[str], bool] | None = None,
+        kill: int = 0,
     ) -> str:
         """What the command prints; `until` it prints a line, after which the signal is sent."""
         started, lines = time.monotonic(), list[str]()
         process = subprocess.Popen(
-            command, cwd=self.work / folder, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=self.work / folder,
+            env=self.env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         assert process.stdout is not None
         for line in process.stdout:
@@ -104,7 +118,11 @@ class Day:
 
 def worth_showing(lines: list[str]) -> list[str]:
     """What shows how it went; else the end."""
-    printed = [line for line in lines if line.strip() and "it/s]" not in line and not re.match(r"W\d{4} ", line)]
+    printed = [
+        line
+        for line in lines
+        if line.strip() and "it/s]" not in line and not re.match(r"W\d{4} ", line)
+    ]
     return ([line for line in printed if SHOWN.match(line)] or printed[-2:])[-9:]
 
 
@@ -122,7 +140,9 @@ def train_twice(day: Day, steps: int) -> None:
     """Stopped, killed, finished: on 2, 4 and 1 ranks."""
     torchrun = "torchrun --standalone --nproc-per-node"
     day.command("pretrain", f"{torchrun} 2 train.py", until=saved(TERMINATED), kill=signal.SIGTERM)
-    day.command("pretrain", f"{torchrun} 4 train.py --resume", until=saved(KILLED), kill=signal.SIGKILL)
+    day.command(
+        "pretrain", f"{torchrun} 4 train.py --resume", until=saved(KILLED), kill=signal.SIGKILL
+    )
     day.command("pretrain", "python train.py --resume")
     lines = (day.work / "pretrain" / "out" / "run-001" / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
@@ -170,20 +190,34 @@ def the_day(work: Path) -> dict[str, Any]:
         f'python generate.py {checkpoint} "{QUESTION}" --temperature 0',
     )
     apart["chat"] = exported(day, "chat", 60, "packed")
-    again = day.run("chat", ["python", "-c", ANSWER, "exported", QUESTION], "# the same question to transformers")
+    again = day.run(
+        "chat",
+        ["python", "-c", ANSWER, "exported", QUESTION],
+        "# the same question to transformers",
+    )
     taught = (ROOT / "examples" / "chats.jsonl").read_text()
     checks = {
         "logits apart at most": apart,
         "answer was taught": answer.splitlines()[-1] in taught,
         "transformers answers alike": again.splitlines()[-1] == answer.splitlines()[-1],
     }
-    ok = max(apart.values()) < LIMIT and checks["answer was taught"] and checks["transformers answers alike"]
-    summary = {"ok": ok, "seconds": round(time.monotonic() - started), "load": round(os.getloadavg()[2], 1)}
+    ok = (
+        max(apart.values()) < LIMIT
+        and checks["answer was taught"]
+        and checks["transformers answers alike"]
+    )
+    summary = {
+        "ok": ok,
+        "seconds": round(time.monotonic() - started),
+        "load": round(os.getloadavg()[2], 1),
+    }
     return {**summary, "checks": checks, "commands": day.rows}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write what was printed as JSON")
     parser.add_argument("--work", type=Path, help="keep the projects in this folder")
     options = parser.parse_args()

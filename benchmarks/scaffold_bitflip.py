@@ -29,7 +29,14 @@ PLACES = {"__0_0.distcp": 6, "__1_0.distcp": 6, ".metadata": 4, "SHA256SUMS": 4}
 PATIENCE = 120
 SPEC = {
     "version": 1,
-    "model": {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16},
+    "model": {
+        "kind": "decoder",
+        "layers": 2,
+        "width": 32,
+        "heads": 2,
+        "vocabulary": 64,
+        "sequence_length": 16,
+    },
     "data": {"kind": "synthetic", "samples": 128},
     "schedule": {"warmup_steps": 2},
     "train": {"steps": 20, "global_batch": 8},
@@ -38,9 +45,15 @@ SPEC = {
 
 
 def train(project: Path, ranks: int, out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if ranks > 1
+        else []
+    )
     command = [sys.executable, *launcher, "train.py", "--out", str(out), *flags]
-    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        command, cwd=project, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 def folder_of(out: Path, step: int) -> Path:
@@ -71,7 +84,9 @@ def load_alone(checkpoint: Path) -> None:
 
     stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     state: dict[str, Any] = {
-        name: torch.empty(value.size, dtype=value.properties.dtype) if hasattr(value, "size") else None
+        name: torch.empty(value.size, dtype=value.properties.dtype)
+        if hasattr(value, "size")
+        else None
         for name, value in stored.items()
     }
     dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
@@ -80,7 +95,9 @@ def load_alone(checkpoint: Path) -> None:
 def dcp_alone(checkpoint: Path) -> str:
     command = [sys.executable, "-W", "ignore", __file__, "--inside", str(checkpoint)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
     except subprocess.TimeoutExpired:
         return "does not end"
     last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -92,7 +109,9 @@ def resume(project: Path, ranks: int, out: Path) -> dict[str, Any]:
     done = train(project, ranks, out, "--steps", str(STEPS), "--resume")
     said = done.stdout + done.stderr
     from_step = re.search(r"^run .*, step (\d+) of", said, flags=re.MULTILINE)
-    warning = re.search(r"^warning: .* is damaged \((.*)\), it is (\S+) now", said, flags=re.MULTILINE)
+    warning = re.search(
+        r"^warning: .* is damaged \((.*)\), it is (\S+) now", said, flags=re.MULTILINE
+    )
     return {
         "ended": f"step {STEPS:>6}  validation" in said,
         "resumed_from": int(from_step[1]) if from_step else None,
@@ -102,14 +121,24 @@ def resume(project: Path, ranks: int, out: Path) -> dict[str, Any]:
     }
 
 
-def trial(project: Path, saved: Path, number: int, name: str, place: int, bit: int) -> dict[str, Any]:
+def trial(
+    project: Path, saved: Path, number: int, name: str, place: int, bit: int
+) -> dict[str, Any]:
     ranks = 1 + number % 2
     out = shutil.copytree(saved, saved.parent / f"trial-{number}")
     flip(folder_of(out, NEWER) / name, place, bit)
-    row = {"file": name, "byte": place, "bit": bit, "ranks": ranks, "dcp_alone": dcp_alone(folder_of(out, NEWER))}
+    row = {
+        "file": name,
+        "byte": place,
+        "bit": bit,
+        "ranks": ranks,
+        "dcp_alone": dcp_alone(folder_of(out, NEWER)),
+    }
     row |= resume(project, ranks, out)
     named = name in row["named"] if name != "SHA256SUMS" else bool(row["named"])
-    ok = row["ended"] and row["resumed_from"] == OLDER and named and row["put_aside"] and row["gone"]
+    ok = (
+        row["ended"] and row["resumed_from"] == OLDER and named and row["put_aside"] and row["gone"]
+    )
     return {**row, "ok": ok}
 
 
@@ -133,7 +162,9 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -151,7 +182,9 @@ def main() -> int:
     print(
         f"{good} of {len(rows)} flipped bits refused and the older checkpoint taken; DCP alone loads {silent} of them"
     )
-    print(f"without a flip: goes on from step {control['resumed_from']}, {'no' if right else 'a'} warning")
+    print(
+        f"without a flip: goes on from step {control['resumed_from']}, {'no' if right else 'a'} warning"
+    )
     return 0 if good == len(rows) and right else 1
 
 

@@ -39,7 +39,14 @@ TIMES = 4  # a resumed run is made of two parts, each on ranks of its own
 PATIENCE = 120
 SPEC = {
     "version": 1,
-    "model": {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16},
+    "model": {
+        "kind": "decoder",
+        "layers": 2,
+        "width": 32,
+        "heads": 2,
+        "vocabulary": 64,
+        "sequence_length": 16,
+    },
     "data": {"kind": "synthetic", "samples": 101},
     "precision": {"param_dtype": "float32"},
     "optimizer": {"lr": 0.01},
@@ -77,7 +84,10 @@ def record(log: Path) -> None:
         if taken:
             position, samples = taken.pop()
             with (log / f"{os.getpid()}.jsonl").open("a") as file:
-                file.write(json.dumps({"position": position, "rank": dist.get_rank(), "samples": samples}) + "\n")
+                file.write(
+                    json.dumps({"position": position, "rank": dist.get_rank(), "samples": samples})
+                    + "\n"
+                )
 
     data.GlobalBatches.micro_batches = noted
     register_optimizer_step_post_hook(stepped)
@@ -86,7 +96,9 @@ def record(log: Path) -> None:
 
 def samples_of(log: Path) -> dict[int, list[int]]:
     """{data position: the samples of that step over all ranks, in the order of the ranks}; what not all ranks did is partial."""
-    lines = [json.loads(line) for file in log.glob("*.jsonl") for line in file.read_text().splitlines()]
+    lines = [
+        json.loads(line) for file in log.glob("*.jsonl") for line in file.read_text().splitlines()
+    ]
     found: dict[int, list[int]] = {}
     for line in sorted(lines, key=lambda line: (line["position"], line["rank"])):
         found.setdefault(line["position"], []).extend(line["samples"])
@@ -98,8 +110,24 @@ class Launch:
 
     def __init__(self, project: Path, ranks: int, out: Path, log: Path, *flags: str) -> None:
         log.mkdir(parents=True, exist_ok=True)
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        inside = [__file__, "--inside", str(log), "--", "--out", str(out), "--checkpoint-interval", str(EVERY)]
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+        ]
+        inside = [
+            __file__,
+            "--inside",
+            str(log),
+            "--",
+            "--out",
+            str(out),
+            "--checkpoint-interval",
+            str(EVERY),
+        ]
         inherited = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.began = time.monotonic()
         self.process = subprocess.Popen(
@@ -186,7 +214,11 @@ def difference(one: list[float], other: list[float]) -> float:
 
 
 def checkpoints(out: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in out.glob("run-*/checkpoints/step_*") if path.name[5:].isdecimal())
+    return sorted(
+        int(path.name[5:])
+        for path in out.glob("run-*/checkpoints/step_*")
+        if path.name[5:].isdecimal()
+    )
 
 
 def disturb(launch: Launch, kind: str, chance: random.Random) -> dict[str, Any]:
@@ -205,7 +237,9 @@ def disturb(launch: Launch, kind: str, chance: random.Random) -> dict[str, Any]:
     return {"at_step": step, "delay": delay, "rank": number}
 
 
-def trial(projects: dict[str, Path], kind: str, seed: int, folder: Path, reference: History) -> dict[str, Any]:
+def trial(
+    projects: dict[str, Path], kind: str, seed: int, folder: Path, reference: History
+) -> dict[str, Any]:
     """Disturb a run, resume it elsewhere, and judge it."""
     chance = random.Random(seed)
     mode = MODES[seed % len(MODES)]
@@ -218,12 +252,20 @@ def trial(projects: dict[str, Path], kind: str, seed: int, folder: Path, referen
     status = first.finish()
     saved = checkpoints(folder / "out")
     step = saved[-1] if saved else 0
-    second = Launch(projects[mode], after, folder / "out", folder / "second", *(["--resume"] if saved else []))
+    second = Launch(
+        projects[mode], after, folder / "out", folder / "second", *(["--resume"] if saved else [])
+    )
     second.until_step(STEPS)
     ended = second.finish()
     row |= {"resumed_from": step, "torchrun": status, "left": first.left() + second.left()}
-    problems = [] if ended == 0 or f"step {STEPS:>6}  validation" in second.said else [second.said[-1500:]]
-    if kind == "SIGTERM" and f"step {STEPS:>6}  loss" not in first.said and "stopped by a signal" not in first.said:
+    problems = (
+        [] if ended == 0 or f"step {STEPS:>6}  validation" in second.said else [second.said[-1500:]]
+    )
+    if (
+        kind == "SIGTERM"
+        and f"step {STEPS:>6}  loss" not in first.said
+        and "stopped by a signal" not in first.said
+    ):
         problems.append("no word of the signal: " + first.said[-1500:])
     if not problems:
         row["difference"], wrong = judge(folder, step, reference)
@@ -237,10 +279,14 @@ def judge(folder: Path, step: int, reference: History) -> tuple[float, list[str]
     """The difference of the losses, and what is wrong with the samples."""
     batch = SPEC["train"]["global_batch"]  # type: ignore[index]
     early, late = samples_of(folder / "first"), samples_of(folder / "second")
-    made = {p: s for p, s in early.items() if p < step * batch} | {p: s for p, s in late.items() if p >= step * batch}
+    made = {p: s for p, s in early.items() if p < step * batch} | {
+        p: s for p, s in late.items() if p >= step * batch
+    }
     problems = [f"samples of step {p // batch} again" for p in late if p < step * batch]
     if made != reference.samples:
-        apart = sorted(p for p in {*made, *reference.samples} if made.get(p) != reference.samples.get(p))
+        apart = sorted(
+            p for p in {*made, *reference.samples} if made.get(p) != reference.samples.get(p)
+        )
         problems.append(f"other samples at positions {apart[:5]}")
     losses, wrong = losses_of(folder / "out")
     return difference(losses, reference.losses), problems + wrong
@@ -274,11 +320,15 @@ def sabotaged(folder: Path, old: str, new: str) -> dict[str, Path]:
 
 def measure(folder: Path, kills: int, stops: int) -> dict[str, Any]:
     projects = write_projects(folder)
-    straight = {ranks: undisturbed(projects["sync"], ranks, folder / f"straight-{ranks}") for ranks in RANKS}
+    straight = {
+        ranks: undisturbed(projects["sync"], ranks, folder / f"straight-{ranks}") for ranks in RANKS
+    }
     reference = straight[2]
     noise = max(difference(history.losses, reference.losses) for history in straight.values())
     limit = TIMES * noise
-    if any(history.samples != reference.samples or history.problems for history in straight.values()):
+    if any(
+        history.samples != reference.samples or history.problems for history in straight.values()
+    ):
         raise SystemExit("the undisturbed runs do not take the same samples")
     rows = []
     for number in range(kills + stops):
@@ -297,7 +347,9 @@ def measure(folder: Path, kills: int, stops: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--stops", type=int, default=10)

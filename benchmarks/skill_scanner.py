@@ -28,11 +28,24 @@ POLICIES = ("balanced", "strict")
 def scan(scanner: Path, copy: Path, policy: str, work: Path) -> dict[str, Any]:
     """The findings on a copy under one policy."""
     out = work / "report.json"
-    command = [str(scanner), "scan", str(copy), "--policy", policy, "--use-behavioral", "--use-trigger"]
+    command = [
+        str(scanner),
+        "scan",
+        str(copy),
+        "--policy",
+        policy,
+        "--use-behavioral",
+        "--use-trigger",
+    ]
     command += ["--format", "json", "--output", str(out)]
     keep = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
     done = subprocess.run(
-        command, env={**keep, "HOME": str(work)}, capture_output=True, text=True, timeout=600, check=False
+        command,
+        env={**keep, "HOME": str(work)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     if not out.is_file():
         raise RuntimeError(done.stdout + done.stderr)
@@ -65,18 +78,30 @@ def count() -> dict[str, int]:
     folder = Path(spec.origin).parent / "litellm_core_utils" / "tokenizers"
     os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
     text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
-    found = {name: len(tiktoken.get_encoding(name).encode(text)) for name in ("cl100k_base", "o200k_base")}
-    found["anthropic"] = len(Tokenizer.from_file(str(folder / "anthropic_tokenizer.json")).encode(text).ids)
+    found = {
+        name: len(tiktoken.get_encoding(name).encode(text))
+        for name in ("cl100k_base", "o200k_base")
+    }
+    found["anthropic"] = len(
+        Tokenizer.from_file(str(folder / "anthropic_tokenizer.json")).encode(text).ids
+    )
     return found
 
 
 def main() -> int:
     """Install into a temporary folder, scan, write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--scanner", type=Path, metavar="PATH", help="the command skill-scanner, in an environment of its own"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "skill_scanner.json")
+    parser.add_argument(
+        "--scanner",
+        type=Path,
+        metavar="PATH",
+        help="the command skill-scanner, in an environment of its own",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "skill_scanner.json"
+    )
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.count:
@@ -84,7 +109,9 @@ def main() -> int:
         return 0
     from verified_fsdp2.skill import installer
 
-    version = subprocess.run([str(options.scanner), "--version"], capture_output=True, text=True, check=True).stdout
+    version = subprocess.run(
+        [str(options.scanner), "--version"], capture_output=True, text=True, check=True
+    ).stdout
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         copy = Path(folder) / "skills" / installer.NAME
         plan = installer.plan_install(installer.Target(copy, ("any",)), installer.pack_files())
@@ -99,10 +126,17 @@ def main() -> int:
             "files": len(files),
             "megabytes": round(sum(path.stat().st_size for path in files) / 1e6, 2),
             "tokens_of_skill_md": tokens(options.scanner),
-            "policies": {policy: scan(options.scanner, copy, policy, Path(folder)) for policy in POLICIES},
+            "policies": {
+                policy: scan(options.scanner, copy, policy, Path(folder)) for policy in POLICIES
+            },
         }
     write(options.out, results)
-    bad = [f for one in results["policies"].values() for f in one["findings"] if f["severity"] in ("HIGH", "CRITICAL")]
+    bad = [
+        f
+        for one in results["policies"].values()
+        for f in one["findings"]
+        if f["severity"] in ("HIGH", "CRITICAL")
+    ]
     for policy, one in results["policies"].items():
         print(policy, one["severities"])
     return 1 if bad else 0

@@ -30,7 +30,14 @@ WARM = 5  # steps that are not counted: first allocations, shorter time-outs
 LIMIT = 1.03
 SPEC = {
     "version": 1,
-    "model": {"kind": "decoder", "layers": 4, "width": 256, "heads": 4, "vocabulary": 1024, "sequence_length": 128},
+    "model": {
+        "kind": "decoder",
+        "layers": 4,
+        "width": 256,
+        "heads": 4,
+        "vocabulary": 1024,
+        "sequence_length": 128,
+    },
     "data": {"kind": "synthetic", "samples": 4096},
     "precision": {"param_dtype": "float32"},
     "verify": {"reshard_to": []},
@@ -84,7 +91,14 @@ def measure(project: Path, steps: int) -> None:
     sys.argv = ["train.py", "--steps", str(steps), "--out", "out"]
     train.train(settings.parse_settings(), device, mesh)
     if dist.get_rank() == 0:
-        print(json.dumps({"bare": statistics.median(own[WARM:]), "generated": statistics.median(generated[WARM:])}))
+        print(
+            json.dumps(
+                {
+                    "bare": statistics.median(own[WARM:]),
+                    "generated": statistics.median(generated[WARM:]),
+                }
+            )
+        )
     dist.destroy_process_group()
 
 
@@ -98,7 +112,9 @@ def one_round(project: Path, steps: int, ranks: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
@@ -113,7 +129,10 @@ def main() -> int:
         path = Path(folder) / "spec.yaml"
         path.write_text(yaml.safe_dump({**SPEC, "train": train}), encoding="utf-8")
         scaffold.write(scaffold.render(spec.load(path)), Path(folder) / "project")
-        rounds = [one_round(Path(folder) / "project", options.steps, options.ranks) for _ in range(options.rounds)]
+        rounds = [
+            one_round(Path(folder) / "project", options.steps, options.ranks)
+            for _ in range(options.rounds)
+        ]
     ratios = [r["generated"] / r["bare"] for r in rounds]
     results = {
         "environment": environment(),

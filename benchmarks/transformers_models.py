@@ -36,9 +36,20 @@ LIKE_LLAMA = {**SMALL, "num_key_value_heads": 2, "head_dim": 16, "max_position_e
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **LIKE_LLAMA, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", **LIKE_LLAMA, "tie_word_embeddings": False},
-    "gpt2": {"model_type": "gpt2", "vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 256,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+    },
 }
-TARGETS = {"llama": "[q_proj, v_proj]", "qwen3": "[q_proj, mlp.down_proj]", "gpt2": "[c_attn, mlp.c_proj]"}
+TARGETS = {
+    "llama": "[q_proj, v_proj]",
+    "qwen3": "[q_proj, mlp.down_proj]",
+    "gpt2": "[c_attn, mlp.c_proj]",
+}
 SPLIT = ("llama", "qwen3")  # transformers has a plan for them
 SPEC = """
 version: 1
@@ -59,7 +70,9 @@ def make(name: str, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODELS[name]), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**MODELS[name]), dtype=torch.float32
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -97,7 +110,9 @@ def full(folder: Path, place: Path, tp: int = 1) -> dict[str, Any]:
     run(sys.executable, "export.py", checkpoint, place / "exported", cwd=place / "project")
     before = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     after = AutoModelForCausalLM.from_pretrained(place / "exported").state_dict()
-    same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    same = before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )
     return {**json.loads((place / "held" / "reported.json").read_text()), "exported_bitwise": same}
 
 
@@ -113,16 +128,24 @@ def lora(name: str, folder: Path, place: Path) -> dict[str, Any]:
     torchrun(RANK, place / "lora", folder, place / "trained", checkpoint, cwd=place)
     run(sys.executable, "export.py", checkpoint, place / "adapters", cwd=place / "lora")
     held = torch.load(place / "trained" / "held.pt", weights_only=True)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), str(place / "adapters"))
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folder), str(place / "adapters")
+    )
     with torch.no_grad():
         logits = model.train(False)(held["tokens"], use_cache=False).logits
     reported = json.loads((place / "trained" / "reported.json").read_text())
     size = sum(file.stat().st_size for file in checkpoint.iterdir())
-    return {**reported, "peft_logits_apart": float((logits - held["logits"]).abs().max()), "checkpoint_bytes": size}
+    return {
+        **reported,
+        "peft_logits_apart": float((logits - held["logits"]).abs().max()),
+        "checkpoint_bytes": size,
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--only", default="", help="models whose name contains this")
     options = parser.parse_args()
@@ -133,7 +156,10 @@ def main() -> int:
                 place = Path(folder, name)
                 place.mkdir()
                 make(name, place / "model")
-                rows[name] = {"full": full(place / "model", place), "lora": lora(name, place / "model", place)}
+                rows[name] = {
+                    "full": full(place / "model", place),
+                    "lora": lora(name, place / "model", place),
+                }
                 if name in SPLIT:
                     rows[name]["full_tp"] = full(place / "model", place, tp=2)
                 print(name, json.dumps(rows[name]), flush=True)
@@ -148,8 +174,12 @@ def right(row: dict[str, Any]) -> bool:
     untrained, trained = row["full"], row["lora"]
     split = row.get("full_tp", untrained)
     parts = (untrained, trained, split)
-    whole = all(part[f"equal_{kind}"] == part[kind] for part in parts for kind in ("parameters", "buffers"))
-    moved = trained["adapters_moved"] * 2 == trained["trained"] > 0 and trained["logits_apart"] > 0.0
+    whole = all(
+        part[f"equal_{kind}"] == part[kind] for part in parts for kind in ("parameters", "buffers")
+    )
+    moved = (
+        trained["adapters_moved"] * 2 == trained["trained"] > 0 and trained["logits_apart"] > 0.0
+    )
     return bool(
         whole
         and untrained["exported_bitwise"]

@@ -61,9 +61,13 @@ def main() -> None:
         moved = [name for name in trained if "lora_B" in name and bool(mine[name].any())]
         reported = {
             "parameters": len(theirs),
-            "equal_parameters": sum(name in mine and torch.equal(mine[name], theirs[name]) for name in theirs),
+            "equal_parameters": sum(
+                name in mine and torch.equal(mine[name], theirs[name]) for name in theirs
+            ),
             "buffers": len(wanted),
-            "equal_buffers": sum(name in buffers and torch.equal(buffers[name], wanted[name]) for name in wanted),
+            "equal_buffers": sum(
+                name in buffers and torch.equal(buffers[name], wanted[name]) for name in wanted
+            ),
             "trained": len(trained),
             "adapters_moved": len(moved),
             "tied": len(dict(model.named_parameters(remove_duplicate=False))) - len(mine),

@@ -37,11 +37,17 @@ def timed(command: list[str | Path], folder: Path) -> tuple[float, float, str]:
         key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
     }  # byte code, as by default
     before, started = os.times(), time.monotonic()
-    done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=900)
+    done = subprocess.run(
+        command, cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=900
+    )
     seconds, after = time.monotonic() - started, os.times()
     if done.returncode:
-        raise SystemExit(f"{command}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    used = after.children_user + after.children_system - before.children_user - before.children_system
+        raise SystemExit(
+            f"{command}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        )
+    used = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     return seconds, used, done.stderr
 
 
@@ -76,10 +82,13 @@ def measure(repeats: int) -> dict[str, Any]:
         "steps": steps,
         "repeats": repeats,
         "ratio": round(middle["verify_seconds"] / middle["torchrun_seconds"], 2),
-        "processor_ratio": round(middle["verify_processor_seconds"] / middle["torchrun_processor_seconds"], 2),
+        "processor_ratio": round(
+            middle["verify_processor_seconds"] / middle["torchrun_processor_seconds"], 2
+        ),
         **{key: round(value, 2) for key, value in middle.items()},
         "rounds": [
-            {"torchrun": round(one[0], 2), "verify": round(other[0], 2)} for one, other in zip(plain, full, strict=True)
+            {"torchrun": round(one[0], 2), "verify": round(other[0], 2)}
+            for one, other in zip(plain, full, strict=True)
         ],
         "phases": {role: round(statistics.median(times), 2) for role, times in phases.items()},
         "environment": {
@@ -94,7 +103,9 @@ def measure(repeats: int) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, write; 1 if the limit is exceeded."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -25,7 +25,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from corpus import Case, right
 from machine import environment
@@ -33,7 +36,9 @@ from results_file import write
 
 STEPS = 4
 SECONDS = 120
-ALLOWED = 0.02  # of the update: AdamW turns rounding into whole steps where a gradient is nearly zero
+ALLOWED = (
+    0.02  # of the update: AdamW turns rounding into whole steps where a gradient is nearly zero
+)
 EXCEPTIONS = {
     "zoo/per_rank_batch": "its global batch grows with the ranks, on purpose",
     "zoo/checkpoint_dropout_rng": "dropout draws other masks at other sizes",
@@ -45,10 +50,15 @@ EXCEPTIONS = {
 
 def words(case: Case, key: str, folder: Path) -> list[str]:
     """One of the argument lists of a case, with a checkpoint folder put in."""
-    return [word.replace("{checkpoint}", str(folder)) for word in str(case.settings.get(key, "")).split()]
+    return [
+        word.replace("{checkpoint}", str(folder))
+        for word in str(case.settings.get(key, "")).split()
+    ]
 
 
-def launch(script: Path, ranks: int, argv: list[str], dump: Path, patience: float = SECONDS) -> bool:
+def launch(
+    script: Path, ranks: int, argv: list[str], dump: Path, patience: float = SECONDS
+) -> bool:
     """Run the script on `ranks` processes; every rank 0 step leaves `dump/STEP.pt`. Returns whether all ended well."""
     dump.mkdir(parents=True)
     with socket.socket() as probe:
@@ -81,7 +91,9 @@ def be_rank(script: Path, rank: int, ranks: int, port: int, argv: list[str], dum
     log = os.open(dump / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(log, stream)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks)
+    )
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     sys.argv = [str(script), *argv]
@@ -131,10 +143,14 @@ def keep_weights(rank: int, dump: Path) -> None:
     @torch.no_grad()
     def store(optimizer: torch.optim.Optimizer, step: int) -> None:
         whole = [
-            p.full_tensor() if hasattr(p, "full_tensor") else p for g in optimizer.param_groups for p in g["params"]
+            p.full_tensor() if hasattr(p, "full_tensor") else p
+            for g in optimizer.param_groups
+            for p in g["params"]
         ]
         if rank == 0:
-            torch.save(torch.cat([w.detach().double().flatten() for w in whole]), dump / f"{step}.pt")
+            torch.save(
+                torch.cat([w.detach().double().flatten() for w in whole]), dump / f"{step}.pt"
+            )
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.barrier()
 
@@ -165,7 +181,10 @@ def examine(case: Case, folder: Path) -> dict[str, Any]:
             return {**row, "apart": None, "failed": f"did not run on {size} ranks: {log[-400:]}"}
     first = folder / f"run{sizes[0]}"
     update = (weights(first, STEPS) - weights(first, 0)).norm()
-    others = [(weights(folder / f"run{size}", STEPS) - weights(first, STEPS)).norm() / update for size in sizes[1:]]
+    others = [
+        (weights(folder / f"run{size}", STEPS) - weights(first, STEPS)).norm() / update
+        for size in sizes[1:]
+    ]
     row["apart"] = max((float(value) for value in others), default=0.0)
     if case.name in EXCEPTIONS:
         row["why"] = EXCEPTIONS[case.name]
@@ -191,7 +210,9 @@ def resumes(case: Case, folder: Path, kept: Path, size: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--only", help="cases whose name contains this")
     options = parser.parse_args()
@@ -206,10 +227,15 @@ def main() -> int:
         wrong += [case.name] * (not ok)
         rows.append(row)
         reported = " ".join(row.get(key, "") for key in ("resumed", "why", "failed"))
-        print(f"{'ok' if ok else 'WRONG':<6}{case.name:<40}{row['apart']!s:<24}{reported}", flush=True)
+        print(
+            f"{'ok' if ok else 'WRONG':<6}{case.name:<40}{row['apart']!s:<24}{reported}", flush=True
+        )
     print(f"{len(rows) - len(wrong)} of {len(rows)} right scripts shown right")
     if options.out:
-        write(options.out, {"environment": environment(), "allowed": ALLOWED, "steps": STEPS, "rows": rows})
+        write(
+            options.out,
+            {"environment": environment(), "allowed": ALLOWED, "steps": STEPS, "rows": rows},
+        )
     return 1 if wrong else 0
 
 

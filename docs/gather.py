@@ -23,5 +23,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the texts, and the examples that they link to."""
     for pattern in TEXTS:
         for path in sorted(ROOT.glob(pattern)):
-            files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+            files.append(
+                File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path))
+            )
     return files

@@ -37,9 +37,17 @@ def foreseen(task: Task, variant: str) -> dict[str, Any]:
     """The checks that have to fail, words that have to be said, and why."""
     kind, _, name = variant.partition("/")
     if kind == "start":
-        return {"fails": task.values["start"], "says": task.values.get("start_says"), "why": "untouched"}
+        return {
+            "fails": task.values["start"],
+            "says": task.values.get("start_says"),
+            "why": "untouched",
+        }
     reported = {"right": task.right, "wrong": task.wrong}[kind][name] if name else {}
-    return {"fails": reported.get("fails", []), "says": reported.get("says"), "why": reported.get("why", "")}
+    return {
+        "fails": reported.get("fails", []),
+        "says": reported.get("says"),
+        "why": reported.get("why", ""),
+    }
 
 
 def examine(task: Task, variant: str, slow: float, known: tuple[Path, Oracle]) -> dict[str, Any]:
@@ -47,12 +55,29 @@ def examine(task: Task, variant: str, slow: float, known: tuple[Path, Oracle]) -
     expected = foreseen(task, variant)
     with tempfile.TemporaryDirectory() as folder:
         result = grade(task, task.write(variant, Path(folder) / "repository"), slow, known)
-    failed = {check["name"]: check["detail"] for check in result["checks"] if check["passed"] is False}
+    failed = {
+        check["name"]: check["detail"] for check in result["checks"] if check["passed"] is False
+    }
     says = [expected["says"]] if isinstance(expected["says"], str) else expected["says"] or [""]
     said = not failed or any(words in detail for words in says for detail in failed.values())
-    right = result["passed"] == (not expected["fails"]) and sorted(failed) == sorted(expected["fails"]) and said
-    row = {"task": task.name, "variant": variant, "why": expected["why"], "passed": result["passed"], "failed": failed}
-    return {**row, "as_foreseen": right, "checks": len(result["checks"]), "seconds": result["seconds"]}
+    right = (
+        result["passed"] == (not expected["fails"])
+        and sorted(failed) == sorted(expected["fails"])
+        and said
+    )
+    row = {
+        "task": task.name,
+        "variant": variant,
+        "why": expected["why"],
+        "passed": result["passed"],
+        "failed": failed,
+    }
+    return {
+        **row,
+        "as_foreseen": right,
+        "checks": len(result["checks"]),
+        "seconds": result["seconds"],
+    }
 
 
 def show(row: dict[str, Any]) -> None:
@@ -77,10 +102,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     parser.add_argument("--only", default="", help="tasks whose name contains this")
-    parser.add_argument("--slow", type=float, default=1.0, metavar="N", help="N times the time, for a busy machine")
+    parser.add_argument(
+        "--slow", type=float, default=1.0, metavar="N", help="N times the time, for a busy machine"
+    )
     return parser
 
 
@@ -97,7 +126,9 @@ def others(path: Path, graded: list[Task], environment: dict[str, Any]) -> list[
 
 def write_summary(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Store the numbers and one line a row, which names the checks that failed."""
-    lines = [json.dumps({**row, "failed": sorted(row["failed"])}, ensure_ascii=False) for row in rows]
+    lines = [
+        json.dumps({**row, "failed": sorted(row["failed"])}, ensure_ascii=False) for row in rows
+    ]
     numbers = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     rest = ' "rows": [\n  ' + ",\n  ".join(lines) + "\n ]"
     path.write_text("{\n" + ",\n".join([*numbers, rest]) + "\n}\n", encoding="utf-8")
@@ -112,7 +143,10 @@ def main() -> int:
     rows = []
     for task in tasks:
         with tempfile.TemporaryDirectory() as name:
-            known = Path(name), run_oracle(task, Path(name), time.monotonic() + SECONDS * options.slow)
+            known = (
+                Path(name),
+                run_oracle(task, Path(name), time.monotonic() + SECONDS * options.slow),
+            )
             for variant in task.variants:
                 rows.append(examine(task, variant, options.slow, known))
                 show(rows[-1])

@@ -41,7 +41,9 @@ def command(task: Task, run: str) -> str:
     """The command line of a run, as the user would type it."""
     reported = task.values["runs"][run]
     start = f"torchrun --nproc-per-node {reported['ranks']}" if reported["ranks"] else "python"
-    return f"`{start} {task.script} {reported.get('args', '').replace('{out}', 'out')}`".replace(" `", "`")
+    return f"`{start} {task.script} {reported.get('args', '').replace('{out}', 'out')}`".replace(
+        " `", "`"
+    )
 
 
 def sentences(task: Task) -> list[str]:
@@ -49,7 +51,9 @@ def sentences(task: Task) -> list[str]:
     result = []
     for kind, reported in parameters(task):
         values = {"most": 0.6, "over": 0, **reported, "run": command(task, reported["run"])}
-        values = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in values.items()}
+        values = {
+            k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in values.items()
+        }
         sentence = CHECKS[kind].sentence if kind in CHECKS else "{run} ends well"
         result.append(sentence.format_map(values))
     return result
@@ -95,9 +99,13 @@ def run_oracle(task: Task, folder: Path, until: float) -> Oracle:
     return Oracle(records[0], tuple(records[1:]))
 
 
-def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: float, one: float) -> None:
+def run_solution(
+    task: Task, grading: Grading, code: Path, folder: Path, until: float, one: float
+) -> None:
     """Every run of the solution, in order; those that need a run that failed are not tried."""
-    if failed := prepare(task, grading.oracle_out.with_name("oracle-code0"), grading.out, folder / "prepare", until):
+    if failed := prepare(
+        task, grading.oracle_out.with_name("oracle-code0"), grading.out, folder / "prepare", until
+    ):
         raise OracleFailed(f"{task.name}: {failed}")
     for name, reported in task.values["runs"].items():
         needs = reported.get("after")
@@ -109,7 +117,9 @@ def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: 
             grading.failed[name] = f"no file {task.script}"
             continue
         argv = words(reported.get("args", ""), grading.out)
-        disturb = Disturb(die_at=reported.get("die_at", 0), slow_save=reported.get("slow_save", 0.0))
+        disturb = Disturb(
+            die_at=reported.get("die_at", 0), slow_save=reported.get("slow_save", 0.0)
+        )
         launch = Launch(script, argv, reported["ranks"], folder / ("run-" + name), disturb)
         left = min(until, time.monotonic() + one)
         if failed := launch.run(left):
@@ -117,7 +127,9 @@ def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: 
         grading.runs[name] = Record(launch.folder, max(reported["ranks"], 1))
 
 
-def grade(task: Task, solution: Path, slow: float = 1.0, known: tuple[Path, Oracle] | None = None) -> dict[str, Any]:
+def grade(
+    task: Task, solution: Path, slow: float = 1.0, known: tuple[Path, Oracle] | None = None
+) -> dict[str, Any]:
     """Run a solution, and what every check says of it; `known` is the oracle and its folder if it ran before."""
     begin = time.monotonic()
     until = begin + SECONDS * slow
@@ -132,7 +144,11 @@ def grade(task: Task, solution: Path, slow: float = 1.0, known: tuple[Path, Orac
         grading = Grading(task, code, out, where / "oracle0", oracle)
         run_solution(task, grading, code, folder, until, ONE_LAUNCH * slow)
         for kind, reported in parameters(task):
-            needed = [grading.failed[run] for run in (reported["run"], reported.get("of")) if run in grading.failed]
+            needed = [
+                grading.failed[run]
+                for run in (reported["run"], reported.get("of"))
+                if run in grading.failed
+            ]
             label = f"{kind}:{reported['run']}"
             passed: bool | None = None
             detail = "not reached"
@@ -140,29 +156,51 @@ def grade(task: Task, solution: Path, slow: float = 1.0, known: tuple[Path, Orac
                 passed, detail = not needed, needed[0] if needed else "exit code 0"
             elif not needed or kind in ("killed", "marker-last"):
                 passed, detail = judge(grading, kind, reported)
-            checks.append({"name": label, "passed": passed, "detail": detail.replace(f"{folder}/", "")})
+            checks.append(
+                {"name": label, "passed": passed, "detail": detail.replace(f"{folder}/", "")}
+            )
     good = all(row["passed"] for row in checks)
-    return {"task": task.name, "passed": good, "checks": checks, "seconds": round(time.monotonic() - begin, 1)}
+    return {
+        "task": task.name,
+        "passed": good,
+        "checks": checks,
+        "seconds": round(time.monotonic() - begin, 1),
+    }
 
 
 def as_grading(task: Task, result: dict[str, Any]) -> dict[str, Any]:
     """The result as the guide's grading.json."""
     rows = [
-        {"text": text, "passed": bool(row["passed"]), "evidence": row["name"] + ": " + row["detail"]}
+        {
+            "text": text,
+            "passed": bool(row["passed"]),
+            "evidence": row["name"] + ": " + row["detail"],
+        }
         for text, row in zip(sentences(task), result["checks"], strict=True)
     ]
     good = sum(row["passed"] for row in rows)
-    summary = {"passed": good, "failed": len(rows) - good, "total": len(rows), "pass_rate": round(good / len(rows), 2)}
+    summary = {
+        "passed": good,
+        "failed": len(rows) - good,
+        "total": len(rows),
+        "pass_rate": round(good / len(rows), 2),
+    }
     return {"assertion_results": rows, "summary": summary}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=names(), metavar="TASK", help="a folder of evals/tasks")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the repository as the agent left it")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="the repository as the agent left it"
+    )
     parser.add_argument("--text", action="store_true", help="print a table for people")
     parser.add_argument("--grading", type=Path, metavar="FILE", help="also write grading.json")
-    parser.add_argument("--slow", type=float, default=1.0, metavar="N", help="N times the time, for a busy machine")
+    parser.add_argument(
+        "--slow", type=float, default=1.0, metavar="N", help="N times the time, for a busy machine"
+    )
     options = parser.parse_args(argv)
     if not options.folder.is_dir():
         parser.error(f"no folder {options.folder}")
@@ -173,7 +211,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"the grader could not judge: {error}", file=sys.stderr)
         return 3
     if options.grading:
-        options.grading.write_text(json.dumps(as_grading(task, result), indent=2) + "\n", encoding="utf-8")
+        options.grading.write_text(
+            json.dumps(as_grading(task, result), indent=2) + "\n", encoding="utf-8"
+        )
     if options.text:
         words_of = {True: "pass", False: "FAIL", None: "-"}
         for row in result["checks"]:

@@ -48,7 +48,9 @@ def evals() -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     match argv:
         case ["json"]:
-            (EVALS / "evals.json").write_text(json.dumps(evals(), indent=2) + "\n", encoding="utf-8")
+            (EVALS / "evals.json").write_text(
+                json.dumps(evals(), indent=2) + "\n", encoding="utf-8"
+            )
         case ["prompt", name] if name in names():
             print(load(name).values["prompt"].strip())
         case [variant, name, folder] if name in names() and variant in load(name).variants:

@@ -36,7 +36,9 @@ def write_files(contents: Contents, out: Path) -> None:
                 else:
                     (staging / "new").rename(target)
             except _RollbackFailed as error:
-                raise UserError(f"cannot write {out}, and {error}: the previous files are in {staging}/old") from error
+                raise UserError(
+                    f"cannot write {out}, and {error}: the previous files are in {staging}/old"
+                ) from error
             except BaseException:
                 shutil.rmtree(staging, ignore_errors=True)
                 raise
@@ -49,7 +51,9 @@ def write_files(contents: Contents, out: Path) -> None:
 def obstacle(out: Path, path: str, replace_link: bool = False) -> str:
     """Why nothing may be written to `out/path`; empty if it may. A link is never written through."""
     for parent in reversed(Path(path).parents[:-1]):
-        if os.path.lexists(out / parent) and ((out / parent).is_symlink() or not (out / parent).is_dir()):
+        if os.path.lexists(out / parent) and (
+            (out / parent).is_symlink() or not (out / parent).is_dir()
+        ):
             return f"{out / parent} is in the way: it must be a folder"
     if (out / path).is_symlink() and not replace_link:
         return f"{out / path} is a symbolic link"
@@ -61,7 +65,12 @@ def obstacle(out: Path, path: str, replace_link: bool = False) -> str:
 def is_inside(path: str) -> bool:
     """Whether this is a path of a file below a folder: relative, normalised, without `..`."""
     pure = PurePosixPath(path)
-    return path.isprintable() and str(pure) == path != "." and not pure.is_absolute() and ".." not in pure.parts
+    return (
+        path.isprintable()
+        and str(pure) == path != "."
+        and not pure.is_absolute()
+        and ".." not in pure.parts
+    )
 
 
 @contextmanager

@@ -44,7 +44,10 @@ PLACES = {
     "copilot": (".github/skills", ".copilot/skills"),
 }
 # The two folders that reach all of them, in a project and for a user.
-SHARED = {".claude/skills": ("claude", "cursor"), ".agents/skills": ("codex", "gemini", "opencode", "copilot")}
+SHARED = {
+    ".claude/skills": ("claude", "cursor"),
+    ".agents/skills": ("codex", "gemini", "opencode", "copilot"),
+}
 _FILES = ("SKILL.md", "LICENSE", "__init__.py")
 _FOLDERS = ("references", "templates", "examples", "skill", "verifier")
 # Examples of one option each, which `fsdp2 spec explain` shows as well, and of what a larger one holds.
@@ -70,10 +73,18 @@ _LEFT_OUT = {
     )
 } | {
     "examples/notes.jsonl",
-    *(f"examples/day/{name}" for name in ("README.md", "chat.yaml", "pretrain.yaml", "tokenizer.py")),
+    *(
+        f"examples/day/{name}"
+        for name in ("README.md", "chat.yaml", "pretrain.yaml", "tokenizer.py")
+    ),
 }
 _SUFFIXES = (".py", ".md", ".j2", ".jinja", ".json", ".jsonl", ".yaml")
-_READ = ("SKILL.md", "LICENSE", "references", "examples")  # what agents read: a thin copy, beside its launcher
+_READ = (
+    "SKILL.md",
+    "LICENSE",
+    "references",
+    "examples",
+)  # what agents read: a thin copy, beside its launcher
 _LAUNCHER = f'''\
 #!/usr/bin/env python3
 """Calls verified-fsdp2, of the version that wrote this copy: in this Python, as `fsdp2` on the path, or in the project's .venv."""
@@ -163,7 +174,12 @@ def _of_pack(pack: Path) -> dict[str, bytes]:
         for path in sorted((pack / folder).rglob("*")):
             name = path.relative_to(pack)
             hidden = path.name[0] == "." or any(part[0] in "._" for part in name.parts[:-1])
-            if path.suffix in _SUFFIXES and path.is_file() and not hidden and name.as_posix() not in _LEFT_OUT:
+            if (
+                path.suffix in _SUFFIXES
+                and path.is_file()
+                and not hidden
+                and name.as_posix() not in _LEFT_OUT
+            ):
                 found.append(name.as_posix())
     if missing := [name for name in found if not (pack / name).is_file()]:
         raise UserError(f"{pack} is not a complete copy of {NAME}: {', '.join(missing)} is missing")
@@ -212,7 +228,9 @@ def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> lis
         if not everywhere or os.path.lexists(folder):
             real = str(folder) if refusal else os.path.realpath(folder)
             one = found.get(real, Target(folder, (), refusal))
-            found[real] = Target(one.folder, tuple(dict.fromkeys((*one.clients, client))), one.refusal)
+            found[real] = Target(
+                one.folder, tuple(dict.fromkeys((*one.clients, client))), one.refusal
+            )
     return list(found.values())
 
 
@@ -241,7 +259,9 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
         if (folder / ".git").exists():
             raise UserError(f"{folder} is a git clone: `git pull` brings it up to date")
         if not force:
-            raise UserError(f"{folder} was not written by `fsdp2 install`; move it away, or --force to write into it")
+            raise UserError(
+                f"{folder} was not written by `fsdp2 install`; move it away, or --force to write into it"
+            )
     previous, before = manifest or (None, {})
     plan = Plan(target, "install" if manifest is None else "upgrade", previous)
     for path in (*files, *(old for old in before if old not in files), MANIFEST):
@@ -270,16 +290,22 @@ def plan_uninstall(target: Target, force: bool = False) -> Plan:
     plan = Plan(target, "uninstall", previous)
     _add_changes(plan, before, {}, force)
     plan.contents |= dict.fromkeys(_all_compiled(folder, plan.removed))
-    plan.contents[MANIFEST] = _record({path: before[path] for path in plan.kept}) if plan.kept else None
+    plan.contents[MANIFEST] = (
+        _record({path: before[path] for path in plan.kept}) if plan.kept else None
+    )
     return plan
 
 
-def _add_changes(plan: Plan, before: Mapping[str, str], files: Mapping[str, bytes], force: bool) -> None:
+def _add_changes(
+    plan: Plan, before: Mapping[str, str], files: Mapping[str, bytes], force: bool
+) -> None:
     """From the copy that was installed (path to hash) to one with these files; edited files are kept unless `force`."""
     folder = plan.target.folder
     for path in dict.fromkeys((*files, *before)):
         data, there = files.get(path), _hash(folder / path)
-        if there == (None if data is None else _digest(data)) or obstacle(folder, path, replace_link=True):
+        if there == (None if data is None else _digest(data)) or obstacle(
+            folder, path, replace_link=True
+        ):
             continue
         if there is not None and there != before.get(path) and not force:
             plan.kept.append(path)
@@ -329,7 +355,9 @@ def _rules(contract: bytes | None) -> set[str]:
 
 def _all_compiled(folder: Path, paths: Sequence[str]) -> list[str]:
     """The compiled files of modules below a folder."""
-    return [file.relative_to(folder).as_posix() for path in paths for file in _compiled(folder / path)]
+    return [
+        file.relative_to(folder).as_posix() for path in paths for file in _compiled(folder / path)
+    ]
 
 
 def _compiled(source: Path) -> list[Path]:
@@ -337,7 +365,11 @@ def _compiled(source: Path) -> list[Path]:
     cache = source.parent / "__pycache__"
     if source.suffix != ".py" or cache.is_symlink() or not cache.is_dir():
         return []
-    return [file for file in cache.iterdir() if file.suffix == ".pyc" and file.name.split(".")[0] == source.stem]
+    return [
+        file
+        for file in cache.iterdir()
+        if file.suffix == ".pyc" and file.name.split(".")[0] == source.stem
+    ]
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -351,7 +383,9 @@ def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
     try:
         data = json.loads(inputs.whole(path, inputs.RECORD))
         version, files = str(data["version"]), dict(data["files"])
-        valid = data["manifest"] == 1 and all(isinstance(files[name], str) and is_inside(name) for name in files)
+        valid = data["manifest"] == 1 and all(
+            isinstance(files[name], str) and is_inside(name) for name in files
+        )
         valid = valid and MANIFEST not in files
     except FileNotFoundError:
         return None
@@ -360,12 +394,16 @@ def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         valid = False
     if not valid:
-        raise UserError(f"{path} is not what `fsdp2 install` wrote; move {folder} away and install again")
+        raise UserError(
+            f"{path} is not what `fsdp2 install` wrote; move {folder} away and install again"
+        )
     return version, files
 
 
 def _record(hashes: Mapping[str, str]) -> bytes:
-    return (json.dumps({"manifest": 1, "version": __version__, "files": dict(hashes)}, indent=1) + "\n").encode()
+    return (
+        json.dumps({"manifest": 1, "version": __version__, "files": dict(hashes)}, indent=1) + "\n"
+    ).encode()
 
 
 def _digest(data: bytes) -> str:

@@ -33,10 +33,17 @@ class Help(argparse.HelpFormatter):
 
 
 def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, description: str, epilog: str
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    description: str,
+    epilog: str,
 ) -> Any:
     """The parser of a command, with `--json`."""
-    parser = commands.add_parser(name, help=summary, description=description, epilog=epilog, formatter_class=Help)
+    parser = commands.add_parser(
+        name, help=summary, description=description, epilog=epilog, formatter_class=Help
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     parser.set_defaults(run=run)
     return parser
@@ -82,7 +89,11 @@ def log(text: str) -> None:
     text = redact_secrets(text)
     if sys.stderr.isatty():
         lines = text.split("\n")
-        text = "\n".join(part for line in lines for part in ([line] if line[:1].isspace() else wrapped(line, "", "  ")))
+        text = "\n".join(
+            part
+            for line in lines
+            for part in ([line] if line[:1].isspace() else wrapped(line, "", "  "))
+        )
     put(sanitize(text), sys.stderr)
 
 

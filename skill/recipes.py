@@ -22,7 +22,9 @@ ORDER = (
     "train.py",
 )
 BASE = Path(__file__).with_name("recipe_base.yaml")
-FOREIGN = "kind: import, import: 'mymodel:build', shard: [Block], vocabulary: 256, sequence_length: 256"
+FOREIGN = (
+    "kind: import, import: 'mymodel:build', shard: [Block], vocabulary: 256, sequence_length: 256"
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,12 @@ RECIPES = {
     "meta-init": Recipe(
         "Build any module on the meta device but on rank 0, shard it, then fill every parameter and buffer from rank 0.",
         (("model", "build_model"),),
-        ("meta-params-not-reset", "meta-buffers-garbage", "rank-dependent-init-no-broadcast", "root-not-wrapped"),
+        (
+            "meta-params-not-reset",
+            "meta-buffers-garbage",
+            "rank-dependent-init-no-broadcast",
+            "root-not-wrapped",
+        ),
         (f"model={{{FOREIGN}, initialize: rank-0}}",),
     ),
     "optimizer": Recipe(
@@ -55,12 +62,21 @@ RECIPES = {
     "train-step": Recipe(
         "One optimizer step: accumulation, a loss over the valid tokens of all ranks, clipping on the global norm.",
         (("train", "agree"), ("train", "train_step")),
-        ("double-or-missing-world-scale", "token-mean-of-means", "accum-never-resynced", "matches-single-process"),
+        (
+            "double-or-missing-world-scale",
+            "token-mean-of-means",
+            "accum-never-resynced",
+            "matches-single-process",
+        ),
     ),
     "data-position": Recipe(
         "One shuffled order for all ranks and a position in global samples: a run resumes on any number of ranks.",
         (("data", "GlobalBatches"),),
-        ("same-data-on-every-rank", "scheduler-or-progress-not-restored", "reshard-keeps-trajectory"),
+        (
+            "same-data-on-every-rank",
+            "scheduler-or-progress-not-restored",
+            "reshard-keeps-trajectory",
+        ),
     ),
     "checkpoint": Recipe(
         "Save, find the newest complete checkpoint, resume on any number of ranks.",
@@ -69,7 +85,12 @@ RECIPES = {
             ("runs", "open_run"),
             ("checkpoint", "load_checkpoint"),
         ),
-        ("resume-is-exact", "reshard-keeps-trajectory", "incomplete-checkpoint-chosen", "damaged-checkpoint-loaded"),
+        (
+            "resume-is-exact",
+            "reshard-keeps-trajectory",
+            "incomplete-checkpoint-chosen",
+            "damaged-checkpoint-loaded",
+        ),
     ),
     "export": Recipe(
         "One safetensors file from a checkpoint, checked against its checksums first.",
@@ -97,7 +118,14 @@ def text(name: str, settings: Sequence[str] = ()) -> str:
         raise UserError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
     recipe = RECIPES[name]
     loaded = spec.load(BASE, [*recipe.settings, *settings])
-    files = {path: code for path, code in scaffold.render(loaded).items() if path.endswith(".py") and "/" not in path}
+    files = {
+        path: code
+        for path, code in scaffold.render(loaded).items()
+        if path.endswith(".py") and "/" not in path
+    }
     ordered = {path: files[path] for path in dict.fromkeys((*ORDER, *files)) if path in files}
-    about = [f"# {recipe.about}", f"# Verify it where you paste it: fsdp2 verify SCRIPT ({', '.join(recipe.rules)})"]
+    about = [
+        f"# {recipe.about}",
+        f"# Verify it where you paste it: fsdp2 verify SCRIPT ({', '.join(recipe.rules)})",
+    ]
     return "\n".join(about) + "\n" + extract(ordered, recipe.wanted)

@@ -45,7 +45,12 @@ def add_options(parser: argparse.ArgumentParser, report: str, baseline: str) -> 
         help="leave out this rule or family (repeatable; also A,B)",
     )
     add("--report", metavar="FORMAT[=PATH]", action="append", default=[], help=report)
-    add("-v", "--verbose", action="store_true", help="list what passed and what is not applicable, too")
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="list what passed and what is not applicable, too",
+    )
     add("--baseline", metavar="OLD.json", type=Path, help=baseline)
 
 
@@ -72,12 +77,16 @@ def parsed_reports(given: Sequence[str], json: bool, known: Collection[str]) -> 
     for text in [*given, *(["json"] if json else [])] or ["text"]:
         name, equals, given_path = text.partition("=")
         if name not in known:
-            raise UserError(f"--report {text}: unknown format '{name}'; known: {', '.join(sorted(known))}")
+            raise UserError(
+                f"--report {text}: unknown format '{name}'; known: {', '.join(sorted(known))}"
+            )
         if equals and not given_path:
             raise UserError(f"--report {text}: a path is missing after '='")
         found.append((name, Path(given_path) if given_path else None))
     if sum(path is None for _, path in found) > 1:
-        raise UserError("two reports cannot both go to stdout; give one of them a path: --report FORMAT=PATH")
+        raise UserError(
+            "two reports cannot both go to stdout; give one of them a path: --report FORMAT=PATH"
+        )
     return found
 
 
@@ -96,7 +105,10 @@ def reports_by_target(
             )
         if path is not None and PLACE not in str(path):
             raise UserError(f"--report {name}={path}: several targets need {PLACE} in the path")
-    found = [[(name, None if path is None else for_target(path, target)) for name, path in reports] for target in names]
+    found = [
+        [(name, None if path is None else for_target(path, target)) for name, path in reports]
+        for target in names
+    ]
     _check_paths([report for own in found for report in own], targets)
     return found
 
@@ -112,7 +124,9 @@ def _check_paths(reports: Sequence[Report], targets: Sequence[Path]) -> None:
     named = [(name, path) for name, path in reports if path is not None]
     for name, path in named:
         if _resolved(path) in seen:
-            raise UserError(f"--report {name}={path}: another report goes to the same path; give each its own")
+            raise UserError(
+                f"--report {name}={path}: another report goes to the same path; give each its own"
+            )
         seen.add(_resolved(path))
     for name, path in named:
         check_path(f"--report {name}={path}", path, targets)
@@ -153,7 +167,9 @@ def _problem(path: Path, targets: Sequence[Path]) -> str:
     return ""
 
 
-def write_reports(reports: Sequence[Report], result: T, renderers: Mapping[str, Callable[[T], str]]) -> None:
+def write_reports(
+    reports: Sequence[Report], result: T, renderers: Mapping[str, Callable[[T], str]]
+) -> None:
     """Render and write each report, whole or not at all; the others are written where one cannot be."""
     failed: UserError | None = None
     for name, path in reports:
@@ -189,7 +205,9 @@ def write_verdict(
     reports: Sequence[Report], verdict: Verdict, renderers: Mapping[str, Callable[[Verdict], str]]
 ) -> None:
     """`write_reports`; with the format github also the step's summary, where GitHub Actions has one."""
-    if any(name == "github" for name, _ in reports) and (path := os.environ.get("GITHUB_STEP_SUMMARY")):
+    if any(name == "github" for name, _ in reports) and (
+        path := os.environ.get("GITHUB_STEP_SUMMARY")
+    ):
         _add_summary(Path(path), verdict)
     write_reports(reports, verdict, renderers)
 

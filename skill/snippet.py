@@ -17,7 +17,9 @@ class Module:
     name: str
     lines: list[str]
     definitions: dict[str, ast.stmt]
-    imports: dict[str, tuple[str, ast.alias]]  # name -> (module it is imported from, "" for `import x`; alias)
+    imports: dict[
+        str, tuple[str, ast.alias]
+    ]  # name -> (module it is imported from, "" for `import x`; alias)
 
 
 def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
@@ -25,7 +27,10 @@ def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
 
     Imports come first, then constants, then the rest. Raises KeyError for a definition that is not there.
     """
-    modules = {path.removesuffix(".py"): _read(path.removesuffix(".py"), text) for path, text in files.items()}
+    modules = {
+        path.removesuffix(".py"): _read(path.removesuffix(".py"), text)
+        for path, text in files.items()
+    }
     included: dict[Definition, None] = {}
     imports: dict[tuple[str, str, str], None] = {}
     pending = list(wanted)
@@ -35,7 +40,9 @@ def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
             continue
         included[home, name] = None
         module = modules[home]
-        for used in (part.id for part in ast.walk(module.definitions[name]) if isinstance(part, ast.Name)):
+        for used in (
+            part.id for part in ast.walk(module.definitions[name]) if isinstance(part, ast.Name)
+        ):
             if used in module.definitions:
                 pending.append((home, used))
             elif used in module.imports:
@@ -44,13 +51,23 @@ def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
                     pending.append((source, alias.name))
                 else:
                     imports[source, alias.name, alias.asname or ""] = None
-    body = [(module, name, node) for module in modules.values() for name, node in module.definitions.items()]
+    body = [
+        (module, name, node)
+        for module in modules.values()
+        for name, node in module.definitions.items()
+    ]
     chosen = [(module, node) for module, name, node in body if (module.name, name) in included]
     chosen = list({id(node): (module, node) for module, node in chosen}.values())
     constants = [
-        _source(module, node) for module, node in chosen if not isinstance(node, ast.FunctionDef | ast.ClassDef)
+        _source(module, node)
+        for module, node in chosen
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef)
     ]
-    blocks = [_source(module, node) for module, node in chosen if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    blocks = [
+        _source(module, node)
+        for module, node in chosen
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ]
     top = "\n\n".join(part for part in (_import_block(imports), "\n".join(constants)) if part)
     return "\n\n\n".join([top, *blocks]) + "\n"
 
@@ -64,7 +81,10 @@ def _read(name: str, text: str) -> Module:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             definitions |= {
-                inner.id: node for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)
+                inner.id: node
+                for target in targets
+                for inner in ast.walk(target)
+                if isinstance(inner, ast.Name)
             }
         elif isinstance(node, ast.Import | ast.ImportFrom):
             source = (node.module or "") if isinstance(node, ast.ImportFrom) else ""

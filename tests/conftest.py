@@ -48,7 +48,9 @@ def messages() -> None:
     def checked(rule: Rule, evidence: Evidence) -> Finding:
         found = judged(rule, evidence)
         if not brief(found):
-            pytest.fail(f"the message of {rule.name} is too long, or does not state the limit: {found.evidence}")
+            pytest.fail(
+                f"the message of {rule.name} is too long, or does not state the limit: {found.evidence}"
+            )
         return found
 
     judge._judged = checked

@@ -126,11 +126,15 @@ def setting(path: Path, block: str) -> dict[str, object]:
         **globals(),
         "model": model,
         "optimizer": optimizer,
-        "average": {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},  # of the weights
+        "average": {
+            name: tensor.detach().clone() for name, tensor in model.state_dict().items()
+        },  # of the weights
         "teacher": shard(Decoder().requires_grad_(False)),  # of the same parameters
         "student": shard(Decoder()),
         "layers_of": get_model_state_dict,
-        "init_weights": lambda module: nn.init.normal_(module.weight) if isinstance(module, nn.Linear) else None,
+        "init_weights": lambda module: (
+            nn.init.normal_(module.weight) if isinstance(module, nn.Linear) else None
+        ),
         "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer) if optimizer else None,
         "mesh": init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp_replicate", "dp_shard")),
         "device": torch.device("cpu"),
@@ -138,7 +142,9 @@ def setting(path: Path, block: str) -> dict[str, object]:
         "world": ranks,  # how many ranks there are
         "world_size": ranks,
         "dataset": dataset,
-        "loader": torch.utils.data.DataLoader(batch, batch_size=2),  # this rank's samples, for loss_of
+        "loader": torch.utils.data.DataLoader(
+            batch, batch_size=2
+        ),  # this rank's samples, for loss_of
         "batch": batch[:, :-1],
         "micros": list(batch.split(2)),
         "accumulation_steps": 2,
@@ -172,7 +178,11 @@ def setting(path: Path, block: str) -> dict[str, object]:
             if "optimizer.state_dict()" in block:
                 saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             if "full_state_dict" in block:
-                saved = {"model": get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))}
+                saved = {
+                    "model": get_model_state_dict(
+                        model, options=StateDictOptions(full_state_dict=True)
+                    )
+                }
             dcp.save(saved, checkpoint_id=path)
     if "loss_of(" in block:
         names["batch"] = batch
@@ -205,7 +215,9 @@ def rank_main(rank: int, ranks: int, files: list[Path], folder: Path) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=30)
+    )
     warnings.simplefilter("ignore")
     outcome: dict[str, dict[str, str]] = {"failed": {"setting": "a rank ended early"}, "raised": {}}
     result = folder / f"outcome.{ranks}.{rank}.json"
@@ -236,7 +248,9 @@ def main(folder: Path) -> None:
     merged: dict[str, dict[str, str]] = {"failed": {}, "raised": {}}
     for result in sorted(folder.glob("outcome.*.json")):
         for kind, messages in json.loads(result.read_text(encoding="utf-8")).items():
-            merged[kind].update({name: text for name, text in messages.items() if name not in merged[kind]})
+            merged[kind].update(
+                {name: text for name, text in messages.items() if name not in merged[kind]}
+            )
     print(json.dumps(merged))
 
 

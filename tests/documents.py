@@ -70,7 +70,11 @@ def python_blocks() -> Iterator[Block]:
         ranks = 1 if document.split(" ")[0] in ONE_RANK else 2
         own = re.findall(r"^(?:def|class) (\w+)", block, re.M)
         called = set(re.findall(r"(?<![\w.])(\w+)\(", block)).difference(own)
-        text = "".join(dict.fromkeys(defined[document, name] for name in sorted(called) if (document, name) in defined))
+        text = "".join(
+            dict.fromkeys(
+                defined[document, name] for name in sorted(called) if (document, name) in defined
+            )
+        )
         defined |= {(document, name): block for name in own}
         yield Block(f"block{number:03}", where, text + block, on_ranks(block, ranks))
 
@@ -93,7 +97,9 @@ def on_ranks(text: str, ranks: int) -> int:
 def defining(document: str, name: str) -> str:
     """The one Python block of a reference that defines `name`."""
     text = (ROOT / "references" / document).read_text(encoding="utf-8")
-    (found,) = (m[2] for m in BLOCK.finditer(text) if re.search(rf"^(?:def|class) {name}\b", m[2], re.M))
+    (found,) = (
+        m[2] for m in BLOCK.finditer(text) if re.search(rf"^(?:def|class) {name}\b", m[2], re.M)
+    )
     return found
 
 
@@ -112,7 +118,10 @@ class Row:
 
     def fits(self, message: str) -> bool:
         """Whether a part of an error's message is one of the texts; `...` stands for anything."""
-        return any(re.search(".*".join(map(re.escape, text.split("..."))), message, re.S) for text in self.texts)
+        return any(
+            re.search(".*".join(map(re.escape, text.split("..."))), message, re.S)
+            for text in self.texts
+        )
 
 
 def diagnosis() -> list[Row]:
@@ -127,10 +136,16 @@ def diagnosis() -> list[Row]:
             and cells[0] not in ("text", "what is seen", "what the ranks do", "entry")
         ):
             texts = tuple(re.findall(r"`([^`]+)`", cells[0]))
-            named = re.findall("`([a-z0-9]+(?:-[a-z0-9]+)+)`", line)  # beside the rules: names of the catalog
+            named = re.findall(
+                "`([a-z0-9]+(?:-[a-z0-9]+)+)`", line
+            )  # beside the rules: names of the catalog
             if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+(, [a-z0-9-]+)*", cells[1]):
                 named += cells[1].split(", ")
             rules = tuple(named)
             rows.append(Row(texts, cells[0], rules))
     seen = {rule.name: rule.page().get("Seen", "") for rule in RULES.values()}
-    return rows + [Row(tuple(re.findall(r"`([^`]+)`", text)), text, (name,)) for name, text in seen.items() if text]
+    return rows + [
+        Row(tuple(re.findall(r"`([^`]+)`", text)), text, (name,))
+        for name, text in seen.items()
+        if text
+    ]

@@ -47,7 +47,11 @@ def schema(name: str) -> dict[str, Any]:
 def as_github(text: str) -> Any:
     """A workflow as GitHub reads it: `on` is a word there, and true in YAML 1.1."""
     found = yaml.safe_load(text)
-    return {"on" if key is True else key: value for key, value in found.items()} if isinstance(found, dict) else found
+    return (
+        {"on" if key is True else key: value for key, value in found.items()}
+        if isinstance(found, dict)
+        else found
+    )
 
 
 def documented(sign: str) -> Iterator[Any]:
@@ -62,7 +66,18 @@ def documented(sign: str) -> Iterator[Any]:
 def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("projects")
     for where in ("github", "gitlab"):
-        assert main(["new", str(SPECS["quickstart"]), str(folder / where), "--set", f"verify.ci={where}"]) == 0
+        assert (
+            main(
+                [
+                    "new",
+                    str(SPECS["quickstart"]),
+                    str(folder / where),
+                    "--set",
+                    f"verify.ci={where}",
+                ]
+            )
+            == 0
+        )
     return {where: folder / where for where in ("github", "gitlab")}
 
 
@@ -72,16 +87,24 @@ def tools(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, module in (("python", ""), ("fsdp2", " -m verified_fsdp2.skill")):
-        written(folder, f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{module} "$@"\n', name).chmod(0o755)
+        written(
+            folder, f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{module} "$@"\n', name
+        ).chmod(0o755)
     return folder
 
 
 def shell(script: str, cwd: Path, tools: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run lines as a runner does: `shell: bash` of GitHub, with an environment of its own."""
-    kept = {name: os.environ[name] for name in ("HOME", "PYTHONPATH", "LANG", "TMPDIR") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("HOME", "PYTHONPATH", "LANG", "TMPDIR")
+        if name in os.environ
+    }
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
     env = {**kept, "PATH": f"{tools}:/usr/bin:/bin", **env}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def step(name: str) -> dict[str, Any]:
@@ -92,28 +115,48 @@ def step(name: str) -> dict[str, Any]:
 def filled(values: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, str]:
     """The environment of a step: expressions are inputs of the action, and nothing else."""
     known = {name: about["default"] for name, about in ACTION["inputs"].items()} | inputs
-    return {key: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: known[m[1]], value) for key, value in values.items()}
+    return {
+        key: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: known[m[1]], value)
+        for key, value in values.items()
+    }
 
 
-def verify_step(cwd: Path, tools: Path, **inputs: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+def verify_step(
+    cwd: Path, tools: Path, **inputs: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
     """Run the action's step `Verify`; its result and its outputs."""
     one, output = step("Verify"), cwd / "github-output"
-    inputs = {"reports": ACTION["inputs"]["reports"]["default"], **{k.replace("_", "-"): v for k, v in inputs.items()}}
+    inputs = {
+        "reports": ACTION["inputs"]["reports"]["default"],
+        **{k.replace("_", "-"): v for k, v in inputs.items()},
+    }
     supported = " ".join(word for word in inputs["reports"].split() if word in RENDERERS)
     env = filled(one["env"], inputs | {"reports": supported})
-    more = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(cwd / "summary"), "GITHUB_WORKSPACE": str(cwd)}
+    more = {
+        "GITHUB_OUTPUT": str(output),
+        "GITHUB_STEP_SUMMARY": str(cwd / "summary"),
+        "GITHUB_WORKSPACE": str(cwd),
+    }
     done = shell(one["run"], cwd, tools, **env, **more)
-    outputs = dict(line.split("=", 1) for line in output.read_text().splitlines()) if output.exists() else {}
+    outputs = (
+        dict(line.split("=", 1) for line in output.read_text().splitlines())
+        if output.exists()
+        else {}
+    )
     return done, outputs
 
 
 def test_the_action_is_one() -> None:
     jsonschema.Draft7Validator(schema("github-actions")).validate(ACTION)
     for about in ACTION["inputs"].values():
-        assert about["description"].endswith((".", ")", "files.")) and isinstance(about["default"], str)
+        assert about["description"].endswith((".", ")", "files.")) and isinstance(
+            about["default"], str
+        )
     used = set(re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text()))
     assert used == set(ACTION["inputs"]), "every input is used, and declared"
-    assert set(ACTION["inputs"]["reports"]["default"].split()) >= set(RENDERERS) - {"text"}, "github prints the text"
+    assert set(ACTION["inputs"]["reports"]["default"].split()) >= set(RENDERERS) - {"text"}, (
+        "github prints the text"
+    )
 
 
 def workflows(projects: Mapping[str, Path]) -> list[Any]:
@@ -140,7 +183,9 @@ def test_nothing_reaches_a_shell_but_through_the_environment(projects: dict[str,
     for each in steps:
         assert "${{" not in each.get("run", "")
         if "uses" in each and each["uses"] != "./" and not each["uses"].startswith("OWNER/"):
-            assert PINNED.fullmatch(each["uses"].split("  ")[0]) or each["uses"].startswith("github/codeql-action/")
+            assert PINNED.fullmatch(each["uses"].split("  ")[0]) or each["uses"].startswith(
+                "github/codeql-action/"
+            )
 
 
 @pytest.mark.full
@@ -158,25 +203,56 @@ def test_the_action_on_the_quickstart(projects: dict[str, Path], tools: Path) ->
 
 
 @cases("target, code", (RIGHT, 4), (FAULT, 1), (Path("no.py"), 2))
-def test_the_action_fails_as_the_command_does(tmp_path: Path, tools: Path, target: Path, code: int) -> None:
+def test_the_action_fails_as_the_command_does(
+    tmp_path: Path, tools: Path, target: Path, code: int
+) -> None:
     done, outputs = verify_step(tmp_path, tools, target=str(target), tier="static")
-    assert (done.returncode, outputs["verdict"]) == (code, {4: "inconclusive", 1: "fail", 2: "error"}[code])
+    assert (done.returncode, outputs["verdict"]) == (
+        code,
+        {4: "inconclusive", 1: "fail", 2: "error"}[code],
+    )
     if code == 1:
         assert "FAIL optim-before-shard" in done.stdout
 
 
 def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
     (tools / "fsdp2").write_text("#!/bin/sh\nprintf '[%s]' \"$@\" >&2; exit 4\n")
-    inputs = {"target": "$(touch injected) a", "only_target": "small", "config": "c.yaml", "nproc": "4"}
-    inputs |= {"only": "parity wrapping", "skip": "* clipping", "baseline": "old.json", "reports": "text json"}
-    done, outputs = verify_step(tmp_path, tools, **inputs, args="--name 'a b' \"; touch injected\" ''")
+    inputs = {
+        "target": "$(touch injected) a",
+        "only_target": "small",
+        "config": "c.yaml",
+        "nproc": "4",
+    }
+    inputs |= {
+        "only": "parity wrapping",
+        "skip": "* clipping",
+        "baseline": "old.json",
+        "reports": "text json",
+    }
+    done, outputs = verify_step(
+        tmp_path, tools, **inputs, args="--name 'a b' \"; touch injected\" ''"
+    )
     assert (done.returncode, outputs["verdict"]) == (4, "inconclusive")
     words = re.findall(r"\[([^\]]*)\]", done.stderr)
     assert words == [
-        *("verify", "--tier", "ranks", "$(touch injected) a", "--target", "small", "--config", "c.yaml"),
+        *(
+            "verify",
+            "--tier",
+            "ranks",
+            "$(touch injected) a",
+            "--target",
+            "small",
+            "--config",
+            "c.yaml",
+        ),
         *("--nproc", "4", "--baseline", "old.json", "--only", "parity", "--only", "wrapping"),
         *("--skip", "*", "--skip", "clipping"),
-        *("--report", "text=fsdp2-reports/{target}.txt", "--report", "json=fsdp2-reports/{target}.json"),
+        *(
+            "--report",
+            "text=fsdp2-reports/{target}.txt",
+            "--report",
+            "json=fsdp2-reports/{target}.json",
+        ),
         *("--", "--name", "a b", "; touch injected", ""),
     ]
     assert not (tmp_path / "injected").exists()
@@ -185,7 +261,11 @@ def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
 def test_the_install_of_the_action(tmp_path: Path, tools: Path) -> None:
     output = tmp_path / "output"
     (tmp_path / "more.txt").write_text("transformers\n")
-    here = {"GITHUB_ACTION_PATH": str(ROOT), "GITHUB_OUTPUT": str(output), "RUNNER_TEMP": str(tmp_path)}
+    here = {
+        "GITHUB_ACTION_PATH": str(ROOT),
+        "GITHUB_OUTPUT": str(output),
+        "RUNNER_TEMP": str(tmp_path),
+    }
     keys = []
     for requirements in ("", "more.txt"):
         output.unlink(missing_ok=True)
@@ -193,16 +273,26 @@ def test_the_install_of_the_action(tmp_path: Path, tools: Path) -> None:
         done = shell(step("What is installed")["run"], tmp_path, tools, **here, **env)
         assert done.returncode == 0, done.stderr
         outputs = dict(line.split("=", 1) for line in output.read_text().splitlines())
-        assert outputs["constraints"] == str(ROOT / "constraints.txt") and outputs["cache"].startswith("/")
+        assert outputs["constraints"] == str(ROOT / "constraints.txt") and outputs[
+            "cache"
+        ].startswith("/")
         keys.append(outputs["key"])
     assert len(set(keys)) == 2 and all(re.fullmatch("[0-9a-f]{32}", key) for key in keys)
     (tools / "python").write_text("#!/bin/sh\nprintf '[%s]' \"$@\"\n")
-    env = filled(step("Install")["env"], {"requirements": "more.txt"}) | {"CONSTRAINTS": outputs["constraints"]}
+    env = filled(step("Install")["env"], {"requirements": "more.txt"}) | {
+        "CONSTRAINTS": outputs["constraints"]
+    }
     done = shell(step("Install")["run"], tmp_path, tools, **here, **env)
     assert re.findall(r"\[([^\]]*)\]", done.stdout) == [
         *("-m", "pip", "install", "--disable-pip-version-check", "--quiet"),
         *("--constraint", str(ROOT / "constraints.txt")),
-        *("--extra-index-url", "https://download.pytorch.org/whl/cpu", "--requirement", "more.txt", str(ROOT)),
+        *(
+            "--extra-index-url",
+            "https://download.pytorch.org/whl/cpu",
+            "--requirement",
+            "more.txt",
+            str(ROOT),
+        ),
     ]
 
 
@@ -211,12 +301,25 @@ def test_the_gate_names_every_example() -> None:
     assert sorted(job["strategy"]["matrix"]["example"]) == sorted(SPECS)
     (use,) = [each for each in job["steps"] if each.get("uses") == "./"]
     assert set(use["with"]) <= set(ACTION["inputs"])
-    assert [step["run"] for step in GATE["jobs"]["test"]["steps"][-2:]] == ["make test-all", "make docs"]
+    assert [step["run"] for step in GATE["jobs"]["test"]["steps"][-2:]] == [
+        "make test-all",
+        "make docs",
+    ]
 
 
-@cases("example", "vit", *(pytest.param(name, marks=pytest.mark.full) for name in ("quickstart", "long-run")))
-def test_the_gate_writes_the_project_and_what_it_needs(tmp_path: Path, tools: Path, example: str) -> None:
-    (write,) = [each["run"] for each in GATE["jobs"]["examples"]["steps"] if each.get("name") == "Write the project"]
+@cases(
+    "example",
+    "vit",
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("quickstart", "long-run")),
+)
+def test_the_gate_writes_the_project_and_what_it_needs(
+    tmp_path: Path, tools: Path, example: str
+) -> None:
+    (write,) = [
+        each["run"]
+        for each in GATE["jobs"]["examples"]["steps"]
+        if each.get("name") == "Write the project"
+    ]
     (tmp_path / "skill").symlink_to(ROOT / "skill")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     lines = "\n".join(line for line in write.splitlines() if "pip install --quiet" not in line)
@@ -234,7 +337,9 @@ def only_known(line: str) -> str:
 
 
 def test_the_workflow_of_a_scaffold(projects: dict[str, Path], tools: Path) -> None:
-    (job,) = as_github((projects["github"] / ".github" / "workflows" / "verify.yml").read_text())["jobs"].values()
+    (job,) = as_github((projects["github"] / ".github" / "workflows" / "verify.yml").read_text())[
+        "jobs"
+    ].values()
     lines = {each["name"]: each["run"] for each in job["steps"] if "run" in each}
     refused = shell(lines["Install"], projects["github"], tools, FSDP2_SOURCE="")
     assert refused.returncode != 0 and "FSDP2_SOURCE" in refused.stderr
@@ -247,7 +352,10 @@ def test_the_workflow_of_a_scaffold(projects: dict[str, Path], tools: Path) -> N
 
 
 def test_the_gitlab_jobs(projects: dict[str, Path], tools: Path) -> None:
-    found = [yaml.safe_load((projects["gitlab"] / ".gitlab-ci.yml").read_text()), *documented("artifacts:")]
+    found = [
+        yaml.safe_load((projects["gitlab"] / ".gitlab-ci.yml").read_text()),
+        *documented("artifacts:"),
+    ]
     assert len(found) == 2, "the scaffold's, and the one in the documents"
     for one in found:
         jsonschema.Draft7Validator(schema("gitlab-ci")).validate(one)
@@ -274,18 +382,27 @@ def test_the_hooks() -> None:
     assert set(by_id) == {"fsdp2-lint", "fsdp2-spec"}
     for hook in HOOKS:
         script, *words = shlex.split(hook["entry"])
-        assert (ROOT / script).stat().st_mode & stat.S_IXUSR and (ROOT / script).read_text().startswith("#!")
+        assert (ROOT / script).stat().st_mode & stat.S_IXUSR and (
+            ROOT / script
+        ).read_text().startswith("#!")
         assert hook["language"] == "script" and words
     files = re.compile(by_id["fsdp2-spec"]["files"])
-    yes, no = ("spec.yaml", "a/spec.yaml", "a/big.fsdp2.yaml"), ("verify.yaml", "a/myspec.yaml", "spec.yaml.j2")
+    yes, no = (
+        ("spec.yaml", "a/spec.yaml", "a/big.fsdp2.yaml"),
+        ("verify.yaml", "a/myspec.yaml", "spec.yaml.j2"),
+    )
     assert all(files.search(name) for name in yes) and not any(files.search(name) for name in no)
 
 
 def test_the_documents_name_hooks_and_inputs_that_there_are() -> None:
     (config,) = documented("hooks:")
-    assert [hook["id"] for repo in config["repos"] for hook in repo["hooks"]] == [hook["id"] for hook in HOOKS]
+    assert [hook["id"] for repo in config["repos"] for hook in repo["hooks"]] == [
+        hook["id"] for hook in HOOKS
+    ]
     (workflow,) = documented("OWNER/verified-fsdp2@")
-    (use,) = [each for each in workflow["jobs"]["verify"]["steps"] if each["uses"].startswith("OWNER/")]
+    (use,) = [
+        each for each in workflow["jobs"]["verify"]["steps"] if each["uses"].startswith("OWNER/")
+    ]
     assert set(use["with"]) <= set(ACTION["inputs"]) and use["uses"].endswith(f"@v{__version__}")
     used = re.findall(r"outputs\.(\w+)", json.dumps(workflow))
     assert used and set(used) <= set(ACTION["outputs"])
@@ -306,6 +423,9 @@ def test_the_lint_hook_needs_no_package(tmp_path: Path, path: Path, code: int) -
 
 def test_the_spec_hook_names_the_package_that_it_needs(tmp_path: Path) -> None:
     specs = [ROOT / "examples" / "quickstart.yaml", ROOT / "examples" / "bf16.yaml"]
-    for options, code, said in (([], 0, "bf16.yaml: ok"), (["-S", "-E"], 2, "this Python has no yaml")):
+    for options, code, said in (
+        ([], 0, "bf16.yaml: ok"),
+        (["-S", "-E"], 2, "this Python has no yaml"),
+    ):
         done = python(*options, *entry("fsdp2-spec"), *specs, status=code, cwd=tmp_path, env={})
         assert said in done.stdout + done.stderr

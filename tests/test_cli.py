@@ -21,15 +21,30 @@ SCRIPT = str(ROOT / "tests" / "zoo" / "minimal.py")
 @pytest.fixture(scope="module")
 def bare() -> float:
     """On a slow machine the bare import of the libraries is the yardstick."""
-    return min(timed([sys.executable, "-c", "import argparse, jsonschema, yaml"])[1] for _ in range(2))
+    return min(
+        timed([sys.executable, "-c", "import argparse, jsonschema, yaml"])[1] for _ in range(2)
+    )
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["spec", "--help"], ["spec", "check", QUICKSTART], ["verify", "--help"], ["explain"]]
+    "argv",
+    [
+        ["--help"],
+        ["spec", "--help"],
+        ["spec", "check", QUICKSTART],
+        ["verify", "--help"],
+        ["explain"],
+    ],
 )
 def test_starts_fast_and_without_torch(argv: list[str], bare: float) -> None:
     code = "import sys; from verified_fsdp2.skill.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
-    heavy = ["torch", "jinja2", "numpy", "requests", *(["yaml", "jsonschema"] if "--help" in argv else [])]
+    heavy = [
+        "torch",
+        "jinja2",
+        "numpy",
+        "requests",
+        *(["yaml", "jsonschema"] if "--help" in argv else []),
+    ]
     code += f"print([m for m in {heavy} if m in sys.modules], file=sys.stderr)"
     seconds = []
     for _ in range(5):  # the least of them: other work slows some down, by half and more
@@ -65,7 +80,9 @@ def test_wrong_usage(argv: list[str], message: str, command: Command) -> None:
     assert message in captured.err and captured.out == ""
 
 
-def test_a_bug_of_ours_is_said_to_be_ours(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
+def test_a_bug_of_ours_is_said_to_be_ours(
+    monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
     monkeypatch.setattr(cli, "parse", lambda arguments: 1 / 0)
     error = command("doctor", code=3).err
     assert "a fault of fsdp2 itself" in error
@@ -86,7 +103,17 @@ def test_arguments_after_the_bare_dashes_are_the_scripts_own() -> None:
 
 def test_explain_as_json(command: Command) -> None:
     page = command("explain", "root-not-wrapped", "--json", code=0).data
-    assert {"rule", "family", "statement", "why", "wrong", "right", "fix", "source", "torch"} == set(page)
+    assert {
+        "rule",
+        "family",
+        "statement",
+        "why",
+        "wrong",
+        "right",
+        "fix",
+        "source",
+        "torch",
+    } == set(page)
 
 
 @pytest.mark.launch
@@ -98,7 +125,11 @@ def test_doctor(command: Command) -> None:
 
 def test_doctor_tries_a_launcher(command: Command) -> None:
     report = command("doctor", "--launcher", "no-such-command {worker}", "--json", code=4).data
-    assert report["checks"][-1] == {"name": "launcher", "ok": False, "value": "no-such-command is no command here"}
+    assert report["checks"][-1] == {
+        "name": "launcher",
+        "ok": False,
+        "value": "no-such-command is no command here",
+    }
 
 
 def test_rules_may_be_separated_by_commas() -> None:

@@ -30,15 +30,26 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
     for block in RUN:
         (folder / f"{block.name}.{block.ranks}.py").write_text(block.text, encoding="utf-8")
     done = python(SETTING, folder, timeout=420, status=None)
-    merged = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"failed": {"setting": done.stderr[-2000:]}}
+    merged = (
+        json.loads(done.stdout.splitlines()[-1])
+        if done.stdout
+        else {"failed": {"setting": done.stderr[-2000:]}}
+    )
     where = {block.name: block.where for block in RUN}
-    return {kind: {where.get(name, name): text for name, text in texts.items()} for kind, texts in merged.items()}
+    return {
+        kind: {where.get(name, name): text for name, text in texts.items()}
+        for kind, texts in merged.items()
+    }
 
 
 def test_blocks_use_names_that_are_there(tmp_path: Path) -> None:
     """In every test run; `make test-all` runs the blocks."""
     tree = ast.parse(SETTING.read_text(encoding="utf-8"))
-    given = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    given = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             given |= {(one.asname or one.name).partition(".")[0] for one in node.names}
@@ -74,7 +85,9 @@ def test_blocks_and_claims_run(outcome: dict[str, dict[str, str]]) -> None:
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_errors_raised_in_rule_docs_are_in_the_diagnosis(outcome: dict[str, dict[str, str]]) -> None:
+def test_errors_raised_in_rule_docs_are_in_the_diagnosis(
+    outcome: dict[str, dict[str, str]],
+) -> None:
     """The message of every error that the docs of a rule raise leads, in the diagnosis, to that rule."""
     missed = {}
     for where, message in outcome["raised"].items():
@@ -89,7 +102,9 @@ def test_errors_raised_in_rule_docs_are_in_the_diagnosis(outcome: dict[str, dict
 @pytest.mark.parametrize("block", ELSEWHERE, ids=lambda block: block.where)
 def test_blocks_for_libraries_were_run_unchanged(block: Block) -> None:
     """Their packages are not installed here: `benchmarks/library_blocks.py` runs them and keeps their hashes."""
-    results = json.loads((ROOT / "benchmarks" / "results" / "library_blocks.json").read_text(encoding="utf-8"))
+    results = json.loads(
+        (ROOT / "benchmarks" / "results" / "library_blocks.json").read_text(encoding="utf-8")
+    )
     ran = results.get(hashlib.sha256(block.text.encode()).hexdigest())
     assert ran is not None, "run benchmarks/library_blocks.py"
     assert ran["error"] is None
@@ -117,7 +132,9 @@ def test_the_tolerance_is_what_the_code_allows() -> None:
 
 def test_the_skill_and_the_options_name_every_rule_and_role() -> None:
     skill = (ROOT / "SKILL.md").read_text(encoding="utf-8")
-    named = re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", " ".join(re.findall(r"\(([a-z0-9,\s-]+)\)", skill)))
+    named = re.findall(
+        r"[a-z0-9]+(?:-[a-z0-9]+)+", " ".join(re.findall(r"\(([a-z0-9,\s-]+)\)", skill))
+    )
     assert len(set(named) & set(RULES)) > 20
     assert {word for word in named if word.count("-") > 1} <= set(RULES)
     roles = json.loads((ROOT / "verifier" / "report" / "report.schema.json").read_text())

@@ -20,7 +20,9 @@ from scripts import python
 from verified_fsdp2.skill import installer
 
 README = (EVALS / "README.md").read_text(encoding="utf-8")
-COMMANDS = [line for kind, text in BLOCK.findall(README) if kind == "bash" for line in text.splitlines()]
+COMMANDS = [
+    line for kind, text in BLOCK.findall(README) if kind == "bash" for line in text.splitlines()
+]
 TASK = "repair-norm-by-ranks"  # the one of the README
 WRONG = "norms-summed"
 MINE = {"grade", "grader", "write", "check_grader"}
@@ -39,7 +41,9 @@ def test_there_are_enough_of_each_kind() -> None:
     assert f"{len(negatives())} requests" in README
 
 
-def test_projects_have_the_size_of_projects_and_share_what_they_have_in_common(tmp_path: Path) -> None:
+def test_projects_have_the_size_of_projects_and_share_what_they_have_in_common(
+    tmp_path: Path,
+) -> None:
     projects = [load(name) for name in names() if "project" in name]
     kinds = [task.name.partition("-")[0] for task in projects]
     assert kinds.count("convert") >= 3 and kinds.count("repair") >= 4 and "review" in kinds
@@ -47,8 +51,15 @@ def test_projects_have_the_size_of_projects_and_share_what_they_have_in_common(t
         given = task.write("start", tmp_path / task.name)
         modules = list(given.rglob("*.py"))
         assert len(modules) >= 10
-        assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules) >= 1000, task.name
-    own = [path for task in projects for path in task.folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        assert (
+            sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules) >= 1000
+        ), task.name
+    own = [
+        path
+        for task in projects
+        for path in task.folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    ]
     shared = (EVALS / "shared" / "kit").glob("*.py")
     assert sum(path.stat().st_size for path in [*own, *shared]) < 500_000
 
@@ -63,13 +74,21 @@ def test_a_task_is_complete(name: str, tmp_path: Path) -> None:
         assert expected["why"] or variant == "solution"
         assert bool(expected["fails"]) == (variant == "start" or variant.startswith("wrong/"))
         assert set(expected["fails"]) <= labels
-        assert not any(check.startswith("runs:") for check in expected["fails"]) or expected["says"], "which error?"
+        assert (
+            not any(check.startswith("runs:") for check in expected["fails"]) or expected["says"]
+        ), "which error?"
     texts = set()
     for number, variant in enumerate(task.variants):
         folder = task.write(variant, tmp_path / str(number))
-        code = {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in folder.rglob("*.py")}
+        code = {
+            p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8")
+            for p in folder.rglob("*.py")
+        }
         assert all(ast.parse(text) for text in code.values())
-        others = {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in folder.rglob("*.md")}
+        others = {
+            p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8")
+            for p in folder.rglob("*.md")
+        }
         texts.add(json.dumps(code | others))
     assert len(texts) == len(task.variants), "two of them are the same"
     ast.parse((task.write_oracle(tmp_path / "oracle") / task.script).read_text(encoding="utf-8"))
@@ -91,7 +110,10 @@ def test_every_check_is_used_and_documented_and_no_copy_of_the_skill_has_the_sol
     assert {kind for name in names() for kind, _ in load(name).checks} == set(CHECKS)
     assert [kind for kind in CHECKS if f"`{kind}`" not in README] == []
     assert not [path for path in installer.pack_files() if path.startswith("evals")]
-    assert "evals" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.ruff]")[0]
+    assert (
+        "evals"
+        not in (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.ruff]")[0]
+    )
 
 
 def test_nothing_imports_the_verifier() -> None:
@@ -136,7 +158,9 @@ def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: Patch, capsys: 
             assert check_grader.parser().parse_args(arguments)
         else:
             load(TASK).write("solution", tmp_path / "solved")
-            (tmp_path / "eval" / "train.py").write_text((tmp_path / "solved" / "train.py").read_text())
+            (tmp_path / "eval" / "train.py").write_text(
+                (tmp_path / "solved" / "train.py").read_text()
+            )
             done = python(EVALS / "grade.py", *arguments)
             assert json.loads(done.stdout)["passed"] is True
     assert load(TASK).values["prompt"].strip() in capsys.readouterr().out
@@ -149,7 +173,9 @@ def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: Patch, capsys: 
 @pytest.mark.full
 @pytest.mark.launch
 def test_a_wrong_solution_fails_where_its_task_says(tmp_path: Path) -> None:
-    done = python(EVALS / "grade.py", TASK, load(TASK).write(f"wrong/{WRONG}", tmp_path / "wrong"), status=1)
+    done = python(
+        EVALS / "grade.py", TASK, load(TASK).write(f"wrong/{WRONG}", tmp_path / "wrong"), status=1
+    )
     report = json.loads(done.stdout)
     failed = {row["name"]: row["detail"] for row in report["checks"] if not row["passed"]}
     assert set(failed) == set(load(TASK).wrong[WRONG]["fails"])

@@ -16,7 +16,14 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_the_measurements_of_a_gpu_are_rehearsed(tmp_path: Path) -> None:
-    command = [ROOT / "benchmarks" / "gpu.sh", tmp_path / "gpu.json", "--rehearse", "--parts", "training", "saves"]
+    command = [
+        ROOT / "benchmarks" / "gpu.sh",
+        tmp_path / "gpu.json",
+        "--rehearse",
+        "--parts",
+        "training",
+        "saves",
+    ]
     env = {**os.environ, "PYTHON": sys.executable}
     subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
     found = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))

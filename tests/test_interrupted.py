@@ -29,7 +29,15 @@ def test_no_rank_outlives_a_killed_command(tmp_path: Path) -> None:
     """After other signals: test_robustness.py."""
     script, mark = tmp_path / "script.py", tmp_path / "rank"
     script.write_text(SCRIPT.format(mark=mark))
-    command = ["env", f"TMPDIR={tmp_path}", sys.executable, "-m", "verified_fsdp2.skill", "verify", script]
+    command = [
+        "env",
+        f"TMPDIR={tmp_path}",
+        sys.executable,
+        "-m",
+        "verified_fsdp2.skill",
+        "verify",
+        script,
+    ]
     command += ["--allow-writes", str(tmp_path)]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(60, lambda: all((tmp_path / name).exists() for name in ("rank0", "rank1")))
@@ -64,16 +72,28 @@ def test_a_launcher_that_imports_torch_ends_with_its_parent(tmp_path: Path) -> N
 
 
 HELD = {"mechanism": "guard", "reasons": {}, "holder": 0, "caches": []}
-SOCKETS = [{"number": 1, "fault": "no sockets", "message": "Operation not permitted"}, {"number": 2, "fault": "killed"}]
+SOCKETS = [
+    {"number": 1, "fault": "no sockets", "message": "Operation not permitted"},
+    {"number": 2, "fault": "killed"},
+]
 
 
 @cases(
     "flags, answers, said",
     ([], [{"devices": 0, "isolation": HELD}, *SOCKETS], "sockets"),
-    (["--device", "cuda", "--nproc", "64"], [{"devices": 0}], "of the 64 CUDA devices that --device cuda needs"),
+    (
+        ["--device", "cuda", "--nproc", "64"],
+        [{"devices": 0}],
+        "of the 64 CUDA devices that --device cuda needs",
+    ),
 )
 def test_what_a_machine_refuses_is_no_fault_of_the_script(
-    tmp_path: Path, monkeypatch: Patch, command: Command, flags: list[str], answers: list[Any], said: str
+    tmp_path: Path,
+    monkeypatch: Patch,
+    command: Command,
+    flags: list[str],
+    answers: list[Any],
+    said: str,
 ) -> None:
     left = [*answers]
     monkeypatch.setattr(Launcher, "_read", lambda self, seconds: left.pop(0))

@@ -31,11 +31,33 @@ VERIFIER: Layers = (
     ("isolation",),
     ("__init__", "trace", "evidence", "finding", "verdict", "config", "errors"),
 )
-LOOSE = {"__init__", "__main__", "pipeline", "execute", "judge", "evidence", "finding", "verdict", "errors"}
+LOOSE = {
+    "__init__",
+    "__main__",
+    "pipeline",
+    "execute",
+    "judge",
+    "evidence",
+    "finding",
+    "verdict",
+    "errors",
+}
 LONGEST, MEDIAN = 400, 110  # lines of a module
 JUDGING = ("verifier.analysis", "verifier.rules", "verifier.judge")
 READING = {
-    *("open", "read_text", "read_bytes", "exists", "is_file", "is_dir", "glob", "rglob", "iterdir", "stat", "resolve"),
+    *(
+        "open",
+        "read_text",
+        "read_bytes",
+        "exists",
+        "is_file",
+        "is_dir",
+        "glob",
+        "rglob",
+        "iterdir",
+        "stat",
+        "resolve",
+    ),
     *("isfile", "isdir", "listdir", "scandir"),
 }
 READERS = {"glob", "io", "linecache", "mmap", "shutil", "subprocess", "tempfile", "tokenize"}
@@ -46,20 +68,30 @@ def imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Every import below a node, but for those of `if TYPE_CHECKING`."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         yield node
-    typing_only = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-    for child in node.orelse if isinstance(node, ast.If) and typing_only else ast.iter_child_nodes(node):
+    typing_only = isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    )
+    for child in (
+        node.orelse if isinstance(node, ast.If) and typing_only else ast.iter_child_nodes(node)
+    ):
         yield from imports(child)
 
 
 def sources() -> dict[str, Path]:
     found = {"": ROOT / "__init__.py"}
     for path in sorted([*(ROOT / "skill").rglob("*.py"), *(ROOT / "verifier").rglob("*.py")]):
-        found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
+        found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = (
+            path
+        )
     return found
 
 
 SOURCES = sources()
-NODES = {name: list(imports(ast.parse(path.read_text(encoding="utf-8")))) for name, path in SOURCES.items()}
+NODES = {
+    name: list(imports(ast.parse(path.read_text(encoding="utf-8"))))
+    for name, path in SOURCES.items()
+}
 
 
 def imported(name: str, node: ast.ImportFrom) -> Iterator[str]:
@@ -76,8 +108,14 @@ def imported(name: str, node: ast.ImportFrom) -> Iterator[str]:
 
 
 def edges() -> dict[str, set[str]]:
-    own = {name: [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level] for name, nodes in NODES.items()}
-    return {name: {module for node in nodes for module in imported(name, node)} for name, nodes in own.items()}
+    own = {
+        name: [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level]
+        for name, nodes in NODES.items()
+    }
+    return {
+        name: {module for node in nodes for module in imported(name, node)}
+        for name, nodes in own.items()
+    }
 
 
 EDGES = edges()
@@ -86,7 +124,9 @@ EDGES = edges()
 def cycle(top: str) -> list[str]:
     """One import cycle among the modules of a folder; empty if there is none."""
     try:
-        TopologicalSorter({name: below for name, below in EDGES.items() if name.startswith(top)}).prepare()
+        TopologicalSorter(
+            {name: below for name, below in EDGES.items() if name.startswith(top)}
+        ).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
@@ -102,53 +142,91 @@ def upwards(top: str, layers: Layers) -> list[str]:
     names = [name for name in EDGES if name.split(".")[0] == top]
     unplaced = [f"{name} has no layer" for name in names if layer(name, layers) is None]
     found = [(name, below) for name in names for below in EDGES[name] if below.split(".")[0] == top]
-    up = [(name, below) for name, below in found if (layer(below, layers) or 0) < (layer(name, layers) or 0)]
+    up = [
+        (name, below)
+        for name, below in found
+        if (layer(below, layers) or 0) < (layer(name, layers) or 0)
+    ]
     return unplaced + [f"{name} imports {below}" for name, below in up]
 
 
 def absolute(nodes: list[ast.Import | ast.ImportFrom]) -> list[str]:
     found = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    return found + [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return found + [
+        node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level
+    ]
 
 
 def test_every_import_is_resolved() -> None:
     """A name that the resolver gets wrong would hide an edge."""
     assert {below for found in EDGES.values() for below in found} <= set(SOURCES)
-    assert "verifier.errors" in EDGES["skill.cli.verify"] and "skill.atomic_write" in EDGES["skill.cli.verify"]
+    assert (
+        "verifier.errors" in EDGES["skill.cli.verify"]
+        and "skill.atomic_write" in EDGES["skill.cli.verify"]
+    )
     assert "verifier.pipeline" in EDGES["skill.cli.verify"]
     assert not EDGES["skill.cli.update"] & {"skill.cli"}
 
 
 def test_inside_the_package_imports_are_relative() -> None:
     for name, nodes in NODES.items():
-        assert not [m for m in absolute(nodes) if m.partition(".")[0] in (PACKAGE, "skill", "verifier")], name
+        assert not [
+            m for m in absolute(nodes) if m.partition(".")[0] in (PACKAGE, "skill", "verifier")
+        ], name
 
 
 def test_the_verifier_never_imports_the_skill() -> None:
-    found = [(name, below) for name, found in EDGES.items() for below in found if below.startswith("skill")]
+    found = [
+        (name, below)
+        for name, found in EDGES.items()
+        for below in found
+        if below.startswith("skill")
+    ]
     assert [name for name, _ in found if not name.startswith("skill")] == []
 
 
-@pytest.mark.parametrize(("top", "layers"), [("skill", SKILL), ("verifier", VERIFIER)], ids=["skill", "verifier"])
+@pytest.mark.parametrize(
+    ("top", "layers"), [("skill", SKILL), ("verifier", VERIFIER)], ids=["skill", "verifier"]
+)
 def test_imports_go_downwards_without_a_cycle(top: str, layers: Layers) -> None:
     assert (cycle(top), upwards(top, layers)) == ([], [])
 
 
 def test_launch_knows_nothing_of_the_probe() -> None:
     """What a rank does is given to it."""
-    assert [n for n in EDGES if n.startswith("verifier.launch") and "verifier.probe" in " ".join(EDGES[n])] == []
+    assert [
+        n
+        for n in EDGES
+        if n.startswith("verifier.launch") and "verifier.probe" in " ".join(EDGES[n])
+    ] == []
 
 
 def test_only_the_launcher_and_the_probe_import_torch() -> None:
-    others = [n for n in NODES if n.startswith("verifier") and not n.startswith(("verifier.launch", "verifier.probe"))]
-    assert [n for n in others if any(m.partition(".")[0] == "torch" for m in absolute(NODES[n]))] == []
+    others = [
+        n
+        for n in NODES
+        if n.startswith("verifier") and not n.startswith(("verifier.launch", "verifier.probe"))
+    ]
+    assert [
+        n for n in others if any(m.partition(".")[0] == "torch" for m in absolute(NODES[n]))
+    ] == []
 
 
 def test_after_the_plan_nobody_asks_the_target() -> None:
-    able = ("verifier.pipeline", "verifier.plan", "verifier.integrations", "verifier.config", "skill")
+    able = (
+        "verifier.pipeline",
+        "verifier.plan",
+        "verifier.integrations",
+        "verifier.config",
+        "skill",
+    )
     found = [name for name, below in EDGES.items() if "verifier.config.target" in below]
     assert [name for name in found if not name.startswith(able)] == []
-    texts = {name: SOURCES[name].read_text(encoding="utf-8") for name in EDGES if not name.startswith(able)}
+    texts = {
+        name: SOURCES[name].read_text(encoding="utf-8")
+        for name in EDGES
+        if not name.startswith(able)
+    }
     asking = re.compile(r"\bTarget\b|settings\.target|\btarget\.policy\b")
     assert [name for name, text in texts.items() if asking.search(text)] == []
 
@@ -159,7 +237,9 @@ def test_there_are_few_loose_modules() -> None:
 
 
 def test_modules_are_short() -> None:
-    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in SOURCES.items()}
+    lines = {
+        name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in SOURCES.items()
+    }
     assert {name: count for name, count in lines.items() if count > LONGEST} == {}
     median = statistics.median(lines[name] for name in lines if name.startswith("verifier"))
     assert median <= MEDIAN, f"the median of verifier/ is {median} lines"
@@ -168,8 +248,12 @@ def test_modules_are_short() -> None:
 def reads(tree: ast.AST) -> list[str]:
     """What of a module reads a file or asks for one."""
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    named = [call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls]
-    modules = [module for module in absolute(list(imports(tree))) if module.partition(".")[0] in READERS]
+    named = [
+        call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls
+    ]
+    modules = [
+        module for module in absolute(list(imports(tree))) if module.partition(".")[0] in READERS
+    ]
     return [name for name in named if name in READING] + modules
 
 
@@ -181,7 +265,9 @@ def test_judging_reads_no_file() -> None:
 
 def test_only_lint_asks_for_modules_that_read_files() -> None:
     """`source` has modules that follow files; the rules and the judge use its pure ones."""
-    readers = {f"verifier.source.{name}" for name in ("lint", "scan", "files", "sources", "migration")}
+    readers = {
+        f"verifier.source.{name}" for name in ("lint", "scan", "files", "sources", "migration")
+    }
     readers.add("verifier.launch.client")
     judging = [name for name in EDGES if name.startswith(JUDGING) and name != "verifier.rules.lint"]
     found = {name: EDGES[name] & readers for name in judging}

@@ -35,7 +35,9 @@ README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
 def result(name: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(
+        (ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8")
+    )
 
 
 def claimed(pattern: str) -> tuple[int, ...]:
@@ -48,7 +50,10 @@ def test_summaries_are_short() -> None:
     files = sorted((ROOT / "benchmarks" / "results").iterdir())
     assert sum(file.read_text(encoding="utf-8").count("\n") for file in files) <= 3900
     for file in files:
-        assert file.read_text(encoding="utf-8") == text(json.loads(file.read_text(encoding="utf-8"))) + "\n", file.name
+        assert (
+            file.read_text(encoding="utf-8")
+            == text(json.loads(file.read_text(encoding="utf-8"))) + "\n"
+        ), file.name
 
 
 def test_detection_summary_and_details_are_read_alike(tmp_path: Path) -> None:
@@ -62,10 +67,17 @@ def test_detection_summary_and_details_are_read_alike(tmp_path: Path) -> None:
 def test_recall_and_false_alarms() -> None:
     results = result("corpus")
     pattern = r"(\d+) of (\d+) seeded faults found, (\d+) false alarms on (\d+) right scripts"
-    measured = (results["found"], results["faults"], results["false_alarms"], results["right_scripts"])
+    measured = (
+        results["found"],
+        results["faults"],
+        results["false_alarms"],
+        results["right_scripts"],
+    )
     assert claimed(pattern) == measured
     assert in_page(RELIABILITY, detection.read(CORPUS)) == RELIABILITY, "run `make detection`"
-    assert by_rule(detection.read(CORPUS)) == detection.BY_RULE.read_text(encoding="utf-8"), "run `make detection`"
+    assert by_rule(detection.read(CORPUS)) == detection.BY_RULE.read_text(encoding="utf-8"), (
+        "run `make detection`"
+    )
 
 
 def test_public_trainers() -> None:
@@ -86,16 +98,23 @@ def test_the_cost_on_a_public_trainer() -> None:
         f"{results['trainer']} {full['seconds']} plain runs in full and {quick['seconds']} with `--quick`"
         in RELIABILITY
     )
-    assert f"at its largest {full['mebibytes']} and {quick['mebibytes']} times the memory" in RELIABILITY
+    assert (
+        f"at its largest {full['mebibytes']} and {quick['mebibytes']} times the memory"
+        in RELIABILITY
+    )
 
 
 def test_seeds_in_public_trainers() -> None:
     results = result("field_seeds")
     assert totals(results["rows"]) == results["totals"]
-    assert table_of_seeds(results["rows"]) in (ROOT / "benchmarks" / "field" / "seeds" / "README.md").read_text(
-        encoding="utf-8"
-    )
-    seeds = [seed for path in (ROOT / "benchmarks" / "field" / "seeds").glob("*.yaml") for seed in seeds_of(path)]
+    assert table_of_seeds(results["rows"]) in (
+        ROOT / "benchmarks" / "field" / "seeds" / "README.md"
+    ).read_text(encoding="utf-8")
+    seeds = [
+        seed
+        for path in (ROOT / "benchmarks" / "field" / "seeds").glob("*.yaml")
+        for seed in seeds_of(path)
+    ]
     assert {row["id"] for row in results["rows"]} <= {seed["id"] for seed in seeds}
     assert {rule for seed in seeds for rule in seed["rules"]} <= set(RULES)
     (claim,) = re.finditer(
@@ -146,10 +165,14 @@ def test_every_way_to_install_works() -> None:
 def test_half_of_the_retrofit_scripts_are_converted_without_an_edit() -> None:
     results = result("convert")
     rows = results["rows"]
-    assert results["scripts"] == len(rows) >= 7 and results["untouched"] == sum(row["untouched"] for row in rows)
+    assert results["scripts"] == len(rows) >= 7 and results["untouched"] == sum(
+        row["untouched"] for row in rows
+    )
     assert 2 * results["untouched"] >= len(rows)
     assert results["passed_but_wrong"] == []
-    assert all(row["untouched"] == (row["verdict"] == "pass") and row.get("right", True) for row in rows)
+    assert all(
+        row["untouched"] == (row["verdict"] == "pass") and row.get("right", True) for row in rows
+    )
 
 
 def test_the_grader_judges_as_every_task_expects() -> None:
@@ -187,7 +210,9 @@ def test_nothing_malformed_hostile_or_interrupted_leaves_anything() -> None:
 def test_the_versions_are_published() -> None:
     results = result("versions")
     assert VERSIONS.keys() == {row["torch"] for row in results["rows"] if "refused" not in row}
-    assert with_section(RELIABILITY, versions.table(results["rows"])) == RELIABILITY, "run `make versions`"
+    assert with_section(RELIABILITY, versions.table(results["rows"])) == RELIABILITY, (
+        "run `make versions`"
+    )
 
 
 def test_each_round_of_the_exam_is_published() -> None:
@@ -197,14 +222,17 @@ def test_each_round_of_the_exam_is_published() -> None:
         results = json.loads(file.read_text(encoding="utf-8"))
         (row,) = (line for line in RELIABILITY.splitlines() if line.startswith(f"| {number} | "))
         cells = row.split(" | ")[1:]
-        for cell, name in zip(cells, ("found", "named", "false_alarms", "right_inconclusive"), strict=True):
-            assert cell.startswith(f"{results[name]['number']} of {results[name]['of']} ("), (number, name)
+        for cell, name in zip(
+            cells, ("found", "named", "false_alarms", "right_inconclusive"), strict=True
+        ):
+            assert cell.startswith(f"{results[name]['number']} of {results[name]['of']} ("), (
+                number,
+                name,
+            )
     for line in by_law([json.loads(file.read_text(encoding="utf-8"))["rows"] for file in files]):
         assert line in RELIABILITY, line
     found, failed = results["found"], results["false_alarms"]
-    claim = (
-        f"{found['number']} of {found['of']} silent faults found, {failed['number']} of {failed['of']} right scripts"
-    )
+    claim = f"{found['number']} of {found['of']} silent faults found, {failed['number']} of {failed['of']} right scripts"
     assert f"{claim} failed" in README
 
 
@@ -213,13 +241,19 @@ def test_what_was_judged_again_is_published() -> None:
     faults, right = results["found_before"], results["right"]
     text = " ".join(RELIABILITY.split())
     assert f"{faults['found_again']} of {faults['of']} faults found before are found again" in text
-    assert f"{right['failed']} of {right['of']} right scripts fail and {right['inconclusive']} are inconclusive" in text
+    assert (
+        f"{right['failed']} of {right['of']} right scripts fail and {right['inconclusive']} are inconclusive"
+        in text
+    )
 
 
 def test_the_launchers_are_published() -> None:
     results = result("launchers")
     rows = results["slurm"]["rows"]
-    assert f"{sum(row['same'] for row in rows)} of {len(rows)} scripts get the verdict of forked ranks" in RELIABILITY
+    assert (
+        f"{sum(row['same'] for row in rows)} of {len(rows)} scripts get the verdict of forked ranks"
+        in RELIABILITY
+    )
     for part in ("slurm", "namespaces"):
         assert results[part]["lost"]["run"].endswith("stopped answering, and rank 1 with it")
         assert results[part]["lost"]["left"] == 0
@@ -242,14 +276,29 @@ def test_what_a_gpu_showed_is_published() -> None:
 
 
 def test_the_page_on_a_run_of_a_day_shows_what_was_printed() -> None:
-    day, page = result("run_of_a_day"), (ROOT / "examples" / "day" / "README.md").read_text(encoding="utf-8")
-    assert day["ok"] and {row.get("signal") for row in day["commands"]} == {None, "SIGTERM", "SIGKILL"}
+    day, page = (
+        result("run_of_a_day"),
+        (ROOT / "examples" / "day" / "README.md").read_text(encoding="utf-8"),
+    )
+    assert day["ok"] and {row.get("signal") for row in day["commands"]} == {
+        None,
+        "SIGTERM",
+        "SIGKILL",
+    }
     assert all((row["exit"] != 0) == ("signal" in row) for row in day["commands"])
     printed = {line for row in day["commands"] for line in row["prints"]}
     shown = "\n".join(re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)).splitlines()
     assert len(shown) > 20 and {line for line in shown if line} <= printed
-    trained = sum(row["seconds"] for row in day["commands"] if row["in"] == "pretrain" and "train.py" in row["command"])
-    assert f"{day['seconds']:,} s" in page and f"load of {day['load']}" in page and f"{int(trained):,} s" in page
+    trained = sum(
+        row["seconds"]
+        for row in day["commands"]
+        if row["in"] == "pretrain" and "train.py" in row["command"]
+    )
+    assert (
+        f"{day['seconds']:,} s" in page
+        and f"load of {day['load']}" in page
+        and f"{int(trained):,} s" in page
+    )
     assert {f"{apart:.2e}" for apart in day["checks"]["logits apart at most"].values()} <= {
         *page.replace(")", " ").split()
     }
@@ -259,10 +308,14 @@ def test_every_example_has_passed() -> None:
     """On 1, 2 and 4 ranks or what its mesh allows; a large one at the size of its verification."""
     rows = {row["spec"]: row for row in result("examples")["rows"]}
     folder = ROOT / "examples"
-    named = {path.stem for path in folder.glob("*.yaml")} | {path.parent.name for path in folder.glob("*/spec.yaml")}
+    named = {path.stem for path in folder.glob("*.yaml")} | {
+        path.parent.name for path in folder.glob("*/spec.yaml")
+    }
     assert named == {*rows} and len(named) >= 24
     assert {
-        name for name, row in rows.items() if (row["verdict"], row["findings"], row["linted"]) != ("pass", [], True)
+        name
+        for name, row in rows.items()
+        if (row["verdict"], row["findings"], row["linted"]) != ("pass", [], True)
     } == set()
 
 
@@ -270,32 +323,56 @@ def test_what_agents_did_is_published() -> None:
     results = result("agents")
     page = (ROOT / "evals" / "results.md").read_text(encoding="utf-8")
     for row in results["rows"]:
-        (line,) = (line for line in page.splitlines() if line.startswith(f"| {row['run']} | {row['task']} | "))
+        (line,) = (
+            line
+            for line in page.splitlines()
+            if line.startswith(f"| {row['run']} | {row['task']} | ")
+        )
         cells = line.strip("| ").split(" | ")[2:]
         for mine, own in ((cells[:5], row["with"]), (cells[5:], row["without"])):
             found = own or {}
-            numbers = [found.get(name) for name in ("minutes", "proved", "commands", "verifications")]
+            numbers = [
+                found.get(name) for name in ("minutes", "proved", "commands", "verifications")
+            ]
             passed = {None: "-", True: "yes", False: "no"}[found.get("passed")]
-            assert mine == [passed, *("-" if value is None else str(value) for value in numbers)][: len(mine)], line
+            assert (
+                mine
+                == [passed, *("-" if value is None else str(value) for value in numbers)][
+                    : len(mine)
+                ]
+            ), line
     pairs = [row for row in results["rows"] if row["with"] and row["without"]]
     for one, words in (("with", "with the skill"), ("without", "without")):
         of = [row[one] for row in results["rows"] if row[one]]
-        assert (results[one]["passed"], results[one]["of"]) == (sum(row["passed"] for row in of), len(of))
+        assert (results[one]["passed"], results[one]["of"]) == (
+            sum(row["passed"] for row in of),
+            len(of),
+        )
         assert f"{results[one]['passed']} of {results[one]['of']} {words}" in page
         for name, medians in results[one]["pairs"].items():
             own = [row[one] for row in pairs if f"run {row['run']}" == name]
             for key, value in medians.items():
-                assert value == round(median(row[key] for row in own if row[key] is not None), 1), (one, name, key)
+                assert value == round(median(row[key] for row in own if row[key] is not None), 1), (
+                    one,
+                    name,
+                    key,
+                )
 
 
 def test_loaders_on_json_lines() -> None:
-    speed = {row["loader"]: f"{row['tokens_per_second'] / 1e6:.1f}" for row in result("loader_text_speed")["rows"]}
+    speed = {
+        row["loader"]: f"{row['tokens_per_second'] / 1e6:.1f}"
+        for row in result("loader_text_speed")["rows"]
+    }
     text = " ".join((ROOT / "references" / "scaling.md").read_text(encoding="utf-8").split())
     assert (
         f"{speed['generated']} million tokens a second by the generated loader ({speed['generated, once']} where"
         in text
     )
-    assert f"{speed['lingua']} by lingua's (437d680), {speed['torchtitan']} by torchtitan's (b5bcd76)" in text
+    assert (
+        f"{speed['lingua']} by lingua's (437d680), {speed['torchtitan']} by torchtitan's (b5bcd76)"
+        in text
+    )
 
 
 def test_the_loss_in_chunks() -> None:
@@ -303,7 +380,8 @@ def test_the_loss_in_chunks() -> None:
     plain, chunked = found["plain"]["memory"], found["chunked"]["memory"]
     text = " ".join((ROOT / "references" / "numbers.md").read_text(encoding="utf-8").split())
     assert (
-        f"held {plain:.1f} times its float32 logits, in chunks {chunked}, in {found['time_ratio']} of the time" in text
+        f"held {plain:.1f} times its float32 logits, in chunks {chunked}, in {found['time_ratio']} of the time"
+        in text
     )
     assert chunked <= 0.25 and found["time_ratio"] <= 1.1
 

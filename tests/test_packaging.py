@@ -15,7 +15,16 @@ from verified_fsdp2.skill import installer
 
 ROOT = Path(__file__).parents[1]
 STATIC = ("--fsdp2", "train.py", "--fsdp2-tier", "static")
-SHIPPED = ("__init__.py", "SKILL.md", "README.md", "references", "templates", "skill", "verifier", "examples")
+SHIPPED = (
+    "__init__.py",
+    "SKILL.md",
+    "README.md",
+    "references",
+    "templates",
+    "skill",
+    "verifier",
+    "examples",
+)
 
 
 def fsdp2(*command: object, cwd: Path) -> str:
@@ -34,7 +43,9 @@ def copied(tmp_path: Path) -> Path:
     folder.mkdir()
     for source in (ROOT / name for name in SHIPPED):
         if source.is_dir():
-            shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__")
+            )
         else:
             shutil.copy(source, folder)
     mark(folder)
@@ -61,9 +72,13 @@ def test_a_plain_copy_verifies(copied: Path, tmp_path: Path) -> None:
 def test_pytest_takes_its_plugin_from_a_plain_copy(copied: Path, tmp_path: Path) -> None:
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "verified_fsdp2").symlink_to(copied)
-    (tmp_path / "train.py").write_bytes((ROOT / "tests" / "faults" / "optim_before_shard.py").read_bytes())
+    (tmp_path / "train.py").write_bytes(
+        (ROOT / "tests" / "faults" / "optim_before_shard.py").read_bytes()
+    )
     words = ("-p", "verified_fsdp2.verifier.integrations.pytest_plugin", *STATIC)
-    done = python("-m", "pytest", *words, status=1, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "build"})
+    done = python(
+        "-m", "pytest", *words, status=1, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "build"}
+    )
     assert "FAILED train.py::optim-before-shard" in done.stdout
 
 
@@ -76,8 +91,15 @@ def test_the_installed_command(tmp_path: Path) -> None:
 def test_pyproject_names_every_package() -> None:
     """`packages.find` cannot do it: it has no prefix, and the folder of the package is the repository."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folders = {path.parent.relative_to(ROOT) for top in ("skill", "verifier") for path in (ROOT / top).rglob("*.py")}
-    assert settings["packages"] == ["verified_fsdp2", *sorted(f"verified_fsdp2.{'.'.join(f.parts)}" for f in folders)]
+    folders = {
+        path.parent.relative_to(ROOT)
+        for top in ("skill", "verifier")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert settings["packages"] == [
+        "verified_fsdp2",
+        *sorted(f"verified_fsdp2.{'.'.join(f.parts)}" for f in folders),
+    ]
 
 
 def test_the_wheel_carries_everything(tmp_path: Path) -> None:
@@ -85,18 +107,37 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns(".venv", ".git", "build", "*.egg-info", "__pycache__", "tests")
     shutil.copytree(ROOT, source, ignore=ignored)
     pip = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
-    fsdp2(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist", source, cwd=tmp_path)
+    fsdp2(
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        tmp_path / "dist",
+        source,
+        cwd=tmp_path,
+    )
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     fsdp2(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
     package = tmp_path / "site" / "verified_fsdp2"
     (entries,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
-    assert "[pytest11]\nverified_fsdp2.verifier.integrations.pytest_plugin = " in entries.read_text()
+    assert (
+        "[pytest11]\nverified_fsdp2.verifier.integrations.pytest_plugin = " in entries.read_text()
+    )
     mark(package)
     assert "copy" in fsdp2(package / "skill", "--version", cwd=tmp_path)
     assert "targets" in fsdp2(package / "skill", "spec", "schema", "--verify", cwd=tmp_path)
-    files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
     shipped = {path.relative_to(package).as_posix() for path in files}
-    for pattern in ("templates/*.j2", "references/*.md", "skill/**/*.py", "verifier/**/*.py", "verifier/**/*.j2"):
+    for pattern in (
+        "templates/*.j2",
+        "references/*.md",
+        "skill/**/*.py",
+        "verifier/**/*.py",
+        "verifier/**/*.j2",
+    ):
         assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)} <= shipped
     assert installer._of_pack(ROOT).keys() <= shipped
     assert not any(name.startswith(("tests", "benchmarks")) for name in shipped)

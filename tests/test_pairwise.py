@@ -22,14 +22,19 @@ def test_all_that_was_run_passed() -> None:
 
 def test_most_pairs_were_run() -> None:
     assert 0.7 * SAMPLE["possible"] <= SAMPLE["pairs"] <= SAMPLE["possible"]
-    assert len(pairwise.pairs(COMBINATIONS)) >= SAMPLE["pairs"]  # some are refused with the first setting of the others
+    assert (
+        len(pairwise.pairs(COMBINATIONS)) >= SAMPLE["pairs"]
+    )  # some are refused with the first setting of the others
 
 
 @pytest.mark.slow
 def test_the_sample_counts_the_pairs_of_today(tmp_path: Path) -> None:
     pairwise.make_files(tmp_path)
     possible = pairwise.possible_pairs(tmp_path)
-    assert (len(possible), len(possible & pairwise.pairs(COMBINATIONS))) == (SAMPLE["possible"], SAMPLE["pairs"])
+    assert (len(possible), len(possible & pairwise.pairs(COMBINATIONS))) == (
+        SAMPLE["possible"],
+        SAMPLE["pairs"],
+    )
 
 
 @pytest.mark.slow

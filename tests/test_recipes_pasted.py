@@ -26,12 +26,18 @@ def printed(command: re.Match[str]) -> str:
 
 
 def used(case: Case) -> set[str]:
-    return {shlex.split(command[1])[0] for edit in case.edits for command in COMMAND.finditer(edit["new"])}
+    return {
+        shlex.split(command[1])[0]
+        for edit in case.edits
+        for command in COMMAND.finditer(edit["new"])
+    }
 
 
 def test_each_recipe_is_pasted_into_two_scripts() -> None:
     hosts = {(name, case.host) for case in map(load, PASTED) for name in used(case)}
-    assert {name: count for name, count in Counter(name for name, _ in hosts).items() if count < 2} == {}
+    assert {
+        name: count for name, count in Counter(name for name, _ in hosts).items() if count < 2
+    } == {}
     assert {name for name, _ in hosts} == recipes.RECIPES.keys()
 
 

@@ -6,15 +6,24 @@ import re
 from pathlib import Path
 
 import pytest
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    fully_shard,
+)
 
 from documents import REFERENCES, ROOT, WRITTEN, claims, diagnosis, words
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import RaisedRule
 
-CATALOG = (Path(__file__).parent / "catalog.txt").read_text(encoding="utf-8").split()  # 84 published failures, by name
+CATALOG = (
+    (Path(__file__).parent / "catalog.txt").read_text(encoding="utf-8").split()
+)  # 84 published failures, by name
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in REFERENCES}
-SINCE = json.loads((ROOT / "benchmarks/results/api_by_version.json").read_text(encoding="utf-8"))["since"]
+SINCE = json.loads((ROOT / "benchmarks/results/api_by_version.json").read_text(encoding="utf-8"))[
+    "since"
+]
 LONGEST = 26_000  # characters, as one reading of an agent
 COMPARISONS = {"unused-suppression"}  # of the sources, not of training
 
@@ -22,18 +31,33 @@ COMPARISONS = {"unused-suppression"}  # of the sources, not of training
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
 def test_form(path: Path) -> None:
     text = TEXTS[path.name]
-    assert text.isascii() and len(text.splitlines()) >= 100 and len(text) <= LONGEST and len(REFERENCES) <= 12
+    assert (
+        text.isascii()
+        and len(text.splitlines()) >= 100
+        and len(text) <= LONGEST
+        and len(REFERENCES) <= 12
+    )
     assert "2.13.0" in text and "Contents:" in text
     assert not re.search(r"\beval\(|\.eval\(\)|\bexec\(", text)
     prose = re.sub(r"^```.*?^```|`[^`]*`", "", text, flags=re.M | re.S)
     named = re.findall(r"\[([a-z0-9-]+(?:,\s+[a-z0-9-]+)*)\](?!\()", prose)
-    assert {rule for group in named for rule in re.split(r",\s+", group)} <= set(RULES), "names in brackets are rules"
+    assert {rule for group in named for rule in re.split(r",\s+", group)} <= set(RULES), (
+        "names in brackets are rules"
+    )
 
 
 def test_every_quoted_sentence_stands_in_a_reference() -> None:
     beside = (ROOT / "SKILL.md", ROOT / "verifier" / "source" / "migration.json")
-    texts = [words(text) for text in [*TEXTS.values(), *(path.read_text(encoding="utf-8") for path in beside)]]
-    missing = [quote for claim in claims() for quote in claim.quotes if not any(words(quote) in text for text in texts)]
+    texts = [
+        words(text)
+        for text in [*TEXTS.values(), *(path.read_text(encoding="utf-8") for path in beside)]
+    ]
+    missing = [
+        quote
+        for claim in claims()
+        for quote in claim.quotes
+        if not any(words(quote) in text for text in texts)
+    ]
     assert missing == []
 
 
@@ -76,20 +100,33 @@ def test_stale_names_are_run_and_dated() -> None:
     assert len(rows) >= 12
     for stale, current, version, _ in rows:
         assert any(words(quote) in words(f"| {stale} |") for quote in quoted), stale
-        shown = [date for name, date in SINCE.items() if re.search(rf"\b{re.escape(name)}\b", current)]
+        shown = [
+            date for name, date in SINCE.items() if re.search(rf"\b{re.escape(name)}\b", current)
+        ]
         if stale.startswith("`reshard_after_forward"):
             shown = [SINCE["reshard_after_forward=None"]]
         if "set_requires_gradient_sync" in current:
             shown = [SINCE["FSDPModule"]]
-        expected = max(shown, key=lambda date: [int(part) for part in date.split(".")]) if shown else None
-        assert version == {None: "-", "2.5.1": "<= 2.5"}.get(expected, (expected or "").rpartition(".")[0]), stale
+        expected = (
+            max(shown, key=lambda date: [int(part) for part in date.split(".")]) if shown else None
+        )
+        assert version == {None: "-", "2.5.1": "<= 2.5"}.get(
+            expected, (expected or "").rpartition(".")[0]
+        ), stale
 
 
 def test_other_dates() -> None:
-    names = {"ignored_params": "2.7", "reset_iter_state": "2.13", "set_reduce_scatter_unused_params": "2.13"}
+    names = {
+        "ignored_params": "2.7",
+        "reset_iter_state": "2.13",
+        "set_reduce_scatter_unused_params": "2.13",
+    }
     for name, version in names.items():
         assert SINCE[name].startswith(version)
-        assert any(re.search(rf"{name}.{{0,40}}\(since {version}\)", words(text)) for text in TEXTS.values()), name
+        assert any(
+            re.search(rf"{name}.{{0,40}}\(since {version}\)", words(text))
+            for text in TEXTS.values()
+        ), name
 
 
 def test_every_published_failure_is_reached_from_a_text_or_a_symptom() -> None:
@@ -105,7 +142,9 @@ def test_texts_and_patterns_agree() -> None:
     raised = {name: rule for name, rule in RULES.items() if isinstance(rule, RaisedRule)}
     for name, rule in raised.items():
         texts = [text for row in diagnosis() if name in row.rules for text in row.texts]
-        assert any(re.search(rule.pattern, f"SomeError: {text.replace('...', 'x')}") for text in texts), name
+        assert any(
+            re.search(rule.pattern, f"SomeError: {text.replace('...', 'x')}") for text in texts
+        ), name
     for row in diagnosis():
         known = [raised[name] for name in row.rules if name in raised]
         if row.texts and known and not row.seen.startswith("`CUDA error"):
@@ -121,7 +160,12 @@ def test_fixed_errors_of_what_circulates() -> None:
         "`nn.Module` has no `reset_parameters`",
         "so all ranks train on one batch",
         "Parity with DDP alone proves too little",
-        *("There is no `no_sync`", "over PCIe", "an export, not a checkpoint", "it is True for all but the root"),
+        *(
+            "There is no `no_sync`",
+            "over PCIe",
+            "an export, not a checkpoint",
+            "it is True for all but the root",
+        ),
         *("`.metadata` is a pickle", "`to_empty` leaves them as garbage"),
     ):
         assert fact in everything, fact

@@ -41,7 +41,9 @@ EVERY_FORMAT = [word for name in FORMATS for word in ("--report", f"{name}=out.{
 @pytest.mark.filterwarnings("ignore")  # of Python, on the scripts that it parses
 @pytest.mark.parametrize("kind", KINDS)
 def test_malformed_inputs(kind: str, tmp_path: Path) -> None:
-    trials = [robustness.in_process(kind, number, tmp_path / "trial", seed=1) for number in range(12)]
+    trials = [
+        robustness.in_process(kind, number, tmp_path / "trial", seed=1) for number in range(12)
+    ]
     assert [robustness.described(trial) for trial in trials if not trial.clean] == []
     assert robustness.row(kind, trials)["inputs"] == 12
 
@@ -68,7 +70,10 @@ def test_errors_are_of_bounded_length(folder: Path, command: Command) -> None:
 def test_toml_that_python_cannot_take(text: str, folder: Path, command: Command) -> None:
     (folder / "pyproject.toml").write_text(f"[tool.fsdp2]\n{text}\n")
     (folder / "train.py").write_text("")
-    assert "pyproject.toml:1:1: not valid TOML" in command("verify", ".", "--tier", "static", code=2).err
+    assert (
+        "pyproject.toml:1:1: not valid TOML"
+        in command("verify", ".", "--tier", "static", code=2).err
+    )
 
 
 def test_a_script_nested_too_deeply(folder: Path, command: Command) -> None:
@@ -91,7 +96,9 @@ while again:
 
 def written(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """The reports of EVERY_FORMAT, valid, and the JSON data."""
-    texts = {name: valid(name, (folder / f"out.{name}").read_text(encoding="utf-8")) for name in FORMATS}
+    texts = {
+        name: valid(name, (folder / f"out.{name}").read_text(encoding="utf-8")) for name in FORMATS
+    }
     return texts, json.loads(texts["json"])
 
 
@@ -103,15 +110,28 @@ def wait_for(path: Path) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
-def test_an_interrupted_verification_says_so_in_every_format(number: signal.Signals, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
+def test_an_interrupted_verification_says_so_in_every_format(
+    number: signal.Signals, folder: Path
+) -> None:
     (folder / "a.py").write_text(training(TWICE, "nn.Linear(4, 4)", "torch.ones(2, 4)"))
-    marks = folder.with_name(folder.name + "-marks")  # what a run writes in its project no other run finds
+    marks = folder.with_name(
+        folder.name + "-marks"
+    )  # what a run writes in its project no other run finds
     marks.mkdir()
-    environment = {**os.environ, "TMPDIR": str(folder), "FSDP2_ROBUSTNESS": str(folder), "MARKS": str(marks)}
+    environment = {
+        **os.environ,
+        "TMPDIR": str(folder),
+        "FSDP2_ROBUSTNESS": str(folder),
+        "MARKS": str(marks),
+    }
     command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", "a.py", "--steps", "5"]
     command += ["--allow-writes", str(marks), *EVERY_FORMAT]
-    running = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    )
     wait_for(marks / "again")
     running.send_signal(number)
     _, error = running.communicate(timeout=30)
@@ -123,12 +143,21 @@ def test_an_interrupted_verification_says_so_in_every_format(number: signal.Sign
     assert [run["role"] for run in report["runs"]] == ["train"]
     found = {f["rule"]: f for f in report["findings"]}
     assert found["run-completes"]["status"] == found["root-not-wrapped"]["status"] == "pass"
-    assert "interrupted" in found["matches-ddp"]["evidence"] and found["matches-ddp"]["status"] == "inconclusive"
+    assert (
+        "interrupted" in found["matches-ddp"]["evidence"]
+        and found["matches-ddp"]["status"] == "inconclusive"
+    )
     no_verdict = f"INTERRUPTED by {number.name} after 1 run: "
-    assert texts["text"].startswith(no_verdict) and no_verdict in "\n".join(texts["text"].splitlines()[-4:])
+    assert texts["text"].startswith(no_verdict) and no_verdict in "\n".join(
+        texts["text"].splitlines()[-4:]
+    )
     assert no_verdict in texts["html"]
     assert texts["github"].startswith("::error") and no_verdict in texts["github"].splitlines()[0]
-    whole = next(c for c in ET.fromstring(texts["junit"]).iter("testcase") if c.get("name") == "the whole verification")
+    whole = next(
+        c
+        for c in ET.fromstring(texts["junit"]).iter("testcase")
+        if c.get("name") == "the whole verification"
+    )
     assert no_verdict in whole[0].attrib["message"] and whole[0].tag == "error"
     sarif = json.loads(texts["sarif"])
     invocation = sarif["runs"][0]["invocations"][0]
@@ -176,15 +205,24 @@ def test_without_sockets_the_other_tiers_are_judged(
 ) -> None:
     (folder / "a.py").write_bytes((TESTS / script).read_bytes())
     code = 4  # root-only-wrap warns
-    assert "this environment refuses sockets" in command("verify", "a.py", *only, *EVERY_FORMAT, code=code).err
+    assert (
+        "this environment refuses sockets"
+        in command("verify", "a.py", *only, *EVERY_FORMAT, code=code).err
+    )
     texts, report = written(folder)
     assert report["refused"] == "this environment refuses sockets"
     assert [run["role"] for run in report["runs"]] == ["simulate"]
     findings = {f["rule"]: f for f in report["findings"]}
-    assert (findings["root-only-wrap"]["status"], findings["root-only-wrap"]["tier"]) == (status, "simulate")
+    assert (findings["root-only-wrap"]["status"], findings["root-only-wrap"]["tier"]) == (
+        status,
+        "simulate",
+    )
     if not only:
         assert findings["set-device-missing"]["tier"] == "static"
-        assert (findings["matches-ddp"]["status"], findings["matches-ddp"]["tier"]) == ("inconclusive", "ranks")
+        assert (findings["matches-ddp"]["status"], findings["matches-ddp"]["tier"]) == (
+            "inconclusive",
+            "ranks",
+        )
         assert "this environment refuses sockets" in findings["matches-ddp"]["evidence"]
     for name in ("text", "junit", "sarif", "github", "html"):
         assert "NO RANKS WERE JUDGED, only the static and the simulated tier" in texts[name], name
@@ -243,7 +281,9 @@ def test_a_trace_that_is_no_file(tmp_path: Path) -> None:
     pytest.param("raises what has no text", "fail", "Bad", marks=pytest.mark.full),
     pytest.param("ends the manager", "refused", "process"),
 )
-def test_hostile_scripts(name: str, status: str, named: str, verify_script: Verify, tmp_path: Path) -> None:
+def test_hostile_scripts(
+    name: str, status: str, named: str, verify_script: Verify, tmp_path: Path
+) -> None:
     (tmp_path / "a.py").write_text(hostile(name))
     if status == "refused":
         with pytest.raises(MachineRefuses, match=named):
@@ -255,13 +295,19 @@ def test_hostile_scripts(name: str, status: str, named: str, verify_script: Veri
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_runs_that_were_made_count_when_a_later_one_cannot_be(folder: Path, command: Command) -> None:
-    marks = folder.with_name(folder.name + "-marks")  # what a run writes in its project no other run finds
+def test_runs_that_were_made_count_when_a_later_one_cannot_be(
+    folder: Path, command: Command
+) -> None:
+    marks = folder.with_name(
+        folder.name + "-marks"
+    )  # what a run writes in its project no other run finds
     marks.mkdir()
     mark = marks / "mark"
     later = f"if Path({str(mark)!r}).exists(): os.kill(os.getppid(), signal.SIGKILL)\n"
     script = TRAIN.replace("# BEFORE\n", later).replace("range(int(done), 20)", "range(3)")
-    script = script.replace("dist.destroy_process_group()", f"dist.barrier(); Path({str(mark)!r}).touch()")
+    script = script.replace(
+        "dist.destroy_process_group()", f"dist.barrier(); Path({str(mark)!r}).touch()"
+    )
     (folder / "a.py").write_text(script)
     rules = ("--only", "root-not-wrapped", "--only", "matches-ddp")
     options = ("--allow-writes", str(marks), "--report", "json=out.json")
@@ -291,7 +337,9 @@ def test_what_is_left_in_the_place_of_a_checkpoint(
 @pytest.mark.launch
 def test_a_script_that_ends_the_launcher(folder: Path, command: Command) -> None:
     (folder / "a.py").write_text(hostile("ends the launcher"))
-    command("verify", "a.py", "--steps", "3", "--only", "wrapping", "--report", "json=out.json", code=4)
+    command(
+        "verify", "a.py", "--steps", "3", "--only", "wrapping", "--report", "json=out.json", code=4
+    )
     report = json.loads((folder / "out.json").read_text())
     assert "launcher" in report["refused"] and report["runs"] == []
     assert {f["tier"] for f in report["findings"] if f["status"] == "pass"} <= {"static"}
@@ -306,14 +354,25 @@ print("::add-mask::secret", file=sys.stderr, flush=True)
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_hostile_names_errors_and_prints_in_every_format(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_errors_and_prints_in_every_format(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     name = os.fsdecode(b"<script>\n::error::x\n##[error]'\"]]>\xff.py")
     (folder / name).write_text(PRINTS + hostile("raises hostile text"))
     assert main(["verify", name, "--only", "run-completes", *EVERY_FORMAT]) == 1
     log = capfd.readouterr()
     assert log.out == ""
     texts, _ = written(folder)
-    for kind, text in {**texts, "summary": (folder / "summary.md").read_text(encoding="utf-8"), "log": log.err}.items():
+    for kind, text in {
+        **texts,
+        "summary": (folder / "summary.md").read_text(encoding="utf-8"),
+        "log": log.err,
+    }.items():
         assert len(text) < 1_000_000 and "\x1b" not in text and "\x00" not in text, kind
-        lines = [line for line in text.splitlines() if line.lstrip().startswith("::") or "##[" in line]
-        assert all(kind == "github" and line.startswith(("::error file=", "::warning file=")) for line in lines), kind
+        lines = [
+            line for line in text.splitlines() if line.lstrip().startswith("::") or "##[" in line
+        ]
+        assert all(
+            kind == "github" and line.startswith(("::error file=", "::warning file="))
+            for line in lines
+        ), kind

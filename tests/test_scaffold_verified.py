@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def write(folder: Path, *settings: str) -> Path:
-    scaffold.write(scaffold.render(spec.load(ROOT / "examples" / "quickstart.yaml", settings)), folder)
+    scaffold.write(
+        scaffold.render(spec.load(ROOT / "examples" / "quickstart.yaml", settings)), folder
+    )
     return folder
 
 
@@ -30,11 +32,17 @@ def change(file: Path, old: str, new: str) -> int:
 @pytest.fixture(scope="module")
 def passing(launcher, tmp_path_factory: pytest.TempPathFactory) -> Verdict:
     folder = write(tmp_path_factory.mktemp("scaffold") / "project")
-    return verify_with(launcher, resolve(folder, {}), tmp_path_factory.mktemp("work"), select((), ()))
+    return verify_with(
+        launcher, resolve(folder, {}), tmp_path_factory.mktemp("work"), select((), ())
+    )
 
 
 def test_it_passes(passing: Verdict) -> None:
-    found = [(f.rule, f.status, f.evidence) for f in passing.findings if f.status not in ("pass", "not_applicable")]
+    found = [
+        (f.rule, f.status, f.evidence)
+        for f in passing.findings
+        if f.status not in ("pass", "not_applicable")
+    ]
     assert (found, passing.verdict) == ([], "pass")
     valid("json", RENDERERS["json"](passing))
     assert RENDERERS["text"](passing).rstrip().endswith("verdict: pass")
@@ -58,7 +66,10 @@ def test_what_was_seen_of_the_model(passing: Verdict) -> None:
     assert facts["saved_after_step"] == 3
 
 
-EMPTY, FILLED = "    model.to_empty(device=device)\n", "    init_weights(model, seed)\n    return model"
+EMPTY, FILLED = (
+    "    model.to_empty(device=device)\n",
+    "    init_weights(model, seed)\n    return model",
+)
 BUILT = "        model = Decoder(config)\n"
 EARLY = f"{EMPTY}    early = torch.optim.AdamW(model.parameters(), lr=0.002)\n"
 LOADED = 'state.step, state.samples = saved["step"], saved["samples"]'
@@ -81,7 +92,13 @@ MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
         "early = torch.optim.AdamW(",
     ),
     "manual-local-norm-clip": (
-        [("train.py", "    norm = nn.utils.clip_grad_norm_(state.model.parameters(), max_norm)\n", LOCAL_NORM)],
+        [
+            (
+                "train.py",
+                "    norm = nn.utils.clip_grad_norm_(state.model.parameters(), max_norm)\n",
+                LOCAL_NORM,
+            )
+        ],
         "",
     ),
     "scheduler-or-progress-not-restored": (

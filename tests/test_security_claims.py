@@ -57,12 +57,18 @@ def test_the_figures_of_isolation_are_those_that_were_measured() -> None:
     assert f"{held['user']} of {ways - none} (two ways need root)" in section and none == 2
     failed = sum(row["user"] == "stopped" and row["overlay"] == "held" for row in rows)
     assert "in two of these the run failed at the rename of a folder" in section and failed == 2
-    right = {sum(int(text.split()[0]) for text in rows.values()) for rows in found["kills"].values()}
+    right = {
+        sum(int(text.split()[0]) for text in rows.values()) for rows in found["kills"].values()
+    }
     assert right == {160} and "160 of 160 each" in section
     jobs = found["beside"]["overlay"]["job"]
     assert len(jobs) == 4 and not any(job["lines_lost"] for job in jobs)
     assert not any(row["rules_that_differ"] for row in found["beside"]["overlay"]["together"])
-    cost = max(row["seconds_of_the_verifier"] for kind in ("copy", "overlay") for row in found["beside"][kind]["files"])
+    cost = max(
+        row["seconds_of_the_verifier"]
+        for kind in ("copy", "overlay")
+        for row in found["beside"][kind]["files"]
+    )
     assert f"{cost:.1f} s at most" in section
 
 

@@ -21,10 +21,22 @@ HEAD, KEYS_OF_HEAD, _ = (ROOT / "SKILL.md").read_text(encoding="utf-8").split("-
 FRONTMATTER = yaml.safe_load(KEYS_OF_HEAD)
 # What the specification of agent skills allows, less allowed-tools, which grants more than it restricts.
 KEYS = {"name", "description", "license", "compatibility", "metadata"}
-SUSPICIOUS = r"\beval\s*\(|\bexec\s*\(|(?<![.\w])compile\(|shell=True|environ\.copy\(|\bpickle\b|https?://"
+SUSPICIOUS = (
+    r"\beval\s*\(|\bexec\s*\(|(?<![.\w])compile\(|shell=True|environ\.copy\(|\bpickle\b|https?://"
+)
 FILES = 60  # that a copy may have
 # Folders that Claude Code takes for parts of a plugin when they stand at its root.
-PLUGIN_PARTS = ("skills", "commands", "agents", "hooks", "bin", "monitors", "workflows", "output-styles", "themes")
+PLUGIN_PARTS = (
+    "skills",
+    "commands",
+    "agents",
+    "hooks",
+    "bin",
+    "monitors",
+    "workflows",
+    "output-styles",
+    "themes",
+)
 
 
 def tokens(text: str) -> int:
@@ -44,14 +56,20 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_reference_validator_accepts_the_copy(copy: Path) -> None:
-    validator = Path(sys.executable).parent / "agentskills"  # the command of the distribution skills-ref
-    done = subprocess.run([validator, "validate", copy], capture_output=True, text=True, check=False)
+    validator = (
+        Path(sys.executable).parent / "agentskills"
+    )  # the command of the distribution skills-ref
+    done = subprocess.run(
+        [validator, "validate", copy], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_frontmatter() -> None:
     assert HEAD == "" and set(FRONTMATTER) <= KEYS
-    assert FRONTMATTER["name"] == installer.NAME and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", installer.NAME)
+    assert FRONTMATTER["name"] == installer.NAME and re.fullmatch(
+        r"[a-z0-9]+(-[a-z0-9]+)*", installer.NAME
+    )
     description, compatibility = FRONTMATTER["description"], FRONTMATTER["compatibility"]
     assert len(description) <= 1024 and not set("<>") & set(description)
     assert len(compatibility) <= 500
@@ -66,8 +84,13 @@ def test_all_versions_are_one_and_the_marketplace_offers_this_folder() -> None:
     market = json.loads((ROOT / ".claude-plugin" / "marketplace.json").read_text(encoding="utf-8"))
     assert {"name", "owner", "plugins"} <= set(market) and market["owner"]["name"]
     (plugin,) = market["plugins"]
-    assert {project["version"], plugin["version"], FRONTMATTER["metadata"]["version"]} == {__version__}
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == __version__
+    assert {project["version"], plugin["version"], FRONTMATTER["metadata"]["version"]} == {
+        __version__
+    }
+    assert (
+        yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"]
+        == __version__
+    )
     assert project["name"] == plugin["name"] == installer.NAME
     assert plugin["source"] == "./" and plugin["strict"] is False
     # with it, a clone in a skills folder is no plain skill
@@ -83,7 +106,9 @@ def test_size(copy: Path) -> None:
 
 
 def test_what_the_scanner_found_and_counted() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results" / "skill_scanner.json").read_text(encoding="utf-8"))
+    results = json.loads(
+        (ROOT / "benchmarks" / "results" / "skill_scanner.json").read_text(encoding="utf-8")
+    )
     counted = results["tokens_of_skill_md"]
     assert len(counted) == 3 and max(counted.values()) <= 3000
     estimate = tokens((ROOT / "SKILL.md").read_text(encoding="utf-8"))
@@ -101,16 +126,22 @@ def test_every_link_leads_to_a_file(copy: Path) -> None:
                 assert (document.parent / link).is_file(), f"{document.name}: {link}"
                 if document in PAGES:
                     there = (document.parent / link).resolve().relative_to(ROOT)
-                    assert (copy / there).is_file(), f"{document.name}: {link} is not in an installed copy"
+                    assert (copy / there).is_file(), (
+                        f"{document.name}: {link} is not in an installed copy"
+                    )
 
 
 def test_every_anchor_is_a_heading() -> None:
     for document in [*PAGES, ROOT / "README.md"]:
-        for link, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", document.read_text(encoding="utf-8")):
+        for link, anchor in re.findall(
+            r"\]\(([^)#\s]*)#([^)]+)\)", document.read_text(encoding="utf-8")
+        ):
             text = ((document.parent / link) if link else document).read_text(encoding="utf-8")
             titles = [line.lstrip("# ") for line in re.findall(r"^#+ .*$", text, re.M)]
             headings = [re.sub(r"[^\w\- ]", "", title).strip().lower() for title in titles]
-            assert anchor in {heading.replace(" ", "-") for heading in headings}, f"{document.name}: {link}#{anchor}"
+            assert anchor in {heading.replace(" ", "-") for heading in headings}, (
+                f"{document.name}: {link}#{anchor}"
+            )
 
 
 def test_every_path_that_the_skill_names_is_shipped(copy: Path) -> None:

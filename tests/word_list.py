@@ -30,7 +30,9 @@ LEFT_OUT = re.compile(
     r"tests/(exam|faults|zoo|schemas)/|evals/tasks/|tests/verifier/static/(pairs|styles)\.yaml$|benchmarks/results/"
     r"|CHANGELOG\.md$|tests/(word_list|test_contributing)\.py$"
 )
-WORDS = {re.compile(rf"\b({words})\b", re.IGNORECASE): instead for words, instead in INSTEAD.items()}
+WORDS = {
+    re.compile(rf"\b({words})\b", re.IGNORECASE): instead for words, instead in INSTEAD.items()
+}
 
 
 def hits(name: str, text: str) -> list[str]:
@@ -47,7 +49,9 @@ def hits(name: str, text: str) -> list[str]:
 
 
 def main() -> int:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
     if not listed:
         print("word list: not checked, git lists no files here")
     found = []

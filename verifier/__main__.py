@@ -65,4 +65,8 @@ if __name__ == "__main__":
         serve_node(sys.argv[2], "".join(sys.argv[3:]), live)
     from .launch.server import serve
 
-    sys.exit(serve(sys.argv[1], int(sys.argv[2]), live, prepare, "".join(sys.argv[3:4]), int(*sys.argv[4:])))
+    sys.exit(
+        serve(
+            sys.argv[1], int(sys.argv[2]), live, prepare, "".join(sys.argv[3:4]), int(*sys.argv[4:])
+        )
+    )

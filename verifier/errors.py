@@ -38,7 +38,8 @@ _NO_MEMORY = "no memory is left (ulimit -v, memory of the cgroup)"
 _STARVED = {
     **dict.fromkeys(("Resource temporarily unavailable", "can't start new thread"), _NO_PROCESS),
     **dict.fromkeys(
-        ("MemoryError", "Cannot allocate memory", "bad_alloc", "Memory allocation still failed"), _NO_MEMORY
+        ("MemoryError", "Cannot allocate memory", "bad_alloc", "Memory allocation still failed"),
+        _NO_MEMORY,
     ),
 }
 

@@ -49,17 +49,23 @@ class Course:
     """How the runs have gone so far, for the plan: what was tried, and what the train run left in the files."""
 
     asked: bool = False  # whether the runs that the train run alone decides were made
-    ways: tuple[str, ...] = ()  # modes in which a reference was tried: ddp, manual (all-reduce), alone
+    ways: tuple[
+        str, ...
+    ] = ()  # modes in which a reference was tried: ddp, manual (all-reduce), alone
     single_ways: tuple[str, ...] = ()  # and a single process: ddp, fsdp
     batch: str = ""  # with these arguments a single process was given the batch of all ranks; "-" if that was in vain
     refused: Run | None = None  # the first reference, if it did not complete
     repeat: Run | None = None  # the train run again, ended after the save that is resumed from
-    crashed: Run | None = None  # a run with a rank killed in a save, from which nothing has resumed yet
+    crashed: Run | None = (
+        None  # a run with a rank killed in a save, from which nothing has resumed yet
+    )
     crashes_tried: tuple[str, ...] = ()  # their notes
     damages_tried: int = 0
     checkpoint: str = ""  # the folder of `{checkpoint}`
     left: tuple[str, ...] = ()  # what the train run left there, relative to it
-    created: tuple[str, ...] = ()  # what it wrote of the user's files: taken away, and given to runs that resume
+    created: tuple[
+        str, ...
+    ] = ()  # what it wrote of the user's files: taken away, and given to runs that resume
     sizes_chosen: bool = False  # whether somebody asked for the other numbers of ranks
     resumes: bool = False  # whether somebody says how the script resumes
     stale: str = ""  # which checkpoint it loaded that was there before
@@ -75,16 +81,24 @@ class Evidence:
     `resume_full_precision` is what resharded runs are compared with: the train run itself, or a resume made in full precision.
     """
 
-    survey: Run | None = None  # the whole script, as far as its time allowed: only its lines, steps and saves
+    survey: Run | None = (
+        None  # the whole script, as far as its time allowed: only its lines, steps and saves
+    )
     train: Run | None = None
-    provoked: Run | None = None  # a short run with huge gradients, and NaN in memory that `to_empty` allocates
+    provoked: Run | None = (
+        None  # a short run with huge gradients, and NaN in memory that `to_empty` allocates
+    )
     full_precision: Run | None = None
     plain: Run | None = None
     rounded_weights: Run | None = None
     reference: Run | None = None
     perturbed: Run | None = None
-    scaled: Run | None = None  # one step, of which the lines are recorded that change gradients behind the backward
-    layers: Run | None = None  # one step, of which the outputs of modules are recorded, and the same with DDP
+    scaled: Run | None = (
+        None  # one step, of which the lines are recorded that change gradients behind the backward
+    )
+    layers: Run | None = (
+        None  # one step, of which the outputs of modules are recorded, and the same with DDP
+    )
     layers_reference: Run | None = None
     single: Run | None = None
     ending: Run | None = None  # all steps in one process: what it prints and writes behind them
@@ -96,8 +110,12 @@ class Evidence:
     reshards: tuple[Run, ...] = ()
     resharded_endings: tuple[Run, ...] = ()  # these, run to the end of the script
     inspect: Run | None = None
-    crashes: tuple[tuple[Run, Run], ...] = ()  # a run with a rank killed in a save, and the resume from what it left
-    damaged: tuple[Run, ...] = ()  # resumes from a checkpoint with a fault of its own; the note of each says which
+    crashes: tuple[
+        tuple[Run, Run], ...
+    ] = ()  # a run with a rank killed in a save, and the resume from what it left
+    damaged: tuple[
+        Run, ...
+    ] = ()  # resumes from a checkpoint with a fault of its own; the note of each says which
     missing: dict[str, str] = field(default_factory=dict)
     sources: Sources = field(default_factory=Sources)
     course: Course = field(default_factory=Course)
@@ -108,11 +126,19 @@ class Evidence:
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
     options: tuple[Option, ...] = ()  # the settings that the sources and configuration files show
     watch: tuple[Watched, ...] = ()  # values that somebody asked to compare
-    cuda_on_cpu: bool = False  # whether the script asked for CUDA, and had one that computes on the CPU
-    kink: int | None = None  # the step from which on one process is not compared (analysis/kinks.py)
+    cuda_on_cpu: bool = (
+        False  # whether the script asked for CUDA, and had one that computes on the CPU
+    )
+    kink: int | None = (
+        None  # the step from which on one process is not compared (analysis/kinks.py)
+    )
     average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured
-    hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
-    tolerances: Mapping[str, Widening] = field(default_factory=dict)  # by rule: limits that a team has widened
+    hits: Mapping[str, tuple[Hit, ...]] = field(
+        default_factory=dict
+    )  # by rule: what the static tier saw
+    tolerances: Mapping[str, Widening] = field(
+        default_factory=dict
+    )  # by rule: limits that a team has widened
     suppressions: tuple[Suppression, ...] = ()  # the comments in the sources that ignore a rule
 
     def times(self, rule: str) -> float:
@@ -125,7 +151,12 @@ class Evidence:
         found: list[Run] = []
         values = [getattr(self, one.name) for one in fields(self)]
         groups = [value if isinstance(value, tuple) else (value,) for value in values]
-        flat = [run for group in groups for one in group for run in (one if isinstance(one, tuple) else (one,))]
+        flat = [
+            run
+            for group in groups
+            for one in group
+            for run in (one if isinstance(one, tuple) else (one,))
+        ]
         for run in flat:
             if isinstance(run, Run) and run not in found:
                 found.append(run)
@@ -148,7 +179,9 @@ class Evidence:
             return loaded
         early = [step for step in found if step <= self.train.steps() - RESUMED_STEPS]
         early = [step for step in early if step >= all_kinds_by(self.train)] or early
-        named = named_checkpoint(self.train, command or (self.resume.command if self.resume is not None else ""))
+        named = named_checkpoint(
+            self.train, command or (self.resume.command if self.resume is not None else "")
+        )
         if named is not None and named[1] in found:
             return named[1]
         last = max(early or found, default=None)
@@ -157,7 +190,11 @@ class Evidence:
         half = [step for step in early if step >= self.train.steps() / 2]
         # cycles (of an average, an accumulation, an evaluation) end at steps of many divisors, where their state does not show
         cycles = {step: sum(step % other == 0 for other in range(2, step)) for step in half}
-        return min(half, key=lambda step: (step in begins, cycles[step], step)) if half and last != max(every) else last
+        return (
+            min(half, key=lambda step: (step in begins, cycles[step], step))
+            if half and last != max(every)
+            else last
+        )
 
     def resumed_after(self) -> int | None:
         """How many steps of the train run come before the first one of the resumed run: those before its checkpoint.
@@ -171,12 +208,21 @@ class Evidence:
             return after
         if all(save.op == "write" for save in saves_of(self.train)):
             weights = [record.weights for record in first]
-            held = {k: [r.weights for r in self.train.at_step(Step, k)] for k in range(1, self.train.steps() + 1)}
+            held = {
+                k: [r.weights for r in self.train.at_step(Step, k)]
+                for k in range(1, self.train.steps() + 1)
+            }
             same = [k - 1 for k, values in held.items() if values == weights]
-            return after if same == [0] else min((k for k in same if k > 0), key=lambda k: abs(k - after), default=None)
+            return (
+                after
+                if same == [0]
+                else min((k for k in same if k > 0), key=lambda k: abs(k - after), default=None)
+            )
         if any(record.cls for record in first):
             return after
-        begins = [[record.weights for record in self.train.at_step(Step, after + k)] for k in (1, 2)]
+        begins = [
+            [record.weights for record in self.train.at_step(Step, after + k)] for k in (1, 2)
+        ]
         weights = [record.weights for record in first]
         return after + 1 if weights == begins[1] != begins[0] else after
 
@@ -184,8 +230,14 @@ class Evidence:
         """The step of the checkpoint that the resumed run has loaded, if one path says it."""
         if self.train is None or self.resume is None:
             return None
-        paths = {r.to for r in self.resume.places(Checkpoint) if r.op in ("load", "torch.load", "read") and r.to}
-        last = self.course.repeat.steps() if self.course.repeat is not None else self.train.steps() - 1
+        paths = {
+            r.to
+            for r in self.resume.places(Checkpoint)
+            if r.op in ("load", "torch.load", "read") and r.to
+        }
+        last = (
+            self.course.repeat.steps() if self.course.repeat is not None else self.train.steps() - 1
+        )
         steps = {}
         for r in saves_of(self.train):
             if 0 < r.after_step <= last and (path := self.train.path_at_end(r.to, r.at)) in paths:
@@ -229,13 +281,17 @@ def all_kinds_by(run: Run, most: int | None = None) -> int:
     for record in saves_of(run):
         if record.after_step > 0:
             first.setdefault(re.sub(r"\d+", "#", record.to), record.after_step)
-    usable = [step for step in first.values() if step <= (most or max(run.steps() - RESUMED_STEPS, 0))]
+    usable = [
+        step for step in first.values() if step <= (most or max(run.steps() - RESUMED_STEPS, 0))
+    ]
     return max(usable, default=0)
 
 
 def saved_from(run: Run, step: int, most: int) -> int:
     """The first step from `step` on after which something was saved, if there is one by step `most`; else 0."""
-    return min((r.after_step for r in saves_of(run) if max(step, 1) <= r.after_step <= most), default=0)
+    return min(
+        (r.after_step for r in saves_of(run) if max(step, 1) <= r.after_step <= most), default=0
+    )
 
 
 def marked_from(run: Run, step: int, most: int) -> int:

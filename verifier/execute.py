@@ -40,7 +40,9 @@ LEAST_TIMEOUT, SLOWER = 60.0, 10.0
 UNPAID = "left out by --budget"
 _LEAST_SPACE = 1 << 20  # bytes that are free where a run can still record something
 SHOWN = 90  # characters of why a run did not complete
-Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has ended, or ""; the runs that go on
+Progress = Callable[
+    [str, Sequence[str]], None
+]  # the line of a run that has ended, or ""; the runs that go on
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,9 @@ class Executor:
         found = [made[id(run)] for run in planned]
         for one in found:
             if one.run is not None and one.planned.given and (words := usage_error(one.run)):
-                raise UserError(f"the script refuses {one.planned.given} (its {one.planned.role} run): {words}")
+                raise UserError(
+                    f"the script refuses {one.planned.given} (its {one.planned.role} run): {words}"
+                )
         return found
 
     @property
@@ -154,7 +158,9 @@ class Executor:
             world = self.files.begin(folder, planned.files)
         except OSError as error:
             if error.errno in FULL:
-                raise MachineRefuses(f"no space left for the files of a run: {error.filename}; {ELSEWHERE}") from None
+                raise MachineRefuses(
+                    f"no space left for the files of a run: {error.filename}; {ELSEWHERE}"
+                ) from None
             return f"{error.filename}: {error.strerror}"
         request = self._request(planned, folder, world)
         self._going.append(_Going(planned, request, self.launcher.start(request), world))
@@ -174,9 +180,14 @@ class Executor:
         """Raises MachineRefuses where a run has ended because the disk is full; `failed`: it says so itself."""
         free = shutil.disk_usage(self.work).free
         if failed or free < _LEAST_SPACE:
-            took = f"{sized(self.files.largest)} were enough for the largest run before; " if self.files.largest else ""
             took = (
-                took or f"a run needs more than the {sized(shutil.disk_usage(self.work).total)} of this file system; "
+                f"{sized(self.files.largest)} were enough for the largest run before; "
+                if self.files.largest
+                else ""
+            )
+            took = (
+                took
+                or f"a run needs more than the {sized(shutil.disk_usage(self.work).total)} of this file system; "
             )
             raise MachineRefuses(
                 f"no space left in {self.work.parent} for a run: {took}{sized(free)} are free; {ELSEWHERE}"
@@ -185,15 +196,26 @@ class Executor:
     def _request(self, planned: PlannedRun, folder: Path, world: World) -> Request:
         """The request for the launcher."""
         taken = {number for other in self._going for number in other.request.devices}
-        same = {name: getattr(planned, name) for name in ("world_size", "module", "launcher", "grace", "mode", "steps")}
-        same |= {name: world.inside(str(getattr(planned, name))) for name in ("script", "cwd", "project")}
+        same = {
+            name: getattr(planned, name)
+            for name in ("world_size", "module", "launcher", "grace", "mode", "steps")
+        }
+        same |= {
+            name: world.inside(str(getattr(planned, name))) for name in ("script", "cwd", "project")
+        }
         argv, copies = applied(planned.arguments, planned.cwd, world.checkpoint, folder)
         for path, text in copies.items():
             path.write_text(text, encoding="utf-8")
         here = str(self.files.checkpoint)
-        saved = [path.replace(here, world.checkpoint, 1) for path in (*planned.damaged, *planned.opens)]
+        saved = [
+            path.replace(here, world.checkpoint, 1) for path in (*planned.damaged, *planned.opens)
+        ]
         inside = [world.inside(path) for path in saved]
-        damage = {"paths": inside[: len(planned.damaged)], "kind": planned.damage} if planned.damage else {}
+        damage = (
+            {"paths": inside[: len(planned.damaged)], "kind": planned.damage}
+            if planned.damage
+            else {}
+        )
         probe = dict(planned.probe)
         if "lines" in probe:
             probe["lines"] = {world.inside(file): lines for file, lines in probe["lines"].items()}
@@ -224,9 +246,22 @@ class Executor:
             raise
         self._going.remove(going)
         planned, request = going.planned, going.request
-        folder, world, ranks = Path(request.folder), planned.world_size, count(planned.world_size, "rank")
+        folder, world, ranks = (
+            Path(request.folder),
+            planned.world_size,
+            count(planned.world_size, "rank"),
+        )
         places = self.files.renamed(going.world)  # every run's {checkpoint} reads as the common one
-        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret, places)
+        run = read_run(
+            folder,
+            planned.role,
+            answer,
+            world,
+            _command(planned),
+            request.timeout,
+            request.secret,
+            places,
+        )
         run = replace(run, note=answer["note"] if planned.damage else planned.note)
         if refused := refusal(folder, going.world, run.stacks, places):
             raise MachineRefuses(refused)
@@ -237,12 +272,18 @@ class Executor:
             threads = [text for text in threads if "unavailable" in text or "new thread" in text]
             if said := next(filter(None, map(starving, threads)), ""):
                 raise MachineRefuses(f"the {planned.role} run stopped: {said}")
-            self._must_have_space(any(f"[Errno {number}]" in message for message in ends for number in FULL))
-        if refused := next(filter(None, (beyond(going.world.mechanism, message) for message in ends)), ""):
+            self._must_have_space(
+                any(f"[Errno {number}]" in message for message in ends for number in FULL)
+            )
+        if refused := next(
+            filter(None, (beyond(going.world.mechanism, message) for message in ends)), ""
+        ):
             raise MachineRefuses(refused)
         if planned.damage and not run.note:
             return Made(planned, None, "no file of the last save was found")
-        wrote = self.files.end(going.world, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
+        wrote = self.files.end(
+            going.world, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves
+        )
         self.ended.append(run)
         self.own = max(self.own, *((m.peak or 0) - (m.before or 0) for m in run.all(Memory)), 0)
         # The time of a run that hung, or trained nothing, says nothing about other runs.
@@ -269,10 +310,15 @@ def backend_for(launcher: Launcher, ranks: int, oversubscribe: bool, work: Path)
             f"FSDP2 of torch {torch} does not train on the CPU: use a machine with GPUs, or torch 2.7 or later"
         )
     found = sharing.decide(
-        ranks, devices, oversubscribe, lambda name: shares_a_gpu(launcher, name, work / f"trial-{name}")
+        ranks,
+        devices,
+        oversubscribe,
+        lambda name: shares_a_gpu(launcher, name, work / f"trial-{name}"),
     )
     if found == "none":
-        raise MachineRefuses(f"{ranks} ranks cannot share {devices} CUDA devices here: neither by NCCL nor by gloo")
+        raise MachineRefuses(
+            f"{ranks} ranks cannot share {devices} CUDA devices here: neither by NCCL nor by gloo"
+        )
     return found
 
 
@@ -285,14 +331,21 @@ def _command(planned: PlannedRun) -> str:
 def added(evidence: Evidence, made: Sequence[Made], files: Worlds) -> Evidence:
     """The evidence with these runs."""
     course = evidence.course
-    if any(one.planned.role not in ("survey", "simulate", "train", "inspect", "repeat") for one in made):
+    if any(
+        one.planned.role not in ("survey", "simulate", "train", "inspect", "repeat") for one in made
+    ):
         evidence = replace(evidence, course=replace(course, asked=True))
     for one in made:
-        evidence = _with_run(evidence, one, files) if one.run is not None else _without_run(evidence, one)
+        evidence = (
+            _with_run(evidence, one, files) if one.run is not None else _without_run(evidence, one)
+        )
     return evidence
 
 
-_PLACES = {"simulate": "train", "undropped": "plain"}  # the field of Evidence, where it is not named after the role
+_PLACES = {
+    "simulate": "train",
+    "undropped": "plain",
+}  # the field of Evidence, where it is not named after the role
 
 
 def _without_metadata(path: str) -> bool:
@@ -304,10 +357,16 @@ def _with_run(evidence: Evidence, made: Made, files: Worlds) -> Evidence:
     planned, run, course = made.planned, made.run, evidence.course
     assert run is not None
     if run.role == "train":
-        course = replace(course, checkpoint=str(files.checkpoint), left=files.listing(), created=made.wrote)
-        course = replace(course, stale=loaded_before(run, (course.checkpoint, *made.wrote), _without_metadata))
+        course = replace(
+            course, checkpoint=str(files.checkpoint), left=files.listing(), created=made.wrote
+        )
+        course = replace(
+            course, stale=loaded_before(run, (course.checkpoint, *made.wrote), _without_metadata)
+        )
         exact = None if needs_full_precision(run) else run
-        return replace(evidence, train=run, full_precision=exact, resume_full_precision=run, course=course)
+        return replace(
+            evidence, train=run, full_precision=exact, resume_full_precision=run, course=course
+        )
     if run.role == "repeat":
         return replace(evidence, course=replace(course, repeat=run))
     if run.role == "reference":
@@ -321,12 +380,16 @@ def _with_run(evidence: Evidence, made: Made, files: Worlds) -> Evidence:
         course = replace(course, batch=run.note if same else "-")
         return replace(evidence, single=run if same else evidence.single, course=course)
     if run.role == "single":
-        evidence = replace(evidence, course=replace(course, single_ways=(*course.single_ways, planned.mode)))
+        evidence = replace(
+            evidence, course=replace(course, single_ways=(*course.single_ways, planned.mode))
+        )
     if run.role == "rounded_weights" and evidence.plain is None:
         evidence = replace(evidence, plain=evidence.train)
     if run.role == "reshard":
         counts = run.completed or not planned.optional
-        return replace(evidence, reshards=(*evidence.reshards, run) if counts else evidence.reshards)
+        return replace(
+            evidence, reshards=(*evidence.reshards, run) if counts else evidence.reshards
+        )
     if run.role == "resharded_ending":
         return replace(evidence, resharded_endings=(*evidence.resharded_endings, run))
     if run.role == "crash":

@@ -6,7 +6,9 @@ from typing import Literal
 from .trace.events import Place
 
 Status = Literal["pass", "fail", "inconclusive", "not_applicable", "error"]
-Answer = Literal["pass", "fail", "inconclusive", "error", "no_findings"]  # no_findings: only sources were read
+Answer = Literal[
+    "pass", "fail", "inconclusive", "error", "no_findings"
+]  # no_findings: only sources were read
 Tier = Literal["static", "simulate", "ranks"]
 
 

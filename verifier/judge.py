@@ -27,10 +27,16 @@ from .trace.events import End, ProbeError
 from .trace.origin import place_in_ours
 from .verdict import Verdict
 
-LISTENED = ("wrapping", "init", "mesh")  # families of rules whose listeners keep their own errors to themselves
+LISTENED = (
+    "wrapping",
+    "init",
+    "mesh",
+)  # families of rules whose listeners keep their own errors to themselves
 
 
-def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str] | None = None) -> list[Finding]:
+def judge(
+    evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str] | None = None
+) -> list[Finding]:
     """The findings of the chosen rules, in their order. The rules `beyond` what was run are inconclusive, for these reasons.
 
     A rule that only compares (hang, parity) fails as a consequence if a rule that names a cause has failed.
@@ -52,14 +58,18 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str]
         found = apply_suppressions(found, evidence.suppressions)
         found = apply_tolerance(found, evidence.tolerances)
         findings.append(replace(found, seconds=time.monotonic() - started))
-    return _with_consequences(_confirmed(_without_effect(findings, evidence))) + faults_of_ours(evidence)
+    return _with_consequences(_confirmed(_without_effect(findings, evidence))) + faults_of_ours(
+        evidence
+    )
 
 
 def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:
     """What one rule finds. Where it finds nothing out, what the static tier saw counts."""
     try:
         found = rule.unknown(beyond) if beyond else _judged(rule, evidence)
-        if found.status in ("inconclusive", "not_applicable") and (hits := evidence.hits.get(rule.name)):
+        if found.status in ("inconclusive", "not_applicable") and (
+            hits := evidence.hits.get(rule.name)
+        ):
             return rule.failed(hits[0].message, hits[0].location, tier="static")
     except Exception as error:
         return fault(rule.name, error)
@@ -77,17 +87,31 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
         return rule.unknown(reason)
     else:
         found = rule.judge(evidence)
-    if found.status == "fail" and any(run.probe_failed and run.role in rule.needs for run in evidence.runs):
-        return Finding(rule.name, "error", "fsdp2 itself failed in a run that this rule needs: see `verifier`")
+    if found.status == "fail" and any(
+        run.probe_failed and run.role in rule.needs for run in evidence.runs
+    ):
+        return Finding(
+            rule.name, "error", "fsdp2 itself failed in a run that this rule needs: see `verifier`"
+        )
     doubt = ""
-    if found.status == "fail" and rule.about_the_resume and (steps := comes_to_the_same_end(evidence)):
+    if (
+        found.status == "fail"
+        and rule.about_the_resume
+        and (steps := comes_to_the_same_end(evidence))
+    ):
         same = f"{steps} steps after the resume the script ends with the weights of the uninterrupted run, bit by bit"
         found = (
-            rule.unknown(f"its state could not be aligned: {same}") if rule.beside_the_weights else rule.passed(same)
+            rule.unknown(f"its state could not be aligned: {same}")
+            if rule.beside_the_weights
+            else rule.passed(same)
         )
     if found.status == "fail":
         compares = rule.family == "hang" or not rule.names_a_cause
-        doubt = (_slow(rule, evidence) if compares else "") or _cut(rule, evidence) or _lacks(rule, evidence)
+        doubt = (
+            (_slow(rule, evidence) if compares else "")
+            or _cut(rule, evidence)
+            or _lacks(rule, evidence)
+        )
     elif found.status in ("pass", "not_applicable") and rule.family in LISTENED:
         doubt = _probe_error(evidence)
     return rule.unknown(doubt) if doubt else found
@@ -106,23 +130,39 @@ def _slow(rule: Rule, evidence: Evidence) -> str:
 def _cut(rule: Rule, evidence: Evidence) -> str:
     """Why ranks may wait for one another only since the train run ends its script early; "" if the script's own end shows that they do."""
     train, survey = evidence.train, evidence.survey
-    if rule.family != "hang" or train is None or train.completed or survey is None or not survey.completed:
+    if (
+        rule.family != "hang"
+        or train is None
+        or train.completed
+        or survey is None
+        or not survey.completed
+    ):
         return ""
     stopped = any(end.how == "stopped" for end in train.all(End)) and not steps_differ(survey)
-    return "the whole script comes to its end, and the train run ended its ranks at different places" if stopped else ""
+    return (
+        "the whole script comes to its end, and the train run ended its ranks at different places"
+        if stopped
+        else ""
+    )
 
 
 def _lacks(rule: Rule, evidence: Evidence) -> str:
     """At what a run of this rule stopped that this machine does not have: FSDP2 for its CPU, a part of CUDA, a package."""
     runs = [run for run in evidence.runs if run.role in rule.needs | rule.reads]
-    asked = (replicas_not_reduced, *([beyond_cuda_on_cpu] if evidence.cuda_on_cpu else []), not_installed)
+    asked = (
+        replicas_not_reduced,
+        *([beyond_cuda_on_cpu] if evidence.cuda_on_cpu else []),
+        not_installed,
+    )
     return next((reason for lacks in asked for run in runs if (reason := lacks(run))), "")
 
 
 def fault(rule: str, error: Exception) -> Finding:
     """An exception in a rule: an error of ours, never of the script."""
     what = f"fsdp2 itself failed in this rule: {text_of(error)} ({place_in_ours(error)})"
-    return Finding(rule, "error", what, fix=f"Report it with this line; `--skip {rule}` skips the rule.")
+    return Finding(
+        rule, "error", what, fix=f"Report it with this line; `--skip {rule}` skips the rule."
+    )
 
 
 def _probe_error(evidence: Evidence) -> str:
@@ -161,7 +201,9 @@ def apply_tolerance(finding: Finding, tolerances: Mapping[str, Widening]) -> Fin
     by = tolerances.get(finding.rule)
     if by is None or finding.limit is None:
         return finding
-    return replace(finding, evidence=f"[limit taken {by.times:g} times: {by.reason}] {finding.evidence}")
+    return replace(
+        finding, evidence=f"[limit taken {by.times:g} times: {by.reason}] {finding.evidence}"
+    )
 
 
 def _without_effect(findings: list[Finding], evidence: Evidence) -> list[Finding]:
@@ -169,9 +211,13 @@ def _without_effect(findings: list[Finding], evidence: Evidence) -> list[Finding
     passed = {f.rule for f in findings if f.status == "pass"}
     return [
         replace(
-            f, required=False, evidence=f"{f.evidence}; without effect in these runs: {RULES[f.rule].shown_by} passes"
+            f,
+            required=False,
+            evidence=f"{f.evidence}; without effect in these runs: {RULES[f.rule].shown_by} passes",
         )
-        if f.status == "fail" and RULES[f.rule].shown_by in passed and not RULES[f.rule].shared(evidence)
+        if f.status == "fail"
+        and RULES[f.rule].shown_by in passed
+        and not RULES[f.rule].shared(evidence)
         else f
         for f in findings
     ]
@@ -203,7 +249,8 @@ def _with_consequences(findings: list[Finding]) -> list[Finding]:
     follows = [
         f
         for f in failed
-        if f.rule in explained or (f in effects and any(after_resume[f.rule] or not c for c in causes))
+        if f.rule in explained
+        or (f in effects and any(after_resume[f.rule] or not c for c in causes))
     ]
     return [replace(f, consequence=True) if f in follows else f for f in findings]
 
@@ -214,12 +261,20 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
     `left_out` are the rules that were not judged because they are skipped.
     """
     required = policy.required
-    allowed = [f for f in verdict.findings if f.status == "inconclusive" and not is_named(f.rule, required)]
-    findings = [replace(f, required=False) if required and f in allowed else f for f in verdict.findings]
-    findings = [replace(f, required=True) if f.warns and is_named(f.rule, required) else f for f in findings]
+    allowed = [
+        f for f in verdict.findings if f.status == "inconclusive" and not is_named(f.rule, required)
+    ]
+    findings = [
+        replace(f, required=False) if required and f in allowed else f for f in verdict.findings
+    ]
+    findings = [
+        replace(f, required=True) if f.warns and is_named(f.rule, required) else f for f in findings
+    ]
     late = [_late(skip) for skip in policy.skips if skip.over]
     if late:  # a failure replaces the pass of the same rule
-        findings = [f for f in findings if f.rule != UNUSED or f.status not in ("pass", "not_applicable")] + late
+        findings = [
+            f for f in findings if f.rule != UNUSED or f.status not in ("pass", "not_applicable")
+        ] + late
     skipped = list(verdict.skipped)
     for rule in left_out:
         skip = next((s for s in policy.skips if not s.over and is_skipped(rule, [s.rule])), None)
@@ -229,6 +284,8 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
 
 
 def _late(skip: Skip) -> Finding:
-    message = f"the skip of {skip.rule} expired on {skip.until} ({skip.reason}); the rule is judged again"
+    message = (
+        f"the skip of {skip.rule} expired on {skip.until} ({skip.reason}); the rule is judged again"
+    )
     fix = f"Fix what {skip.rule} reports and remove the skip, or give the skip a new date."
     return Finding(UNUSED, "fail", message, location=skip.location, fix=fix, tier="static")

@@ -64,11 +64,15 @@ def verify(
     ended, about = list[Run](), dict[str, str]()
     secrets = given_secrets(target.describe())
     try:
-        verdict = _verified(target, work, chosen, python, _without(secrets, progress), tier, ended, about)
+        verdict = _verified(
+            target, work, chosen, python, _without(secrets, progress), tier, ended, about
+        )
     except KeyboardInterrupt as stop:
         code = stop.code if isinstance(stop, Interrupted) else INTERRUPTED
         name = signal.Signals(code - 128).name
-        part = _part(target, work, chosen, ended, f"interrupted by {name} before it could be judged", about)
+        part = _part(
+            target, work, chosen, ended, f"interrupted by {name} before it could be judged", about
+        )
         part = replace(part, interrupted=name, seconds=time.monotonic() - started)
         part = apply_policy(part.decided(), target.policy, left_out)
         raise Interrupted(code, redacted(part, secrets)) from None
@@ -101,7 +105,9 @@ def _verified(
     device = "cpu" if tier == "simulate" else target.device
     with ExitStack() as stack:
         wanted = wish(work, *target.folders, target.cwd, mechanism=_isolation(target))
-        launcher = Launcher(python, work / "launcher.log", device, ranks, target.oversubscribe, wanted)
+        launcher = Launcher(
+            python, work / "launcher.log", device, ranks, target.oversubscribe, wanted
+        )
         stack.push(launcher)
         known = read(target)  # while the launcher imports torch
         launcher.wait()
@@ -112,12 +118,25 @@ def _verified(
             progress("", [f"prepare: {shlex.join(target.prepare)}"])
             prepare(launcher, files, [python, *target.prepare], target.timeout)
         try:
-            return verify_with(launcher, target, work, chosen, progress, tier, ended, files=files, known=known)
+            return verify_with(
+                launcher, target, work, chosen, progress, tier, ended, files=files, known=known
+            )
         except MachineRefuses as error:
-            if tier == "simulate" or ended or launcher.versions["devices"]:  # a simulated rank must see no GPU
+            if (
+                tier == "simulate" or ended or launcher.versions["devices"]
+            ):  # a simulated rank must see no GPU
                 raise
             with contextlib.suppress(MachineRefuses):
-                return verify_with(launcher, target, work / "simulated", chosen, progress, "simulate", None, str(error))
+                return verify_with(
+                    launcher,
+                    target,
+                    work / "simulated",
+                    chosen,
+                    progress,
+                    "simulate",
+                    None,
+                    str(error),
+                )
             raise
 
 
@@ -153,23 +172,33 @@ def verify_with(
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work / "average"))
     unseen = [name for name in chosen if tier == "simulate" and not RULES[name].simulated]
     findings = judge(evidence, chosen, dict.fromkeys(unseen, f"environment error: {refused}"))
-    findings = [replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings]
+    findings = [
+        replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings
+    ]
     left = [f for f in findings if f.status == "inconclusive" and f.evidence == stages.NOT_QUICK]
     findings = [f for f in findings if f not in left]
     remarks = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
     if evidence.cuda_on_cpu and (gpus := too_few(launcher.versions.get("unused", 0))):
         remarks.append(gpus)
-    took = f"{files.work.parent}: {sized(files.largest)} in the largest run" if files.largest else ""
-    versions = launcher.versions | {"isolation": in_words(asdict(launcher.choice), target.allow_writes)}
+    took = (
+        f"{files.work.parent}: {sized(files.largest)} in the largest run" if files.largest else ""
+    )
+    versions = launcher.versions | {
+        "isolation": in_words(asdict(launcher.choice), target.allow_writes)
+    }
     versions |= {"temporary_folder": took} if took else {}
-    environment = environment_of(versions, tier, backend, target.nproc, target.launcher, remarks, evidence.cuda_on_cpu)
+    environment = environment_of(
+        versions, tier, backend, target.nproc, target.launcher, remarks, evidence.cuda_on_cpu
+    )
     made = evidence.train.steps() if evidence.train is not None else 0
     described = replace(target, steps=target.steps or made).describe()
     verdict = assemble(described, work, evidence, evidence.runs, findings, environment)
     verdict = replace(verdict, suggestion=suggestion(target, evidence))
     skipped = [{"rule": f.rule, "reason": QUICK, "until": None} for f in left]
     seconds = time.monotonic() - started
-    return replace(verdict, folder=str(work), seconds=seconds, refused=refused, skipped=skipped).decided()
+    return replace(
+        verdict, folder=str(work), seconds=seconds, refused=refused, skipped=skipped
+    ).decided()
 
 
 def _isolation(target: Target) -> str:
@@ -182,20 +211,26 @@ def suggestion(target: Target, evidence: Evidence) -> str:
     """The command that judges the script's checkpoints, too, where its options show how it saves and resumes."""
     if target.save_args or target.resume_args or target.name or evidence.saving is None:
         return ""
-    words = target.command[: target.command.index("--")] if "--" in target.command else target.command
+    words = (
+        target.command[: target.command.index("--")] if "--" in target.command else target.command
+    )
     return command(words, evidence.options, target.args)
 
 
 def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Settings:
     """What the plan is made from."""
-    return Settings(target, chosen, tier, bool(target.reference) and is_distributed(Path(target.reference[0])))
+    return Settings(
+        target, chosen, tier, bool(target.reference) and is_distributed(Path(target.reference[0]))
+    )
 
 
 def read(target: Target) -> Evidence:
     """What the sources show, before any run."""
     course = Course(sizes_chosen=target.sizes_chosen, resumes=bool(target.resume_args))
     evidence = Evidence(tolerances=target.policy.tolerances, course=course, watch=target.watch)
-    evidence = with_sources(evidence, target.script, target.project if target.module or target.root else None)
+    evidence = with_sources(
+        evidence, target.script, target.project if target.module or target.root else None
+    )
     return replace(evidence, options=options_of(evidence.sources, target.args, target.cwd))
 
 
@@ -215,8 +250,14 @@ def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Eviden
                 executor.ended.pop()  # it has recorded the models as they were before
                 continue
             if stage is stages.first and (how := _own_steps(settings, made)):
-                steps = target.steps or steps_without_backward(evidence) if how == "forwards" else settings.target.steps
-                settings = replace(settings, target=replace(settings.target, steps=steps), own_steps=how)
+                steps = (
+                    target.steps or steps_without_backward(evidence)
+                    if how == "forwards"
+                    else settings.target.steps
+                )
+                settings = replace(
+                    settings, target=replace(settings.target, steps=steps), own_steps=how
+                )
                 executor.ended.pop()
                 continue
             evidence = added(evidence, made, executor.files)
@@ -243,7 +284,10 @@ def _own_steps(settings: Settings, made: Sequence[Made]) -> str:
     """Where the steps of the train run end, if it has to be made again for it; "each" if by their samples the ranks parted."""
     runs = [one.run for one in made if one.run is not None]
     if settings.own_steps in ("backwards", "forwards"):
-        apart = any(not run.completed or len({len(trace.stepped) for trace in run.traces}) > 1 for run in runs)
+        apart = any(
+            not run.completed or len({len(trace.stepped) for trace in run.traces}) > 1
+            for run in runs
+        )
         return "each" if apart else ""
     return next((how for run in runs if not settings.own_steps and (how := own_steps(run))), "")
 
@@ -275,12 +319,21 @@ def _part(
     enough = {"train"} if train is not None else set()
     beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}
     torch = next((r.torch for run in ended for r in run.all(Start)), "not known yet")
-    environment = {"torch": torch, "python": platform.python_version(), "platform": platform.platform(), **about}
-    return assemble(target.describe(), work, evidence, ended, judge(evidence, chosen, beyond), environment)
+    environment = {
+        "torch": torch,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **about,
+    }
+    return assemble(
+        target.describe(), work, evidence, ended, judge(evidence, chosen, beyond), environment
+    )
 
 
 def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") -> list[str]:
     """The names of the rules to judge; both lists may name rules or families. Raises UserError on an unknown name."""
     if tier == "static":
         return choose(only, skip)
-    return left((name for name, rule in RULES.items() if tier != "simulate" or rule.simulated), only, skip)
+    return left(
+        (name for name, rule in RULES.items() if tier != "simulate" or rule.simulated), only, skip
+    )

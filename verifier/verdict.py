@@ -41,18 +41,26 @@ class Verdict:
     facts: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
     seconds: float = 0.0
-    skipped: Sequence[dict[str, Any]] = ()  # rules that were not judged: {"rule", "reason", "until"}
+    skipped: Sequence[
+        dict[str, Any]
+    ] = ()  # rules that were not judged: {"rule", "reason", "until"}
     baseline: Comparison | None = None
     interrupted: str = ""  # by which signal: what was not judged until then is inconclusive
     refused: str = ""  # why ranks could not run here: what needs them is inconclusive
-    suggestion: str = ""  # a command that judges more, from the script's own options; it is never run unasked
+    suggestion: str = (
+        ""  # a command that judges more, from the script's own options; it is never run unasked
+    )
 
     @property
     def tier(self) -> Tier:
         """By what this was judged: the sources alone, one simulated process, or ranks."""
         if "sources" in self.facts:
             return "static"
-        return "simulate" if self.runs and all(run["role"] == "simulate" for run in self.runs) else "ranks"
+        return (
+            "simulate"
+            if self.runs and all(run["role"] == "simulate" for run in self.runs)
+            else "ranks"
+        )
 
     @property
     def linted(self) -> bool:
@@ -101,7 +109,9 @@ class Verdict:
             return "inconclusive"  # every rule was left out: nothing was checked
         if status == "pass" and self.tier == "static":
             sources = self.facts["sources"]
-            trained = sources["without_training"] < sources["files"] or not sources["training_required"]
+            trained = (
+                sources["without_training"] < sources["files"] or not sources["training_required"]
+            )
             return "no_findings" if trained else "inconclusive"
         return "inconclusive" if self.interrupted or (self.refused and status == "pass") else status
 
@@ -114,8 +124,16 @@ class Verdict:
         """The exit code of the command that has this answer."""
         if self.interrupted:
             return 128 + signal.Signals[self.interrupted]
-        clean = PASS if self.linted else INCONCLUSIVE  # as for other linters; `verify` has to prove something
-        codes = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT, "no_findings": clean}
+        clean = (
+            PASS if self.linted else INCONCLUSIVE
+        )  # as for other linters; `verify` has to prove something
+        codes = {
+            "pass": PASS,
+            "fail": FAIL,
+            "inconclusive": INCONCLUSIVE,
+            "error": OUR_FAULT,
+            "no_findings": clean,
+        }
         return codes[self.answer]
 
     def stands(self, finding: Finding) -> bool:

@@ -26,7 +26,9 @@ def install() -> None:
 
     ranks = int(os.environ["WORLD_SIZE"])
     request = Request("", sys.argv[1], str(Path.cwd()), ranks, cuda_on_cpu=True).as_dict()
-    session = Session(request, int(os.environ["RANK"]), Writer(Path(os.devnull)), Frames(request["project"]))
+    session = Session(
+        request, int(os.environ["RANK"]), Writer(Path(os.devnull)), Frames(request["project"])
+    )
     cuda_on_cpu.install(session)
     session.dispatcher.install()
 

@@ -121,7 +121,9 @@ def undisturbed(tool: Tool, at_a_time: int) -> Outcome:
         return max(pool.map(one, range(at_a_time)), key=lambda outcome: outcome.seconds)
 
 
-def table(tool: Tool, signals: list[signal.Signals], moments: int, at_a_time: int, seed: int) -> dict[str, Any]:
+def table(
+    tool: Tool, signals: list[signal.Signals], moments: int, at_a_time: int, seed: int
+) -> dict[str, Any]:
     """Each signal at so many moments of a whole verification."""
     whole = undisturbed(tool, at_a_time)
     print(

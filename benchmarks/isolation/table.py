@@ -56,7 +56,10 @@ def main() -> int:
     given = parser.parse_args()
     table = ways({"before": BEFORE, **named(given.folder, "ways")})
     mechanisms = dict.fromkeys(name for row in table.values() for name in row)
-    counts = {name: sum(row.get(name) in ("held", STOPPED) for row in table.values()) for name in mechanisms}
+    counts = {
+        name: sum(row.get(name) in ("held", STOPPED) for row in table.values())
+        for name in mechanisms
+    }
     found: dict[str, Any] = {"ways": len(table), "held": counts}
     for kind, read in (("kills", kills), ("beside", lambda file: json.loads(file.read_text()))):
         found[kind] = {name: read(file) for name, file in named(given.folder, kind).items()}

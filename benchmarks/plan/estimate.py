@@ -29,7 +29,9 @@ def said() -> str:
     """The last line of the command."""
     words = ["estimate-memory", MODEL, "--library_name", "transformers", "--dtypes", "float32"]
     done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.accelerate_cli", *words], capture_output=True, text=True
+        [sys.executable, "-m", "accelerate.commands.accelerate_cli", *words],
+        capture_output=True,
+        text=True,
     )
     return (done.stdout + done.stderr).strip().rpartition("\n")[2]
 
@@ -41,9 +43,15 @@ def made(*args: object, **options: object) -> torch.nn.Module:
 
 
 def main() -> None:
-    row = {"name": "accelerate estimate-memory, Llama 2 7B", "accelerate": accelerate.__version__, "command": said()}
+    row = {
+        "name": "accelerate estimate-memory, Llama 2 7B",
+        "accelerate": accelerate.__version__,
+        "command": said(),
+    }
     estimate.create_empty_model = made
-    asked = Namespace(model_name=MODEL, library_name="transformers", trust_remote_code=False, dtypes=["float32"])
+    asked = Namespace(
+        model_name=MODEL, library_name="transformers", trust_remote_code=False, dtypes=["float32"]
+    )
     ((_, _, _, training),) = estimate.gather_data(asked)
     whole = max(training.values()) / GIB
     row |= {"whole_gib": round(whole, 2), "by_ranks_gib": round(whole / RANKS, 2)}

@@ -80,10 +80,17 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotations: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = (linear(x).view(batch, length, -1, self.head) for linear in (self.wq, self.wk, self.wv))
+        q, k, v = (
+            linear(x).view(batch, length, -1, self.head) for linear in (self.wq, self.wk, self.wv)
+        )
         q, k = rotated(q, rotations), rotated(k, rotations)
-        k, v = (whole.repeat_interleave(self.copies, 2) if self.copies > 1 else whole for whole in (k, v))
-        mixed = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)), is_causal=True)
+        k, v = (
+            whole.repeat_interleave(self.copies, 2) if self.copies > 1 else whole
+            for whole in (k, v)
+        )
+        mixed = F.scaled_dot_product_attention(
+            *(part.transpose(1, 2) for part in (q, k, v)), is_causal=True
+        )
         return self.wo(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -121,7 +128,9 @@ class Decoder(nn.Module):
         self.norm = norm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
         self.register_buffer(
-            "rotations", torch.empty(sequence, self.head // 2, dtype=torch.complex64), persistent=False
+            "rotations",
+            torch.empty(sequence, self.head // 2, dtype=torch.complex64),
+            persistent=False,
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -166,17 +175,23 @@ def apply_tp(model: Decoder, mesh: DeviceMesh) -> None:
         {
             "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
             "norm": SequenceParallel(),
-            "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+            "output": ColwiseParallel(
+                input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+            ),
         },
     )
     for block in model.layers:
         plan = {
             "attention_norm": SequenceParallel(),
-            "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+            "attention": PrepareModuleInput(
+                input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
+            ),
             **{f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")},
             "attention.wo": RowwiseParallel(output_layouts=Shard(1)),
             "ffn_norm": SequenceParallel(),
-            "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            "feed_forward": PrepareModuleInput(
+                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+            ),
             "feed_forward.w1": ColwiseParallel(),
             "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),
             "feed_forward.w3": ColwiseParallel(),
@@ -212,16 +227,24 @@ def apply_ac(model: Decoder, mode: str, reductions: bool) -> None:
         model.layers[number] = wrapped
 
 
-def apply_fsdp(model: Decoder, mesh: DeviceMesh, reshard: str, split: bool, reduce_dtype: torch.dtype) -> None:
+def apply_fsdp(
+    model: Decoder, mesh: DeviceMesh, reshard: str, split: bool, reduce_dtype: torch.dtype
+) -> None:
     """Shard each block, and the rest with the root; `split` makes groups of the embedding and of the head too."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
     always, never = reshard == "always", reshard == "never"
     if split:
-        fully_shard(model.tok_embeddings, mesh=mesh, mp_policy=policy, reshard_after_forward=not never)
-        fully_shard([model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=always)
+        fully_shard(
+            model.tok_embeddings, mesh=mesh, mp_policy=policy, reshard_after_forward=not never
+        )
+        fully_shard(
+            [model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=always
+        )
     for number, block in enumerate(model.layers):
         last = number == len(model.layers) - 1  # is needed again at once
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=always or not (never or last))
+        fully_shard(
+            block, mesh=mesh, mp_policy=policy, reshard_after_forward=always or not (never or last)
+        )
     # The root stays gathered between forward and backward, as in torch before 2.8, whatever was asked for (pytorch/pytorch#154704).
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
@@ -243,7 +266,8 @@ def mean_loss(logits: Tensor, labels: Tensor, chunks: int) -> Tensor:
         return F.cross_entropy(logits.float(), labels)
     parts = zip(logits.chunk(chunks), labels.chunk(chunks), strict=True)
     return sum(
-        (F.cross_entropy(part.float(), target, reduction="sum") for part, target in parts), logits.new_zeros(())
+        (F.cross_entropy(part.float(), target, reduction="sum") for part, target in parts),
+        logits.new_zeros(()),
     ) / len(labels)
 
 
@@ -254,20 +278,30 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1, help="sequences of a rank in one step")
     parser.add_argument("--sequence", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--ac", default="selective", help="none, selective, full, or N: each Nth block")
     parser.add_argument(
-        "--recompute-reductions", action="store_true", help="of tensor parallelism, with --ac selective"
+        "--ac", default="selective", help="none, selective, full, or N: each Nth block"
+    )
+    parser.add_argument(
+        "--recompute-reductions",
+        action="store_true",
+        help="of tensor parallelism, with --ac selective",
     )
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--dp-replicate", type=int, default=1)
     parser.add_argument("--reshard", default="default", choices=("default", "always", "never"))
-    parser.add_argument("--split", action="store_true", help="groups of their own for the embedding and the head")
+    parser.add_argument(
+        "--split", action="store_true", help="groups of their own for the embedding and the head"
+    )
     parser.add_argument("--loss-chunks", type=int, default=1)
-    parser.add_argument("--keep-logits", action="store_true", help="in float32, until the next step")
+    parser.add_argument(
+        "--keep-logits", action="store_true", help="in float32, until the next step"
+    )
     parser.add_argument("--norm", default="native", choices=("native", "composed"))
     parser.add_argument("--adamw", default="fused", choices=("fused", "foreach", "loop"))
     parser.add_argument(
-        "--reduce-on-stream", action="store_true", help="allocate for it as before torch 2.5; needs CUDA"
+        "--reduce-on-stream",
+        action="store_true",
+        help="allocate for it as before torch 2.5; needs CUDA",
     )
     parser.add_argument("--reduce-dtype", default="float32", choices=("float32", "bfloat16"))
     return parser.parse_args(given)
@@ -275,19 +309,29 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu", int(os.environ["LOCAL_RANK"]))
+    device = torch.device(
+        "cuda" if torch.cuda.is_available() else "cpu", int(os.environ["LOCAL_RANK"])
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     world = dist.get_world_size()
-    shape = {"dp_replicate": args.dp_replicate, "dp_shard": world // (args.dp_replicate * args.tp), "tp": args.tp}
+    shape = {
+        "dp_replicate": args.dp_replicate,
+        "dp_shard": world // (args.dp_replicate * args.tp),
+        "tp": args.tp,
+    }
     used = {name: size for name, size in shape.items() if size > 1 or name == "dp_shard"}
     mesh = init_device_mesh(device.type, tuple(used.values()), mesh_dim_names=tuple(used))
 
     torch.manual_seed(0)
     size = SIZES[args.size] if args.layers is None else (args.layers, *SIZES[args.size][1:])
     with torch.device("meta"):
-        model = Decoder(size, args.sequence, RMSNorm if args.norm == "composed" else partial(nn.RMSNorm, eps=1e-5))
+        model = Decoder(
+            size,
+            args.sequence,
+            RMSNorm if args.norm == "composed" else partial(nn.RMSNorm, eps=1e-5),
+        )
     if args.tp > 1:
         apply_tp(model, mesh["tp"])
     if args.ac != "none":
@@ -304,9 +348,18 @@ def main() -> None:
 
     fused, foreach = args.adamw == "fused", args.adamw == "foreach"
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=fused, foreach=foreach
+        model.parameters(),
+        lr=3e-4,
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
+        fused=fused,
+        foreach=foreach,
     )
-    data = iter(DataLoader(RandomTokens(size[-1], args.sequence, dist.get_rank() // args.tp), batch_size=args.batch))
+    data = iter(
+        DataLoader(
+            RandomTokens(size[-1], args.sequence, dist.get_rank() // args.tp), batch_size=args.batch
+        )
+    )
     for step in range(1, args.steps + 1):
         tokens = next(data).to(device.type)
         optimizer.zero_grad()

@@ -41,21 +41,29 @@ def script_of(case: Row, folder: Path) -> tuple[Path, list[str], Path]:
     """The script of a case, its arguments, and where it runs."""
     if "spec" in case:
         source = (
-            shutil.copytree((ROOT / "examples" / case["spec"]).parent, folder / "examples") / Path(case["spec"]).name
+            shutil.copytree((ROOT / "examples" / case["spec"]).parent, folder / "examples")
+            / Path(case["spec"]).name
         )
         if "before" in case:
-            subprocess.run([sys.executable, *shlex.split(case["before"])], cwd=source.parent, check=True)
+            subprocess.run(
+                [sys.executable, *shlex.split(case["before"])], cwd=source.parent, check=True
+            )
         spec = load(source, case.get("set", []), offline=True)
         scaffold.write(scaffold.render(spec), folder / "project", False)
         if "beside" in case:
             shutil.copy(source.parent / case["beside"], folder / "project")
         target = resolve(folder / "project", {})
         if target.prepare:
-            subprocess.run([sys.executable, *target.prepare], cwd=target.cwd, timeout=120, check=True)
+            subprocess.run(
+                [sys.executable, *target.prepare], cwd=target.cwd, timeout=120, check=True
+            )
         return target.script, ["--out", "{checkpoint}", *target.args], target.cwd
     if "zoo" in case:
         path = folder / f"{case['zoo']}.py"
-        path.write_text(for_gpus((ROOT / "tests" / "zoo" / path.name).read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(
+            for_gpus((ROOT / "tests" / "zoo" / path.name).read_text(encoding="utf-8")),
+            encoding="utf-8",
+        )
     else:
         path = ROOT / case["script"]
     return path, shlex.split(case.get("args", "")), folder
@@ -64,9 +72,16 @@ def script_of(case: Row, folder: Path) -> tuple[Path, list[str], Path]:
 def compared(planned: Seen, real: Seen) -> Row:
     """Planned against real: (ours - theirs) / theirs of the worst phase, and of the worst kind."""
     if planned.record is None or real.record is None or planned.errors or real.errors:
-        return {"errors": [*planned.errors, *(f"real: {error}" for error in real.errors)] or ["no record"]}
-    ours, theirs = ({peak.phase: peak for peak in seen.record.peaks} for seen in (planned, real) if seen.record)
-    peaks = {phase: ours[phase].bytes / peak.bytes - 1 for phase, peak in theirs.items() if phase in ours}
+        return {
+            "errors": [*planned.errors, *(f"real: {error}" for error in real.errors)]
+            or ["no record"]
+        }
+    ours, theirs = (
+        {peak.phase: peak for peak in seen.record.peaks} for seen in (planned, real) if seen.record
+    )
+    peaks = {
+        phase: ours[phase].bytes / peak.bytes - 1 for phase, peak in theirs.items() if phase in ours
+    }
     kinds = {
         f"{kind}, {phase}": ours[phase].kinds.get(kind, 0) / size - 1
         for phase, peak in theirs.items()
@@ -89,13 +104,18 @@ def measured(case: Row, rehearse: Rehearse) -> Row:
     with tempfile.TemporaryDirectory() as name:
         script, arguments, cwd = script_of(case, Path(name))
         ranks = case.get("ranks", 2)
-        planned, as_cpu = (rehearse(script, arguments, ranks, mode, cwd) for mode in ("rehearse", "rehearse_as_cpu"))
+        planned, as_cpu = (
+            rehearse(script, arguments, ranks, mode, cwd)
+            for mode in ("rehearse", "rehearse_as_cpu")
+        )
         runs: list[Seen] = []
         while len(runs) < RUNS and highest(as_cpu) not in map(highest, runs):
             runs.append(rehearse(script, arguments, ranks, "count", cwd))
     real = min(runs, key=highest)
     row = {"name": case["name"], "what": case["what"], "ranks": ranks, **compared(as_cpu, real)}
-    return row if "errors" in row else {**row, "gpu": round(highest(planned) / highest(as_cpu) - 1, 4)}
+    return (
+        row if "errors" in row else {**row, "gpu": round(highest(planned) / highest(as_cpu) - 1, 4)}
+    )
 
 
 def highest(seen: Seen) -> int:
@@ -104,7 +124,11 @@ def highest(seen: Seen) -> int:
 
 def main() -> None:
     cases = yaml.safe_load((ROOT / "benchmarks" / "plan" / "real.yaml").read_text())["cases"]
-    kept = {row["name"]: row for row in json.loads(RESULT.read_text())["rows"]} if RESULT.is_file() else {}
+    kept = (
+        {row["name"]: row for row in json.loads(RESULT.read_text())["rows"]}
+        if RESULT.is_file()
+        else {}
+    )
     names = sys.argv[1:] or [case["name"] for case in cases]
     with rehearsing(STEPS) as rehearse:
         for case in (case for case in cases if case["name"] in names):

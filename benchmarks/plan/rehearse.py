@@ -33,7 +33,12 @@ class Rehearse(Protocol):
     """Rehearse a script; with mode="count" run it on `nproc` ranks, on real tensors whose memory is counted in the same way."""
 
     def __call__(
-        self, script: Path, arguments: Sequence[str], nproc: int, mode: str = "rehearse", cwd: Path | None = None
+        self,
+        script: Path,
+        arguments: Sequence[str],
+        nproc: int,
+        mode: str = "rehearse",
+        cwd: Path | None = None,
     ) -> Seen: ...
 
 
@@ -47,7 +52,11 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
         made = 0
 
         def rehearse(
-            script: Path, arguments: Sequence[str], nproc: int, mode: str = "rehearse", cwd: Path | None = None
+            script: Path,
+            arguments: Sequence[str],
+            nproc: int,
+            mode: str = "rehearse",
+            cwd: Path | None = None,
         ) -> Seen:
             nonlocal made
             made += 1
@@ -71,7 +80,8 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
             record = next((one for one in reversed(records) if isinstance(one, Rehearsal)), None)
             ends = [one for one in records if isinstance(one, End) and one.how == "exception"]
             errors = tuple(
-                f"{one.frames[0].code if one.frames else ''} [{one.error}: {one.message[:100]}]" for one in ends
+                f"{one.frames[0].code if one.frames else ''} [{one.error}: {one.message[:100]}]"
+                for one in ends
             )
             return Seen(record, errors, time.monotonic() - started, judge(run, None).trouble)
 

@@ -24,7 +24,9 @@ RESULT = HERE.parent / "results" / "plan_faults.json"
 def edited(text: str, edits: Sequence[Mapping[str, str]]) -> str:
     for edit in edits:
         if text.count(edit["old"]) != 1:
-            raise SystemExit(f"faults.yaml: {edit['old']!r} is {text.count(edit['old'])} times in decoder.py")
+            raise SystemExit(
+                f"faults.yaml: {edit['old']!r} is {text.count(edit['old'])} times in decoder.py"
+            )
         text = text.replace(edit["old"], edit["new"])
     return text
 
@@ -34,13 +36,19 @@ def scripts(faults: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[tuple
     for fault in faults:
         for kind in ("fault", "twin"):
             path = folder / f"{fault['name']}_{kind}.py"
-            path.write_text(edited(text, fault["edits"] if kind == "fault" else fault.get("twin", [])))
+            path.write_text(
+                edited(text, fault["edits"] if kind == "fault" else fault.get("twin", []))
+            )
             yield f"{fault['name']} {kind}", path
 
 
 def fitting(seen: Seen) -> int:
     """GiB of the smallest GPU that holds the tensors of a script."""
-    return math.ceil(max((peak.bytes for peak in seen.record.peaks), default=0) / GIB) if seen.record else 0
+    return (
+        math.ceil(max((peak.bytes for peak in seen.record.peaks), default=0) / GIB)
+        if seen.record
+        else 0
+    )
 
 
 def complaints(seen: Seen, limit: int) -> list[str]:
@@ -87,8 +95,12 @@ def main() -> None:
         texts = {path.read_text(): path for path in made.values()}
         seen: dict[Path, Seen] = {}
         for fault in faults:
-            both = [texts[made[f"{fault['name']} {kind}"].read_text()] for kind in ("fault", "twin")]
-            seen.update({path: rehearse(path, [], data["nproc"]) for path in both if path not in seen})
+            both = [
+                texts[made[f"{fault['name']} {kind}"].read_text()] for kind in ("fault", "twin")
+            ]
+            seen.update(
+                {path: rehearse(path, [], data["nproc"]) for path in both if path not in seen}
+            )
             limit = fitting(seen[both[1]])
             row = judged(fault, *(complaints(seen[path], limit) for path in both))
             rows.append(row)
@@ -99,9 +111,13 @@ def main() -> None:
     known = json.loads(RESULT.read_text())["rows"] if names and RESULT.is_file() else []
     by_name = {row["name"]: row for row in (*known, *rows)}
     rows = [by_name[fault["name"]] for fault in data["faults"] if fault["name"] in by_name]
-    found, lines, false = (sum(map(bool, (row[key] for row in rows))) for key in ("found", "line", "twin"))
+    found, lines, false = (
+        sum(map(bool, (row[key] for row in rows))) for key in ("found", "line", "twin")
+    )
     print(f"{found} of {len(rows)} found, {lines} with the line, {false} twins with a complaint")
-    write(RESULT, {"faults": len(rows), "found": found, "lines": lines, "false": false, "rows": rows})
+    write(
+        RESULT, {"faults": len(rows), "found": found, "lines": lines, "false": false, "rows": rows}
+    )
 
 
 if __name__ == "__main__":

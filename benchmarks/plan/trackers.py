@@ -41,7 +41,11 @@ def tracked(words: str, nproc: int, device: str) -> dict[str, Any]:
     with FakeTensorMode():
         size = SIZES[args.size] if args.layers is None else (args.layers, *SIZES[args.size][1:])
         with torch.device("meta"):
-            model = Decoder(size, args.sequence, RMSNorm if args.norm == "composed" else partial(nn.RMSNorm, eps=1e-5))
+            model = Decoder(
+                size,
+                args.sequence,
+                RMSNorm if args.norm == "composed" else partial(nn.RMSNorm, eps=1e-5),
+            )
         if args.ac != "none":
             apply_ac(model, args.ac)
         apply_fsdp(model, mesh, args.reshard, args.split, torch.float32)
@@ -50,7 +54,9 @@ def tracked(words: str, nproc: int, device: str) -> dict[str, Any]:
         tracker = FSDPMemTracker(model, optimizer)
         with tracker:
             for step in range(STEPS):
-                tokens = torch.zeros(args.batch, args.sequence + 1, dtype=torch.int64, device=device)
+                tokens = torch.zeros(
+                    args.batch, args.sequence + 1, dtype=torch.int64, device=device
+                )
                 optimizer.zero_grad()
                 logits = model(tokens[:, :-1])
                 if args.keep_logits:
@@ -65,16 +71,29 @@ def tracked(words: str, nproc: int, device: str) -> dict[str, Any]:
                     tracker.reset_mod_stats()
         found = tracker.get_tracker_snapshot("peak")
     dist.destroy_process_group()
-    kinds = {getattr(kind, "value", str(kind)): amount for kind, amount in found[torch.device(device)].items()}
-    row = {"tracker": round(kinds.pop("Total") / MIB, 3), "seconds": round(time.process_time() - started, 1)}
-    return row | {"kinds": {kind: round(amount / MIB, 3) for kind, amount in kinds.items() if amount}}
+    kinds = {
+        getattr(kind, "value", str(kind)): amount
+        for kind, amount in found[torch.device(device)].items()
+    }
+    row = {
+        "tracker": round(kinds.pop("Total") / MIB, 3),
+        "seconds": round(time.process_time() - started, 1),
+    }
+    return row | {
+        "kinds": {kind: round(amount / MIB, 3) for kind, amount in kinds.items() if amount}
+    }
 
 
 def beside(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A case, and MiB of the same by the plan and by others."""
-    published, real = (yaml.safe_load((HERE / f"{file}.yaml").read_text())["cases"] for file in ("published", "real"))
+    published, real = (
+        yaml.safe_load((HERE / f"{file}.yaml").read_text())["cases"]
+        for file in ("published", "real")
+    )
     stored = {row["name"]: row for row in json.loads((RESULTS / "plan.json").read_text())["cases"]}
-    counted = {row["name"]: row for row in json.loads((RESULTS / "plan_real.json").read_text())["rows"]}
+    counted = {
+        row["name"]: row for row in json.loads((RESULTS / "plan_real.json").read_text())["rows"]
+    }
     for case in published:
         if case["name"] == name:
             reported = {f"reported_{kind}": gib * 1024 for kind, gib in case.get("gib", {}).items()}
@@ -87,10 +106,18 @@ def beside(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def main() -> None:
     device = "cuda" if "--cuda" in sys.argv else "cpu"
-    kept = {row["name"]: row for row in json.loads(RESULT.read_text())["rows"]} if RESULT.is_file() else {}
+    kept = (
+        {row["name"]: row for row in json.loads(RESULT.read_text())["rows"]}
+        if RESULT.is_file()
+        else {}
+    )
     for name in (word for word in sys.argv[1:] if word != "--cuda"):
         case, others = beside(name)
-        row = {"name": name if device == "cpu" else f"{name} on {device}", "nproc": case["nproc"], **others}
+        row = {
+            "name": name if device == "cpu" else f"{name} on {device}",
+            "nproc": case["nproc"],
+            **others,
+        }
         try:
             row |= tracked(case["args"], case["nproc"], device)
         except Exception as error:

@@ -32,18 +32,38 @@ def said(ready: Ready) -> dict[str, Any]:
     options = ready.options
     ranks = options[options.index("--nproc") + 1] if "--nproc" in options else "2"
     target = [".", *target] if target[0] == "-m" else target
-    fsdp2 = [ready.python, str(HERE.parents[1] / "skill"), "plan", *target, "--nproc", ranks, "--steps", "2", "--json"]
+    fsdp2 = [
+        ready.python,
+        str(HERE.parents[1] / "skill"),
+        "plan",
+        *target,
+        "--nproc",
+        ranks,
+        "--steps",
+        "2",
+        "--json",
+    ]
     started = time.monotonic()
-    settings = os.environ | {key: str(value) for key, value in ready.settings["environment"].items()}
+    settings = os.environ | {
+        key: str(value) for key, value in ready.settings["environment"].items()
+    }
     done = subprocess.run(
-        [*fsdp2, "--timeout", str(LIMIT), "--", *args], cwd=ready.root, env=settings, capture_output=True, text=True
+        [*fsdp2, "--timeout", str(LIMIT), "--", *args],
+        cwd=ready.root,
+        env=settings,
+        capture_output=True,
+        text=True,
     )
     row = {"exit": done.returncode, "seconds": round(time.monotonic() - started, 1)}
     if not done.stdout.startswith("{"):
         return {**row, "said": done.stderr.strip().rpartition("\n")[2][:200]}
     plan = json.loads(done.stdout)
     trouble = plan["trouble"] or {}
-    return {**row, "peak": plan["peak"], **{name: str(trouble[name])[:200] for name in trouble if trouble[name]}}
+    return {
+        **row,
+        "peak": plan["peak"],
+        **{name: str(trouble[name])[:200] for name in trouble if trouble[name]},
+    }
 
 
 def main() -> None:
@@ -52,7 +72,11 @@ def main() -> None:
     parser.add_argument("--environments", type=Path)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    kept = {row["name"]: row for row in json.loads(RESULT.read_text())["rows"]} if RESULT.is_file() else {}
+    kept = (
+        {row["name"]: row for row in json.loads(RESULT.read_text())["rows"]}
+        if RESULT.is_file()
+        else {}
+    )
     for path in sorted(HERE.glob("*.yaml")):
         entry = entry_of(path)
         folder = options.checkouts / entry.get("checkout", entry["name"])
@@ -63,7 +87,9 @@ def main() -> None:
             row["not_run"] = trouble
         else:
             with tempfile.TemporaryDirectory(prefix="fsdp2-field-") as name:
-                ready = Ready(entry, folder, python_of(entry, options.environments), Path(name, "data"))
+                ready = Ready(
+                    entry, folder, python_of(entry, options.environments), Path(name, "data")
+                )
                 ready.data.mkdir()
                 ready.prepare()
                 row |= said(ready)

@@ -61,7 +61,9 @@ def predicted(seen: Seen, case: Row) -> Row:
         "active": round(later.bytes / GIB, 2),
         "reserved": round(getattr(later, taken) / GIB, 2),
         "first_reserved": round(getattr(first, taken) / GIB, 2),
-        "kinds": {kind: round(size / GIB, 2) for kind, size in later.kinds.items() if size > GIB // 100},
+        "kinds": {
+            kind: round(size / GIB, 2) for kind, size in later.kinds.items() if size > GIB // 100
+        },
         "tokens": round((at_most.tokens_per_second or 0.0) / tp, 1),
         "mfu": round(100 * at_most.mfu, 1),
         "step": round(at_most.step, 4),
@@ -86,7 +88,10 @@ def compared(case: Row, plan: Row) -> Row:
     found = {kind: plan[kind] / gib[kind] for kind in ("active", "reserved") if kind in gib}
     found |= {"first_reserved": plan["first_reserved"] / first["reserved"]} if first else {}
     if case.get("tokens"):
-        found |= {"tokens": plan["tokens"] / case["tokens"], "eager": plan["eager"] / case["tokens"]}
+        found |= {
+            "tokens": plan["tokens"] / case["tokens"],
+            "eager": plan["eager"] / case["tokens"],
+        }
     if "reserved" in gib:
         found |= {name: plan[name] / gib["reserved"] for name in ("formula", "accelerate")}
     return {name: round(value, 3) for name, value in found.items()}
@@ -108,13 +113,19 @@ def table(cases: list[Row], kept: dict[str, Row]) -> str:
         cells = [" / ".join(f"{one[kind]:.2f}" for kind in kinds) for one in (gib, plan, ratio)]
         speed = f"{case.get('tokens', 0):9.0f} {plan['tokens']:9.0f} {ratio.get('tokens', 0):6.2f}"
         compiled = "compiled" if case.get("compiled") else ""
-        lines.append(f"{case['name']:30} {cells[0]:>16} {cells[1]:>16} {cells[2]:>12} {speed} {compiled}")
+        lines.append(
+            f"{case['name']:30} {cells[0]:>16} {cells[1]:>16} {cells[2]:>12} {speed} {compiled}"
+        )
     return "\n".join(lines)
 
 
 def summary(cases: list[Row], kept: dict[str, Row]) -> Row:
     """Errors over the cases whose settings are known: eager, with the allocator's setting."""
-    rows = [(case, kept[case["name"]]["ratio"]) for case in cases if "ratio" in kept.get(case["name"], {})]
+    rows = [
+        (case, kept[case["name"]]["ratio"])
+        for case in cases
+        if "ratio" in kept.get(case["name"], {})
+    ]
     eager = [(case, ratio) for case, ratio in rows if not case.get("compiled")]
 
     def errors(name: str) -> list[float]:
@@ -129,8 +140,15 @@ def summary(cases: list[Row], kept: dict[str, Row]) -> Row:
         for name in ("active", "reserved", "first_reserved", "formula", "accelerate")
         if errors(name)
     }
-    for name, ones in (("bound", rows), ("eager", eager)):  # the second holds for what is not compiled
-        ratios = [ratio["tokens" if name == "bound" else "eager"] for _, ratio in ones if "tokens" in ratio]
+    for name, ones in (
+        ("bound", rows),
+        ("eager", eager),
+    ):  # the second holds for what is not compiled
+        ratios = [
+            ratio["tokens" if name == "bound" else "eager"]
+            for _, ratio in ones
+            if "tokens" in ratio
+        ]
         found[name] = {
             "cases": len(ratios),
             "beaten": sum(one < 1 for one in ratios),
@@ -157,10 +175,14 @@ def main() -> None:
             for case in (case for case in cases if not names or case["name"] in names):
                 key = (case["args"], case["nproc"])
                 if key not in done:
-                    done[key] = rehearse(HERE / "llama.py", shlex.split(case["args"]), case["nproc"])
+                    done[key] = rehearse(
+                        HERE / "llama.py", shlex.split(case["args"]), case["nproc"]
+                    )
                 plan = predicted(done[key], case)
                 kept[case["name"]] = {"name": case["name"], **plan}
-                kept[case["name"]] |= {"ratio": compared(case, plan)} if "errors" not in plan else {}
+                kept[case["name"]] |= (
+                    {"ratio": compared(case, plan)} if "errors" not in plan else {}
+                )
                 store(cases, kept)
                 print(table([case], kept).splitlines()[-1], flush=True)
     print(table(cases, kept), "\n", json.dumps(summary(cases, kept), indent=1))

@@ -37,7 +37,9 @@ def said(case: Case, rehearse: Rehearse) -> Row:
         words = shlex.split(f"{case.settings.get('args', '')} {case.settings.get('save_args', '')}")
         ranks = int(case.settings.get("nproc", 2))
         seen = rehearse(script, words, ranks, cwd=Path(folder))
-        row["bytes"] = max((peak.bytes for peak in seen.record.peaks), default=0) if seen.record else None
+        row["bytes"] = (
+            max((peak.bytes for peak in seen.record.peaks), default=0) if seen.record else None
+        )
         if seen.trouble is not None:
             row |= {"said": seen.trouble.text[:200], "unfollowed": bool(seen.trouble.unfollowed)}
             if not seen.trouble.unfollowed:
@@ -47,7 +49,11 @@ def said(case: Case, rehearse: Rehearse) -> Row:
 
 def main() -> None:
     cases = [case for case in right() if case.path.parent.name == "zoo" and case.path.is_file()]
-    kept = {row["name"]: row for row in json.loads(RESULT.read_text())["rows"]} if RESULT.is_file() else {}
+    kept = (
+        {row["name"]: row for row in json.loads(RESULT.read_text())["rows"]}
+        if RESULT.is_file()
+        else {}
+    )
     names = sys.argv[1:] or [case.path.stem for case in cases]
     with rehearsing(steps=3) as rehearse:
         for case in (case for case in cases if case.path.stem in names):

@@ -20,7 +20,15 @@ import torch.distributed.tensor
 
 from . import rank as in_rank
 
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+LAUNCHER = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+)
 PR_SET_PDEATHSIG = 1
 AFTER_A_FAILURE = 3.0  # seconds that the other ranks have to say what they saw
 
@@ -66,11 +74,16 @@ class Launch:
                 waiting.discard(pid)
                 if status != 0 and not failed:
                     code = os.waitstatus_to_exitcode(status)
-                    failed = f"rank {children[pid]} ended with {code}: {self.last_words(children[pid])}"
+                    failed = (
+                        f"rank {children[pid]} ended with {code}: {self.last_words(children[pid])}"
+                    )
                     until = min(until, time.monotonic() + AFTER_A_FAILURE)
             if waiting and time.monotonic() > until:
                 silent = sorted(children[pid] for pid in waiting)
-                return failed or f"ranks {silent} were still running when the time was up: {self.last_words(silent[0])}"
+                return (
+                    failed
+                    or f"ranks {silent} were still running when the time was up: {self.last_words(silent[0])}"
+                )
             time.sleep(0.01)
         return failed
 
@@ -79,7 +92,9 @@ class Launch:
         code = 70
         try:
             os.setsid()
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also if the grader itself is killed
+            ctypes.CDLL(None).prctl(
+                PR_SET_PDEATHSIG, signal.SIGKILL
+            )  # also if the grader itself is killed
             os.chdir(self.script.parent)
             log = os.open(self.folder / f"log.{rank}", os.O_WRONLY | os.O_CREAT)
             empty = os.open(os.devnull, os.O_RDONLY)
@@ -98,8 +113,16 @@ class Launch:
     def last_words(self, rank: int) -> str:
         """The last line of a rank's output that reports an error, or else the last line."""
         path = self.folder / f"log.{rank}"
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        errors = [line for line in lines if re.match(r"\S*(Error|Exception|Failure|Exit)\b", line.rpartition("]: ")[2])]
+        lines = (
+            path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            if path.exists()
+            else []
+        )
+        errors = [
+            line
+            for line in lines
+            if re.match(r"\S*(Error|Exception|Failure|Exit)\b", line.rpartition("]: ")[2])
+        ]
         return (errors or lines or ["it said nothing"])[-1][:300]
 
     @staticmethod

@@ -100,11 +100,16 @@ class Oracle:
                     own = renamed(run.grads(step - offset), list(right))
                 else:
                     own = renamed(run.weights(step - offset), list(right))
-                    own = {name: tensor.reshape(begin[name].shape) - begin[name] for name, tensor in own.items()}
+                    own = {
+                        name: tensor.reshape(begin[name].shape) - begin[name]
+                        for name, tensor in own.items()
+                    }
                 for name, limit in self.limits(what, step).items():
                     measured = distance(own[name], right[name])
                     if not measured / limit <= worst.ratio:
-                        worst = Deviation(measured / limit, f"{what} of {name} at step {step}", measured, limit)
+                        worst = Deviation(
+                            measured / limit, f"{what} of {name} at step {step}", measured, limit
+                        )
             if worst.ratio > 1 or worst.ratio != worst.ratio:
                 break  # the first step that is off says most
         return worst

@@ -26,7 +26,10 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 GATHERS = ("all_gather_single", "all_gather_into_tensor")
@@ -53,7 +56,10 @@ def piece(tensor: torch.Tensor) -> dict[str, Any]:
     if isinstance(local, DTensor):
         mesh = local.device_mesh
         reported["placements"] = [[getattr(p, "dim", str(p))] for p in local.placements]
-        reported["mesh"], reported["coordinate"] = list(mesh.mesh.shape), list(mesh.get_coordinate() or [])
+        reported["mesh"], reported["coordinate"] = (
+            list(mesh.mesh.shape),
+            list(mesh.get_coordinate() or []),
+        )
         local = local.to_local()
     reported["sharded"] = bool(reported["mesh"])
     reported["stored"] = local.untyped_storage().nbytes() // max(local.element_size(), 1)
@@ -131,7 +137,9 @@ class Recorder:
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             modules = module if isinstance(module, list | tuple) else [module]
             params = [p for m in modules for p in m.parameters() if not isinstance(p, DTensor)]
-            self.reported["sharded_on"] = sorted({*self.reported["sharded_on"], *(p.device.type for p in params)})
+            self.reported["sharded_on"] = sorted(
+                {*self.reported["sharded_on"], *(p.device.type for p in params)}
+            )
             return function(module, *args, **kwargs)
 
         return call
@@ -143,7 +151,9 @@ class Recorder:
             tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
             if tensors and not getattr(self.inside, "collective", False):
                 large = max(tensors, key=torch.Tensor.numel)
-                self.reported[where].append([self.reported["steps"], large.numel(), str(large.dtype)])
+                self.reported[where].append(
+                    [self.reported["steps"], large.numel(), str(large.dtype)]
+                )
             outer, self.inside.collective = getattr(self.inside, "collective", False), True
             try:
                 return function(*args, **kwargs)
@@ -157,7 +167,9 @@ class Recorder:
         self.inside.forward = depth + 1
         if depth == 0 and next(module.parameters(), None) is not None:
             self.found(module)
-            self.inside.fed = not (torch.is_grad_enabled() and any(module is root for root in self.roots))
+            self.inside.fed = not (
+                torch.is_grad_enabled() and any(module is root for root in self.roots)
+            )
         elif depth and not self.inside.fed and args and self.is_leaf(module, args[0]):
             # the first layer of a model that is trained: its input shows how much this rank has to do
             self.inside.fed = True
@@ -205,7 +217,11 @@ class Recorder:
     def idle(optimizer: torch.optim.Optimizer) -> bool:
         """A step without a rate and without gradients is how state-dict helpers create the state: no training."""
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in params if p.grad is not None]
+        grads = [
+            p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            for p in params
+            if p.grad is not None
+        ]
         no_rate = all(float(group.get("lr", 1)) == 0 for group in optimizer.param_groups)
         return no_rate and not any(bool(g.any()) for g in grads)
 
@@ -219,8 +235,14 @@ class Recorder:
             tied: dict[int, list[str]] = {}
             for name, parameter in self.named("parameters").items():
                 tied.setdefault(id(parameter), []).append(name)
-            self.reported["tied"] = sorted(sorted(names) for names in tied.values() if len(names) > 1)
-        grads = {name: piece(p.grad) for name, p in self.named("parameters").items() if p.grad is not None}
+            self.reported["tied"] = sorted(
+                sorted(names) for names in tied.values() if len(names) > 1
+            )
+        grads = {
+            name: piece(p.grad)
+            for name, p in self.named("parameters").items()
+            if p.grad is not None
+        }
         if step == self.grads_of:  # another optimizer's share of the same step
             grads = {**self.grads, **grads}
         self.grads_of, self.grads = step, grads
@@ -234,35 +256,56 @@ class Recorder:
         self.store("weights", step)
         if step == 2:
             self.reported["held"] = self.held()
-            states = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+            states = [
+                v
+                for s in optimizer.state.values()
+                for v in s.values()
+                if isinstance(v, torch.Tensor)
+            ]
             local = [v.to_local() if isinstance(v, DTensor) else v for v in states]
-            self.reported["state"] = {"whole": sum(v.numel() for v in states), "here": sum(v.numel() for v in local)}
+            self.reported["state"] = {
+                "whole": sum(v.numel() for v in states),
+                "here": sum(v.numel() for v in local),
+            }
         self.write()
 
     def store(self, what: str, step: int) -> None:
         kept = {name: piece(p) for name, p in self.named("parameters").items()}
         buffers = {name: piece(b) for name, b in self.named("buffers").items()}
-        torch.save({"parameters": kept, "buffers": buffers}, self.folder / f"{what}{step}.{self.rank}.pt")
+        torch.save(
+            {"parameters": kept, "buffers": buffers}, self.folder / f"{what}{step}.{self.rank}.pt"
+        )
 
     def held(self) -> dict[str, int]:
         """Elements of whole, plain tensors in the shape of a parameter that are alive now, and of all parameters."""
         shapes = {tuple(p.shape) for p in self.named("parameters").values()}
         unique = {id(p): p.numel() for p in self.named("parameters").values()}
         tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
-        shards = {t.to_local().untyped_storage().data_ptr() for t in tensors if isinstance(t, DTensor)}
+        shards = {
+            t.to_local().untyped_storage().data_ptr() for t in tensors if isinstance(t, DTensor)
+        }
         whole: dict[int, int] = {}
         for tensor in tensors:
-            if isinstance(tensor, DTensor) or not tensor.is_floating_point() or tensor.device.type == "meta":
+            if (
+                isinstance(tensor, DTensor)
+                or not tensor.is_floating_point()
+                or tensor.device.type == "meta"
+            ):
                 continue
             storage = tensor.untyped_storage()
-            if storage.nbytes() < tensor.numel() * tensor.element_size() or storage.data_ptr() in shards:
+            if (
+                storage.nbytes() < tensor.numel() * tensor.element_size()
+                or storage.data_ptr() in shards
+            ):
                 continue
             if tuple(tensor.shape) in shapes:
                 whole[storage.data_ptr()] = tensor.numel()
         return {"whole": sum(whole.values()), "all": sum(unique.values())}
 
     def write(self) -> None:
-        (self.folder / f"reported.{self.rank}.json").write_text(json.dumps(self.reported), encoding="utf-8")
+        (self.folder / f"reported.{self.rank}.json").write_text(
+            json.dumps(self.reported), encoding="utf-8"
+        )
 
 
 def forget_the_grader() -> None:

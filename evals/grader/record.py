@@ -23,7 +23,9 @@ def whole(name: str, pieces: list[Piece]) -> torch.Tensor:
     if not any(p["sharded"] for p in pieces):
         for rank, other in enumerate(pieces[1:], 1):
             if not torch.equal(other["local"], pieces[0]["local"]):
-                raise Broken(f"{name} is a plain tensor that differs between rank 0 and rank {rank}")
+                raise Broken(
+                    f"{name} is a plain tensor that differs between rank 0 and rank {rank}"
+                )
         plain: torch.Tensor = pieces[0]["local"]
         return plain
     if not all(p["sharded"] for p in pieces):
@@ -82,7 +84,10 @@ class Record:
 
     def buffers(self, step: int) -> Tensors:
         """Rank 0's buffers; buffers may differ between ranks only if the check says so."""
-        return {name: piece["local"] for name, piece in self.pieces("weights", step)[0]["buffers"].items()}
+        return {
+            name: piece["local"]
+            for name, piece in self.pieces("weights", step)[0]["buffers"].items()
+        }
 
     def grads(self, step: int) -> Tensors:
         """The gradients that the optimizer got at a step."""

@@ -58,7 +58,12 @@ class Task:
     @property
     def variants(self) -> list[str]:
         """All that `write` takes, the start first."""
-        return ["start", "solution", *(f"right/{key}" for key in self.right), *(f"wrong/{key}" for key in self.wrong)]
+        return [
+            "start",
+            "solution",
+            *(f"right/{key}" for key in self.right),
+            *(f"wrong/{key}" for key in self.wrong),
+        ]
 
     @functools.cached_property
     def checks(self) -> list[tuple[str, dict[str, Any]]]:
@@ -66,7 +71,9 @@ class Task:
         result = []
         for entry in self.values["checks"]:
             ((kind, reported),) = entry.items()
-            result.append((kind, dict(reported) if isinstance(reported, dict) else {"run": reported}))
+            result.append(
+                (kind, dict(reported) if isinstance(reported, dict) else {"run": reported})
+            )
         return result
 
     @functools.cached_property
@@ -81,7 +88,11 @@ class Task:
     def files(self) -> list[Path]:
         """What the agent is given."""
         shared = list(self.share.values())
-        own = [p for p in sorted((self.folder / "start").rglob("*")) if p.is_file() and "__pycache__" not in p.parts]
+        own = [
+            p
+            for p in sorted((self.folder / "start").rglob("*"))
+            if p.is_file() and "__pycache__" not in p.parts
+        ]
         return [*own, *shared]
 
     def write(self, variant: str, into: Path) -> Path:
@@ -113,7 +124,9 @@ class Task:
                 continue
             text = file.read_text(encoding="utf-8")
             if text.count(edit["old"]) != 1:
-                raise ValueError(f"{self.name}: stands {text.count(edit['old'])} times in {file.name}: {edit['old']!r}")
+                raise ValueError(
+                    f"{self.name}: stands {text.count(edit['old'])} times in {file.name}: {edit['old']!r}"
+                )
             file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
 
 
@@ -133,5 +146,7 @@ def names() -> list[str]:
 
 def negatives() -> list[dict[str, str]]:
     """Requests on which the skill is not to trigger."""
-    found: list[dict[str, str]] = yaml.safe_load((EVALS / "negatives.yaml").read_text(encoding="utf-8"))
+    found: list[dict[str, str]] = yaml.safe_load(
+        (EVALS / "negatives.yaml").read_text(encoding="utf-8")
+    )
     return found

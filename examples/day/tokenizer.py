@@ -21,7 +21,11 @@ tokenizer = Tokenizer(models.BPE())
 tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 tokenizer.decoder = decoders.ByteLevel()
 marks, every_byte = ["<|end|>", "<|start|>"], pre_tokenizers.ByteLevel.alphabet()
-trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=marks, initial_alphabet=every_byte, show_progress=False)
+trainer = trainers.BpeTrainer(
+    vocab_size=1024, special_tokens=marks, initial_alphabet=every_byte, show_progress=False
+)
 tokenizer.train(sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("*.py"))), trainer)
-of_transformers = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=TEMPLATE)
+of_transformers = PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=TEMPLATE
+)
 of_transformers.save_pretrained(sys.argv[1])

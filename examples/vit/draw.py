@@ -16,7 +16,10 @@ def shape(kind: str, chance: random.Random) -> Image.Image:
     image = Image.new("RGB", (SIDE, SIDE), tuple(chance.randrange(60) for _ in range(3)))
     half = chance.randint(6, 12)
     x, y = (chance.randint(half, SIDE - half) for _ in range(2))
-    box, colour = (x - half, y - half, x + half, y + half), tuple(chance.randrange(120, 256) for _ in range(3))
+    box, colour = (
+        (x - half, y - half, x + half, y + half),
+        tuple(chance.randrange(120, 256) for _ in range(3)),
+    )
     draw = ImageDraw.Draw(image)
     if kind == "disc":
         draw.ellipse(box, fill=colour)

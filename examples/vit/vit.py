@@ -15,20 +15,28 @@ class Block(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.projection = nn.Linear(width, width)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
         batch, tokens, width = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        qkv = self.qkv(self.attention_norm(x)).view(
+            batch, tokens, 3, self.heads, width // self.heads
+        )
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, head size)
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
+        attended = (
+            F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
+        )
         x = x + self.projection(attended)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class VisionTransformer(nn.Module):
-    def __init__(self, image_size: int, patch: int, width: int, depth: int, heads: int, classes: int) -> None:
+    def __init__(
+        self, image_size: int, patch: int, width: int, depth: int, heads: int, classes: int
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -40,14 +48,22 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(batch, 3, height, width) to the logits (batch, classes)."""
         tokens = self.patches(images).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_token.expand(len(images), -1, -1), tokens], dim=1) + self.positions
+        x = (
+            torch.cat([self.class_token.expand(len(images), -1, -1), tokens], dim=1)
+            + self.positions
+        )
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x[:, 0]))
 
 
 def build(
-    image_size: int = 32, patch: int = 8, width: int = 64, depth: int = 2, heads: int = 4, classes: int = 3
+    image_size: int = 32,
+    patch: int = 8,
+    width: int = 64,
+    depth: int = 2,
+    heads: int = 4,
+    classes: int = 3,
 ) -> VisionTransformer:
     """The factory that spec.yaml names; what it draws at random follows from the seed of the spec."""
     return VisionTransformer(image_size, patch, width, depth, heads, classes)

@@ -16,7 +16,11 @@ from ...verifier.analysis.capacity import RESERVE
 from ...verifier.analysis.roofline import STATE
 from ...verifier.analysis.settings_search import ALLOWANCE, Candidate, frontier, recommended
 
-KEPT = ("sharded parameters", "gradients", STATE)  # kinds of memory that the mesh decides, not the batch
+KEPT = (
+    "sharded parameters",
+    "gradients",
+    STATE,
+)  # kinds of memory that the mesh decides, not the batch
 Choice = Mapping[str, Any]
 Measure = Callable[[Sequence[Choice]], Sequence[Candidate | None]]  # None: the time was up
 Point = tuple[int, ...]  # the position of each knob
@@ -95,7 +99,10 @@ class Search:
 
     def choice(self, point: Point) -> dict[str, Any]:
         """The values of a combination."""
-        return {knob.name: knob.values[position] for knob, position in zip(self.knobs, point, strict=True)}
+        return {
+            knob.name: knob.values[position]
+            for knob, position in zip(self.knobs, point, strict=True)
+        }
 
     def _alone(self, given: Point) -> Iterator[Point]:
         for number, knob in enumerate(self.knobs):
@@ -107,14 +114,22 @@ class Search:
         if given not in self.done or self.done[given].measured is None:
             return []
         found = list(self.done.values())
-        promised = {p: one for p in self._open(everything) if (one := self._promise(p, given)) is not None}
+        promised = {
+            p: one for p in self._open(everything) if (one := self._promise(p, given)) is not None
+        }
         front = frontier(found)
-        leaner = [p for p, one in promised.items() if not any(_beats(other, one) for other in front)]
+        leaner = [
+            p for p, one in promised.items() if not any(_beats(other, one) for other in front)
+        ]
         leaner.sort(key=lambda p: promised[p].memory)
         if self.memory is None:
             return leaner[: self.at_once]
         best, room = recommended(found), self.memory / (1 + ALLOWANCE)
-        faster = [p for p, one in promised.items() if one.memory <= room and (best is None or one.cost < best.cost())]
+        faster = [
+            p
+            for p, one in promised.items()
+            if one.memory <= room and (best is None or one.cost < best.cost())
+        ]
         faster.sort(key=lambda p: (promised[p].cost, promised[p].memory))
         if best is None and not faster:
             least = min(one.memory for one in found if one.measured is not None)
@@ -129,8 +144,19 @@ class Search:
 
     def _open(self, everything: Sequence[Point]) -> list[Point]:
         """What may be rehearsed yet."""
-        last = next((n for n, knob in enumerate(self.knobs) if knob.name == self.last and not self.last_too), None)
-        return [point for point in everything if point not in self.done and (last is None or not point[last])]
+        last = next(
+            (
+                n
+                for n, knob in enumerate(self.knobs)
+                if knob.name == self.last and not self.last_too
+            ),
+            None,
+        )
+        return [
+            point
+            for point in everything
+            if point not in self.done and (last is None or not point[last])
+        ]
 
     def _promise(self, point: Point, given: Point) -> Promise | None:
         """From the nearest combination that was rehearsed, by the changes alone; None if one of these is not possible."""

@@ -51,7 +51,9 @@ class Short:
             return [f"plan: none: {self.why}"]
         if self.found.trouble is not None:
             trouble = self.found.trouble
-            return [f"plan: {'not followed to its end' if trouble.unfollowed else 'error'}: {trouble.text}"]
+            return [
+                f"plan: {'not followed to its end' if trouble.unfollowed else 'error'}: {trouble.text}"
+            ]
         lines = [f"plan: {capacity.outcome(self.found)}"]
         return [*lines, *([capacity.fastest(self.least)] if self.least is not None else [])]
 
@@ -61,7 +63,10 @@ class Short:
 
         found, least = self.found, self.least
         if found is None or found.highest is None:
-            return {"fits": None, "why": self.why or (found.trouble.text if found and found.trouble else "")}
+            return {
+                "fits": None,
+                "why": self.why or (found.trouble.text if found and found.trouble else ""),
+            }
         return {
             "fits": found.fits,
             "device_memory": found.memory,
@@ -90,7 +95,9 @@ def planned(path: Path, changes: Sequence[str], spec: Spec, explore: bool = Fals
             remove(work)
 
 
-def _planned(path: Path, changes: Sequence[str], memory: int, ranks: int, work: Path, explore: bool) -> Short:
+def _planned(
+    path: Path, changes: Sequence[str], memory: int, ranks: int, work: Path, explore: bool
+) -> Short:
     from ...verifier.analysis.capacity import judge
     from ...verifier.launch.capacity import Rehearsals
     from . import target as targets

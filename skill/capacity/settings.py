@@ -43,7 +43,9 @@ class OfSpec:
         found = {
             CHECKPOINTING: [self._value(CHECKPOINTING), "none", "op-selective", "full"],
             MICRO: self._micro_batches(),
-            CHUNKED: [self._value(CHUNKED), False, True] if self.spec["model"]["kind"] == "decoder" else [],
+            CHUNKED: [self._value(CHUNKED), False, True]
+            if self.spec["model"]["kind"] == "decoder"
+            else [],
             RESHARD: self._reshard(),
             REPLICATE: self._replicas(),
             TP: self._degrees(),
@@ -55,9 +57,17 @@ class OfSpec:
     def savers(self) -> list[Knob]:
         """Those of the knobs that save memory on the same mesh."""
         given = self._value(MICRO)
-        kept = {CHECKPOINTING: ("op-selective", "full"), MICRO: range(1, given), CHUNKED: (True,), OFFLOAD: (True,)}
+        kept = {
+            CHECKPOINTING: ("op-selective", "full"),
+            MICRO: range(1, given),
+            CHUNKED: (True,),
+            OFFLOAD: (True,),
+        }
         found = [
-            Knob(knob.name, (knob.values[0], *(value for value in knob.values[1:] if value in kept[knob.name])))
+            Knob(
+                knob.name,
+                (knob.values[0], *(value for value in knob.values[1:] if value in kept[knob.name])),
+            )
             for knob in self.knobs()
             if knob.name in kept
         ]
@@ -73,8 +83,13 @@ class OfSpec:
         if parallel["dp_shard"] not in ("auto", shard):
             keys["parallel.dp_shard"] = shard
         if launch["engines"] and launch["nodes"] * launch["devices_per_node"] != self.ranks:
-            nodes = {"nodes": -(-self.ranks // self.per_node), "devices_per_node": min(self.ranks, self.per_node)}
-            keys |= {f"launch.{key}": number for key, number in nodes.items() if launch[key] != number}
+            nodes = {
+                "nodes": -(-self.ranks // self.per_node),
+                "devices_per_node": min(self.ranks, self.per_node),
+            }
+            keys |= {
+                f"launch.{key}": number for key, number in nodes.items() if launch[key] != number
+            }
         return {key: _text(value) for key, value in keys.items()}
 
     def read(self, keys: Mapping[str, str]) -> tuple[Spec, dict[str, str]]:
@@ -82,10 +97,16 @@ class OfSpec:
         from ..spec import SpecError, load
 
         first: SpecError | None = None
-        for more in ({}, {"verify.nproc": "auto"}, {"verify.nproc": "auto", "verify.reshard_to": "[1]"}):
+        for more in (
+            {},
+            {"verify.nproc": "auto"},
+            {"verify.nproc": "auto", "verify.reshard_to": "[1]"},
+        ):
             whole = {**keys, **more}
             try:
-                return load(self.path, [*self.changes, *map("=".join, whole.items())], offline=True), whole
+                return load(
+                    self.path, [*self.changes, *map("=".join, whole.items())], offline=True
+                ), whole
             except SpecError as error:
                 first = first or error
         assert first is not None
@@ -105,41 +126,68 @@ class OfSpec:
         section, name = key.split(".")
         value = self.spec[section][name]
         return (
-            yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip() if isinstance(value, list) else value
+            yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip()
+            if isinstance(value, list)
+            else value
         )
 
     def _micro_batches(self) -> list[int]:
         given = self._given_micro_batch()
-        near = sorted((size for size in SIZES if self._divides(size)), key=lambda size: abs(_steps(size, given)))
+        near = sorted(
+            (size for size in SIZES if self._divides(size)),
+            key=lambda size: abs(_steps(size, given)),
+        )
         return [given, *sorted([size for size in near if size != given][:NEAREST])]
 
     def _given_micro_batch(self) -> int:
         """That of the spec, or the nearest that divides the global batch on these ranks."""
         given = int(self._value(MICRO))
         suited = [size for size in SIZES if self._divides(size)]
-        return given if self._divides(given) or not suited else min(suited, key=lambda size: abs(_steps(size, given)))
+        return (
+            given
+            if self._divides(given) or not suited
+            else min(suited, key=lambda size: abs(_steps(size, given)))
+        )
 
     def _divides(self, size: int) -> bool:
         parallel = self.spec["parallel"]
         return bool(
-            self.spec["train"]["global_batch"] % (size * (self.ranks // (parallel["tp"] * parallel["cp"]))) == 0
+            self.spec["train"]["global_batch"]
+            % (size * (self.ranks // (parallel["tp"] * parallel["cp"])))
+            == 0
         )
 
     def _reshard(self) -> list[bool | int]:
-        given, across = self._value(RESHARD), self.ranks > self.per_node and self.spec["parallel"]["tp"] == 1
-        return [given, True, False, *([self.per_node] if across and self.ranks % self.per_node == 0 else [])]
+        given, across = (
+            self._value(RESHARD),
+            self.ranks > self.per_node and self.spec["parallel"]["tp"] == 1,
+        )
+        return [
+            given,
+            True,
+            False,
+            *([self.per_node] if across and self.ranks % self.per_node == 0 else []),
+        ]
 
     def _replicas(self) -> list[int]:
         """Copies of the model: one, and one for each group of nodes; inside a node they only cost memory."""
         given, cp = self._given_replicas(), self.spec["parallel"]["cp"]
-        groups = [n for n in range(2, self.ranks // self.per_node + 1) if self.ranks % (n * self.per_node * cp) == 0]
+        groups = [
+            n
+            for n in range(2, self.ranks // self.per_node + 1)
+            if self.ranks % (n * self.per_node * cp) == 0
+        ]
         stride = max(1, -(-len(groups) // REPLICAS))
         return [given, 1, *groups[::-1][::stride]]
 
     def _given_replicas(self) -> int:
         """That of the spec; on another number of ranks, as many as leave its dp_shard as it is."""
         parallel = self.spec["parallel"]
-        replicate, shard, alike = parallel["dp_replicate"], parallel["dp_shard"], parallel["tp"] * parallel["cp"]
+        replicate, shard, alike = (
+            parallel["dp_replicate"],
+            parallel["dp_shard"],
+            parallel["tp"] * parallel["cp"],
+        )
         if shard == "auto":
             return int(replicate) if self.ranks % (replicate * alike) == 0 else 1
         return max(1, self.ranks // (shard * alike)) if self.ranks % (shard * alike) == 0 else 1
@@ -147,7 +195,14 @@ class OfSpec:
     def _degrees(self) -> list[int]:
         given = self._value(TP)
         suited = [n for n in DEGREES if n <= self.per_node and self.ranks % n == 0]
-        return [given, *(suited if self.spec["parallel"]["cp"] == 1 and self.spec["model"]["kind"] != "import" else [])]
+        return [
+            given,
+            *(
+                suited
+                if self.spec["parallel"]["cp"] == 1 and self.spec["model"]["kind"] != "import"
+                else []
+            ),
+        ]
 
 
 def of_arguments(texts: Sequence[str]) -> list[Knob]:
@@ -159,9 +214,13 @@ def of_arguments(texts: Sequence[str]) -> list[Knob]:
             raise UserError(
                 f"--explore: expected an option and its values, such as '--micro-batch 1,2,4', found {text!r}"
             )
-        values: list[Any] = [one for one in words[1].split(",") if one] if len(words) > 1 else [False, True]
+        values: list[Any] = (
+            [one for one in words[1].split(",") if one] if len(words) > 1 else [False, True]
+        )
         if len(set(values)) < 2:
-            raise UserError(f"--explore: give {words[0]} two values or more, such as '{words[0]} 1,2', found {text!r}")
+            raise UserError(
+                f"--explore: give {words[0]} two values or more, such as '{words[0]} 1,2', found {text!r}"
+            )
         knobs.append(Knob(words[0], tuple(dict.fromkeys(values))))
     if len({knob.name for knob in knobs}) < len(knobs):
         raise UserError("--explore: give each option once, with all its values")
@@ -173,7 +232,13 @@ def as_arguments(choice: Choice) -> list[str]:
     words: list[str] = []
     for name, value in choice.items():
         if value is not False:
-            words += [name] if value is True else [name, str(value)] if name.startswith("-") else [f"{name}={value}"]
+            words += (
+                [name]
+                if value is True
+                else [name, str(value)]
+                if name.startswith("-")
+                else [f"{name}={value}"]
+            )
     return words
 
 

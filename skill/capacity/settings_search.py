@@ -54,7 +54,9 @@ class Due:
     spec: Spec | None = None  # None for a script
 
 
-def explore_spec(of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] = (), own: bool = False) -> Explored:
+def explore_spec(
+    of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] = (), own: bool = False
+) -> Explored:
     """Settings of a spec that change no mathematics: these, or all. `own`: the user's own grid of its keys."""
 
     def due(choice: Choice, folder: Path) -> Due | str:
@@ -66,17 +68,25 @@ def explore_spec(of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] =
             small, passes = of.rehearsed(spec)
         except SpecError as error:
             return error.problems[0].message
-        target = targets.of_spec(small, folder / "project", of.ranks, max(limits.until - time.monotonic(), 1.0))
+        target = targets.of_spec(
+            small, folder / "project", of.ranks, max(limits.until - time.monotonic(), 1.0)
+        )
         return Due(keys, targets.planned(target, TWO), passes, spec)
 
     return _explored(knobs or of.knobs(), due, limits, work, "" if own or limits.gpu else OFFLOAD)
 
 
-def explore_script(target: Target, knobs: Sequence[Knob], limits: Limits, work: Path, steps: int = TWO) -> Explored:
+def explore_script(
+    target: Target, knobs: Sequence[Knob], limits: Limits, work: Path, steps: int = TWO
+) -> Explored:
     """The user's own grid of a script's arguments."""
 
     def due(choice: Choice, folder: Path) -> Due | str:
-        given = {name: "" if value is True else str(value) for name, value in choice.items() if value is not False}
+        given = {
+            name: "" if value is True else str(value)
+            for name, value in choice.items()
+            if value is not False
+        }
         run = targets.planned(target, steps)
         return Due(given, replace(run, arguments=(*run.arguments, *as_arguments(choice))))
 
@@ -84,12 +94,18 @@ def explore_script(target: Target, knobs: Sequence[Knob], limits: Limits, work: 
 
 
 def _explored(
-    knobs: Sequence[Knob], due: Callable[[Choice, Path], Due | str], limits: Limits, work: Path, last: str
+    knobs: Sequence[Knob],
+    due: Callable[[Choice, Path], Due | str],
+    limits: Limits,
+    work: Path,
+    last: str,
 ) -> Explored:
     """Search, with the launcher and its folders."""
     work.mkdir()
     made = 0
-    with Rehearsals(work, sys.executable, limits.per_node, limits.at_once, limits.until, limits.prepared) as rehearsals:
+    with Rehearsals(
+        work, sys.executable, limits.per_node, limits.at_once, limits.until, limits.prepared
+    ) as rehearsals:
 
         def measure(choices: Sequence[Choice]) -> list[Candidate | None]:
             nonlocal made
@@ -103,21 +119,31 @@ def _explored(
                 folders[-1].mkdir()
                 found.append(due(choice, folders[-1]))
             runs = rehearsals.run(
-                [(one.run, f / "made") for one, f in zip(found, folders, strict=True) if isinstance(one, Due)]
+                [
+                    (one.run, f / "made")
+                    for one, f in zip(found, folders, strict=True)
+                    if isinstance(one, Due)
+                ]
             )
             for folder in folders:
                 remove(folder)
             limits.note(f"{made} settings rehearsed; {max(rehearsals.left, 0):.0f} s left")
             left = iter(runs)
             return [
-                _candidate(one, next(left), limits) if isinstance(one, Due) else Candidate(_shown(choice), refused=one)
+                _candidate(one, next(left), limits)
+                if isinstance(one, Due)
+                else Candidate(_shown(choice), refused=one)
                 for one, choice in zip(found, choices, strict=True)
             ]
 
         search = Search(knobs, measure, limits.most, limits.at_once, limits.memory, last)
         found = search.run()
     return Explored(
-        tuple(found), search.possible, limits.memory, limits.gpu.name if limits.gpu else "", rehearsals.left <= 0
+        tuple(found),
+        search.possible,
+        limits.memory,
+        limits.gpu.name if limits.gpu else "",
+        rehearsals.left <= 0,
     )
 
 
@@ -128,7 +154,9 @@ def _candidate(one: Due, run: Run | None, limits: Limits) -> Candidate | None:
     gpu = limits.gpu.with_node(limits.per_node) if limits.gpu is not None else None
     least = targets.least_time(found.record, gpu, one.spec, one.run.world_size)
     offload = one.spec is not None and bool(one.spec["parallel"]["cpu_offload"])
-    return Candidate(one.settings, found, least, offload, found.trouble.text if found.trouble else "")
+    return Candidate(
+        one.settings, found, least, offload, found.trouble.text if found.trouble else ""
+    )
 
 
 def rehearsed(found: Rehearsed, passes: int) -> Rehearsed:

@@ -57,13 +57,17 @@ def ranks_of(spec: Spec | None) -> int:
     return mesh.ranks
 
 
-def of_spec(spec: Spec, out: Path, ranks: int | str, timeout: float | str, args: Sequence[str] = ()) -> Target:
+def of_spec(
+    spec: Spec, out: Path, ranks: int | str, timeout: float | str, args: Sequence[str] = ()
+) -> Target:
     """The project of a spec, written to `out`."""
     from ...verifier.config.target import resolve
     from .. import scaffold
 
     scaffold.write(scaffold.render(spec), out, False)
-    return resolve(out, {"timeout": timeout, "nproc": ranks, "args": ["--out", "{checkpoint}", *args]})
+    return resolve(
+        out, {"timeout": timeout, "nproc": ranks, "args": ["--out", "{checkpoint}", *args]}
+    )
 
 
 def of_path(
@@ -92,7 +96,9 @@ def of_path(
 
         ranks = ranks_of(load(own, [], offline=True) if own is not None else None)
     given = [*(["--out", "{checkpoint}"] if own is not None else []), *args]
-    return resolve(path, {"timeout": timeout, "nproc": ranks, "args": given, "module": module or ""})
+    return resolve(
+        path, {"timeout": timeout, "nproc": ranks, "args": given, "module": module or ""}
+    )
 
 
 def planned(target: Target, steps: int) -> PlannedRun:
@@ -114,7 +120,9 @@ def planned(target: Target, steps: int) -> PlannedRun:
     )
 
 
-def least_time(record: Rehearsal | None, gpu: Device | None, spec: Spec | None, ranks: int) -> Bound | None:
+def least_time(
+    record: Rehearsal | None, gpu: Device | None, spec: Spec | None, ranks: int
+) -> Bound | None:
     """The bound on the time of a step, if a GPU is named. `spec`: that of the project; None for a script."""
     from ...verifier.analysis.roofline import bound, offloaded
 

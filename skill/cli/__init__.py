@@ -15,7 +15,15 @@ from typing import Any, NoReturn
 
 from ... import __version__
 from ...verifier.config.reading.inputs import Refused
-from ...verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
+from ...verifier.errors import (
+    INCONCLUSIVE,
+    INTERRUPTED,
+    OUR_FAULT,
+    USAGE,
+    Interrupted,
+    MachineRefuses,
+    UserError,
+)
 from ...verifier.isolation.refusal import ELSEWHERE
 from ..output import Help, bounded, log, open_standard_streams, put
 
@@ -92,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in PACKAGES:
             return _report_bug(error, arguments)
-        log(f"this Python has no {error.name}: {sys.executable} -m pip install {PACKAGES[error.name]}")
+        log(
+            f"this Python has no {error.name}: {sys.executable} -m pip install {PACKAGES[error.name]}"
+        )
         return USAGE
     except OSError as error:
         known = error.errno in (*ENVIRONMENT_ERRORS, *PATH_ERRORS)
@@ -133,11 +143,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         from ...verifier.config.reading.words import similar
 
         near = similar(words[0], list(COMMANDS))
-        raise UserError(f"unknown command {words[0]!r}; {f'did you mean {near!r}?' if near else 'see fsdp2 --help'}")
+        raise UserError(
+            f"unknown command {words[0]!r}; {f'did you mean {near!r}?' if near else 'see fsdp2 --help'}"
+        )
     options, unknown = _parser(named or COMMANDS).parse_known_args(words[:cut])
     if unknown:
         own = "; arguments of the script go after `--`" if named in (["verify"], ["plan"]) else ""
-        raise UserError(f"unrecognized arguments: {' '.join(unknown)}{own}; see fsdp2 {words[0]} --help")
+        raise UserError(
+            f"unrecognized arguments: {' '.join(unknown)}{own}; see fsdp2 {words[0]} --help"
+        )
     if cut < len(words) and not hasattr(options, "script_args"):
         raise UserError("only `fsdp2 verify` and `fsdp2 plan` take arguments after `--`")
     if cut < len(words):

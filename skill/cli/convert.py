@@ -34,17 +34,31 @@ exit codes: 0 converted and verified (with --no-verify: nothing is left to do), 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = (
-        "Convert a DDP or FSDP1 script to FSDP2 where that is mechanical, mark the rest, and verify the result."
+    description = "Convert a DDP or FSDP1 script to FSDP2 where that is mechanical, mark the rest, and verify the result."
+    parser = add_command(
+        commands,
+        "convert",
+        run,
+        "convert a DDP or FSDP1 script, and verify it",
+        description,
+        EPILOG,
     )
-    parser = add_command(commands, "convert", run, "convert a DDP or FSDP1 script, and verify it", description, EPILOG)
-    parser.add_argument("script", metavar="SCRIPT", type=Path, help="the DDP or FSDP1 script; it is not changed")
     parser.add_argument(
-        "-o", "--out", metavar="FILE", type=Path, required=True, help="the new script, beside the modules it imports"
+        "script", metavar="SCRIPT", type=Path, help="the DDP or FSDP1 script; it is not changed"
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="the new script, beside the modules it imports",
     )
     parser.add_argument("--force", action="store_true", help="replace FILE")
     parser.add_argument("--no-verify", action="store_true", help="write FILE and run nothing")
-    parser.add_argument("--verify", metavar="'OPTIONS'", default="", help="options of `fsdp2 verify`")
+    parser.add_argument(
+        "--verify", metavar="'OPTIONS'", default="", help="options of `fsdp2 verify`"
+    )
     parser.set_defaults(script_args=[])
 
 
@@ -95,7 +109,13 @@ def _has_gpu() -> bool:
 
 def _to_dict(made: Converted, out: Path) -> dict[str, Any]:
     todo = [
-        {"file": one.file, "line": one.line, "construct": one.construct, "rule": one.rule, "text": one.text}
+        {
+            "file": one.file,
+            "line": one.line,
+            "construct": one.construct,
+            "rule": one.rule,
+            "text": one.text,
+        }
         for one in made.todo
     ]
     done = [{"line": line, "construct": construct} for line, construct in made.done]

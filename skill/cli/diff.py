@@ -51,11 +51,20 @@ class Difference:
         if self.edits and self.changes:
             return "both"
         if self.changes:
-            return "added" if self.file.base is None else "removed" if self.file.theirs is None else "changed"
+            return (
+                "added"
+                if self.file.base is None
+                else "removed"
+                if self.file.theirs is None
+                else "changed"
+            )
         return "deleted" if self.file.ours is None and not self.file.obstacle else "edited"
 
     def to_dict(self) -> dict[str, Any]:
-        parts = {"edits": self.edits and asdict(self.edits), "changes": self.changes and asdict(self.changes)}
+        parts = {
+            "edits": self.edits and asdict(self.edits),
+            "changes": self.changes and asdict(self.changes),
+        }
         return {"path": self.file.path, "state": self.state, **parts, "note": self.file.obstacle}
 
 
@@ -65,7 +74,9 @@ def add_parser(commands: Any) -> None:
     summary = "show what differs between a project and what its spec renders to"
     parser = add_command(commands, "diff", run, summary, description, EXAMPLES)
     add_project_arguments(parser)
-    parser.add_argument("--stat", action="store_true", help="only the names of the files and the number of lines")
+    parser.add_argument(
+        "--stat", action="store_true", help="only the names of the files and the number of lines"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,15 +105,23 @@ def compared(file: File) -> Difference | None:
         edits = _part(file.path, (as_written, file.base), ("as you edited it", file.ours))
         changes = _part(file.path, ("as it is", file.ours), ("as an update writes it", file.theirs))
     elif file.ours != file.theirs or file.obstacle:
-        edits = None if file.obstacle else _part(file.path, (as_written, file.base), ("as you edited it", file.ours))
-        changes = _part(file.path, (as_written, file.base), ("as its spec renders it now", file.theirs))
+        edits = (
+            None
+            if file.obstacle
+            else _part(file.path, (as_written, file.base), ("as you edited it", file.ours))
+        )
+        changes = _part(
+            file.path, (as_written, file.base), ("as its spec renders it now", file.theirs)
+        )
     return Difference(file, edits, changes) if edits or changes or file.obstacle else None
 
 
 def _part(path: str, old: tuple[str, bytes | None], new: tuple[str, bytes | None]) -> Part | None:
     if old[1] == new[1]:
         return None
-    before, after = ("/dev/null" if text is None else f"{path}\t{label}" for label, text in (old, new))
+    before, after = (
+        "/dev/null" if text is None else f"{path}\t{label}" for label, text in (old, new)
+    )
     lines = list(difflib.unified_diff(_lines(old[1]), _lines(new[1]), before, after))
     marks = [line[0] for line in lines[2:]]
     return Part(marks.count("+"), marks.count("-"), "".join(lines))
@@ -116,7 +135,9 @@ def _lines(data: bytes | None) -> list[str]:
 
 def _text(difference: Difference) -> str:
     parts = [part.diff for part in (difference.edits, difference.changes) if part]
-    return "".join([f"{difference.file.obstacle}\n" if difference.file.obstacle else "", *parts]).removesuffix("\n")
+    return "".join(
+        [f"{difference.file.obstacle}\n" if difference.file.obstacle else "", *parts]
+    ).removesuffix("\n")
 
 
 def _stat(difference: Difference) -> str:

@@ -17,11 +17,11 @@ Check = dict[str, Any]
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = (
-        "Check Python, packages, processes, sockets and devices by trying them. Exit 4 if ranks cannot be run here."
-    )
+    description = "Check Python, packages, processes, sockets and devices by trying them. Exit 4 if ranks cannot be run here."
     examples = "examples:\n  fsdp2 doctor --json\n  fsdp2 doctor --launcher slurm:2"
-    parser = add_command(commands, "doctor", run, "what this machine can run", description, examples)
+    parser = add_command(
+        commands, "doctor", run, "what this machine can run", description, examples
+    )
     parser.add_argument(
         "--launcher",
         metavar="HOW",
@@ -38,7 +38,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         emit_json({"ok": good, "checks": checks})
     else:
-        say("\n".join(table([("ok" if c["ok"] else "FAIL", c["name"], c["value"]) for c in checks])))
+        say(
+            "\n".join(table([("ok" if c["ok"] else "FAIL", c["name"], c["value"]) for c in checks]))
+        )
         bad = "this machine cannot run ranks; see the line marked FAIL (`fsdp2 lint` and `--tier simulate` need none)"
         say("\n".join(wrapped("this machine can verify FSDP2 scripts" if good else bad)))
     return PASS if good else INCONCLUSIVE
@@ -82,9 +84,15 @@ def _launch(how: str) -> list[Check]:
     gpus = f"{versions['devices']} CUDA devices (CUDA {versions['cuda']}, NCCL)"
     trains = bool(versions["devices"]) or runs_on_cpu(str(versions["torch"]))
     there = too_few(versions.get("unused", 0)) or "no CUDA device"
-    none = f"{there}: ranks run on the CPU with gloo" + ("" if trains else ", where FSDP2 of this torch does not train")
+    none = f"{there}: ranks run on the CPU with gloo" + (
+        "" if trains else ", where FSDP2 of this torch does not train"
+    )
     ranks = _check("ranks", True, f"2 ranks reduced a tensor in {seconds:.1f} s")
-    return [ranks, _check("devices", trains, gpus if versions["devices"] else none), _isolation(versions["isolation"])]
+    return [
+        ranks,
+        _check("devices", trains, gpus if versions["devices"] else none),
+        _isolation(versions["isolation"]),
+    ]
 
 
 def _isolation(choice: dict[str, Any]) -> Check:

@@ -16,7 +16,9 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     description = "Print the docs of a rule; without a name, all rules by family."
     epilog = "example:\n  fsdp2 explain token-mean-of-means"
-    parser = add_command(commands, "explain", run, "what a rule checks, why, and the fix", description, epilog)
+    parser = add_command(
+        commands, "explain", run, "what a rule checks, why, and the fix", description, epilog
+    )
     parser.add_argument("rule", metavar="RULE", nargs="?", help="a rule's name")
 
 
@@ -28,7 +30,9 @@ def run(options: argparse.Namespace) -> int:
     if options.rule is None:
         titles = {name: rule.page()["Statement"] for name, rule in RULES.items()}
         if options.json:
-            emit_json([{"rule": n, "family": r.family, "statement": titles[n]} for n, r in RULES.items()])
+            emit_json(
+                [{"rule": n, "family": r.family, "statement": titles[n]} for n, r in RULES.items()]
+            )
             return PASS
         for family, rules in groupby(RULES, lambda name: RULES[name].family):
             say(f"{family}:")
@@ -41,7 +45,13 @@ def run(options: argparse.Namespace) -> int:
     rule = RULES[options.rule]
     page = rule.page()
     if options.json:
-        emit_json({"rule": rule.name, "family": rule.family, **{key.lower(): text for key, text in page.items()}})
+        emit_json(
+            {
+                "rule": rule.name,
+                "family": rule.family,
+                **{key.lower(): text for key, text in page.items()},
+            }
+        )
         return PASS
     say(paragraphs(f"{rule.name} ({rule.family})\n\n{page['Statement']}"))
     for section in (section for section in SECTIONS if section in page):

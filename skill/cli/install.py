@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from ..installer import Plan
 
 CLIENTS = ("claude", "codex", "cursor", "gemini", "opencode", "copilot", "all")
-CHANGED = {"texts": "texts that differ", "rules_new": "new rules", "rules_gone": "rules that are gone"}
+CHANGED = {
+    "texts": "texts that differ",
+    "rules_new": "new rules",
+    "rules_gone": "rules that are gone",
+}
 EPILOG = """\
 The command is `python FOLDER/skill`. A thin copy (text alone, 0.3 MB) calls the verified-fsdp2 of its version in that Python, on the
 path or in the project's .venv; a full one (3 MB) needs only torch, jinja2, pyyaml and jsonschema there. Without an option: what is
@@ -35,18 +39,28 @@ exit codes: 0 done, 1 something of yours was kept, 2 bad usage, or a place that 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Write a lean copy of the skill where coding agents look for skills: all of it, or nothing."
-    parser = add_command(commands, "install", run, "put the skill where coding agents look", description, EPILOG)
+    description = (
+        "Write a lean copy of the skill where coding agents look for skills: all of it, or nothing."
+    )
+    parser = add_command(
+        commands, "install", run, "put the skill where coding agents look", description, EPILOG
+    )
     clients = f"{', '.join(CLIENTS)} (repeatable; default: all)"
-    parser.add_argument("--client", choices=CLIENTS, metavar="NAME", action="append", default=[], help=clients)
+    parser.add_argument(
+        "--client", choices=CLIENTS, metavar="NAME", action="append", default=[], help=clients
+    )
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("--project", action="store_true", help="in the current folder (the default)")
     scope.add_argument("--user", action="store_true", help="in your home, for all projects")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
-        "--thin", action="store_true", help="only what agents read, and a launcher of the installed fsdp2"
+        "--thin",
+        action="store_true",
+        help="only what agents read, and a launcher of the installed fsdp2",
     )
-    kind.add_argument("--full", action="store_true", help="with the code: a copy that needs no install")
+    kind.add_argument(
+        "--full", action="store_true", help="with the code: a copy that needs no install"
+    )
     for name, text in (
         ("--uninstall", "remove what was installed, and nothing else"),
         ("--check", "write nothing; exit 1 if a folder is not what this version installs"),
@@ -60,7 +74,9 @@ def run(options: argparse.Namespace) -> int:
     """Plan for every folder, then do all of it or nothing; 1 if something was left as it is."""
     from .. import installer
 
-    places = installer.targets(options.client or ["all"], options.user, everywhere=options.uninstall)
+    places = installer.targets(
+        options.client or ["all"], options.user, everywhere=options.uninstall
+    )
     thin = True if options.thin else False if options.full else None
     if options.uninstall:
         plans = [installer.plan_uninstall(place, options.force) for place in places]
@@ -68,13 +84,27 @@ def run(options: argparse.Namespace) -> int:
         files: list[dict[str, bytes]] = [{} for _ in plans]
     else:
         files = [installer.files_for(place.folder, thin) for place in places]
-        plans = [installer.plan_install(place, one, options.force) for place, one in zip(places, files, strict=True)]
+        plans = [
+            installer.plan_install(place, one, options.force)
+            for place, one in zip(places, files, strict=True)
+        ]
     if not options.dry_run and not options.check:
         installer.apply(plans)
-    ok = not any(plan.kept or plan.action == "foreign" or (options.check and plan.contents) for plan in plans)
-    shown = [_to_dict(plan, one, installer.digest(one)) for plan, one in zip(plans, files, strict=True)]
+    ok = not any(
+        plan.kept or plan.action == "foreign" or (options.check and plan.contents) for plan in plans
+    )
+    shown = [
+        _to_dict(plan, one, installer.digest(one)) for plan, one in zip(plans, files, strict=True)
+    ]
     if options.json:
-        emit_json({"ok": ok, "dry_run": options.dry_run or options.check, "version": __version__, "targets": shown})
+        emit_json(
+            {
+                "ok": ok,
+                "dry_run": options.dry_run or options.check,
+                "version": __version__,
+                "targets": shown,
+            }
+        )
     else:
         _print(shown, options)
     return PASS if ok else FAIL

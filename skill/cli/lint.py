@@ -39,10 +39,21 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     summary = "find faults in the sources alone, in milliseconds"
     parser = add_command(
-        commands, "lint", run, summary, "Find FSDP2 faults in Python sources: no torch, no run.", EPILOG
+        commands,
+        "lint",
+        run,
+        summary,
+        "Find FSDP2 faults in Python sources: no torch, no run.",
+        EPILOG,
     )
-    parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a file, or a folder with all below it")
-    add_options(parser, f"{HELP}; with --migrate: text or json", "an earlier report: exit 1 only on new findings")
+    parser.add_argument(
+        "paths", metavar="PATH", type=Path, nargs="+", help="a file, or a folder with all below it"
+    )
+    add_options(
+        parser,
+        f"{HELP}; with --migrate: text or json",
+        "an earlier report: exit 1 only on new findings",
+    )
     for name, text in (
         ("--allow-no-training", "exit 0, not 4, where no file holds training (for pre-commit)"),
         ("--migrate", "list what must change to make it FSDP2"),
@@ -61,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
     reports = wanted_reports(options.report, options.json, known, options.paths)
     command = shlex.join(["fsdp2", "lint", *map(str, options.paths)])
     with _few_collections():
-        verdict = lint(options.paths, options.only, options.skip, command, not options.allow_no_training)
+        verdict = lint(
+            options.paths, options.only, options.skip, command, not options.allow_no_training
+        )
     if options.baseline is not None:
         old = baseline.load(options.baseline)
         baseline.must_be_of(options.baseline, old, verdict.target)

@@ -7,7 +7,15 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..output import add_command, add_no_plan, add_offline, add_set, emit_json, say, say_not_looked_at
+from ..output import (
+    add_command,
+    add_no_plan,
+    add_offline,
+    add_set,
+    emit_json,
+    say,
+    say_not_looked_at,
+)
 
 EXAMPLES = """examples:
   fsdp2 new spec.yaml my-run
@@ -22,10 +30,16 @@ To change a project and keep your edits: fsdp2 update my-run
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Write a complete FSDP2 training project from a spec. All of it is written, or nothing."
-    parser = add_command(commands, "new", run, "write a training project from a spec", description, EXAMPLES)
+    description = (
+        "Write a complete FSDP2 training project from a spec. All of it is written, or nothing."
+    )
+    parser = add_command(
+        commands, "new", run, "write a training project from a spec", description, EXAMPLES
+    )
     parser.add_argument("spec", type=Path, metavar="SPEC", help="the spec, a YAML file")
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write; it must be new or empty")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="the folder to write; it must be new or empty"
+    )
     add_set(parser)
     add_offline(parser)
     add_no_plan(parser)
@@ -53,7 +67,12 @@ def run(args: argparse.Namespace) -> int:
     alone = "python train.py" + (" --debug-model" if loaded["verify"]["model"] else "")
     commands = [f"cd {shlex.quote(str(args.out))}", *prepare, alone, torchrun, "fsdp2 verify ."]
     if args.json:
-        shown = {"out": str(args.out), "dry_run": args.dry_run, "offline": args.offline, "files": sorted(files)}
+        shown = {
+            "out": str(args.out),
+            "dry_run": args.dry_run,
+            "offline": args.offline,
+            "files": sorted(files),
+        }
         planned = {"plan": plan.to_dict()} if plan is not None else {}
         emit_json({**shown, "replaced_edits": edited, "next": commands, **planned})
         return 0
@@ -71,10 +90,16 @@ def run(args: argparse.Namespace) -> int:
         say("\n  ".join(["next:", *commands]))
         if loaded.scaled:
             mesh = loaded.verification_mesh
-            say(f"`fsdp2 verify` takes a mesh of {mesh} on {mesh.ranks} ranks: the shape of the spec's, made smaller")
+            say(
+                f"`fsdp2 verify` takes a mesh of {mesh} on {mesh.ranks} ranks: the shape of the spec's, made smaller"
+            )
         if small := loaded["verify"]["model"]:
             count, real = decoder_parameters(debug_shape(small, loaded["model"])), loaded.parameters
-            say(f"`fsdp2 verify` trains the same code with {count:,} parameters (verify.model), not with {real:,}")
+            say(
+                f"`fsdp2 verify` trains the same code with {count:,} parameters (verify.model), not with {real:,}"
+            )
         if loaded.own_modules:
-            say(f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py, or installed")
+            say(
+                f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py, or installed"
+            )
     return 0

@@ -46,11 +46,14 @@ found, 2 bad usage, 4 the script could not be followed to the end of its first s
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = (
-        "Find out what a training script needs of memory and sends, and whether it starts, on GPUs that are not there."
-    )
+    description = "Find out what a training script needs of memory and sends, and whether it starts, on GPUs that are not there."
     parser = add_command(
-        commands, "plan", run, "memory and traffic at the size of production, without GPUs", description, EPILOG
+        commands,
+        "plan",
+        run,
+        "memory and traffic at the size of production, without GPUs",
+        description,
+        EPILOG,
     )
     parser.usage = "fsdp2 plan TARGET [options] [-- SCRIPT ARGS]"
     add = parser.add_argument
@@ -61,17 +64,27 @@ def add_parser(commands: Any) -> None:
         metavar="MODULE",
         help="run this module, as `torchrun -m` does; TARGET is the folder where it is found",
     )
-    add("--nproc", metavar="N", help="ranks (a spec or scaffold with a launch section: nodes x devices_per_node)")
+    add(
+        "--nproc",
+        metavar="N",
+        help="ranks (a spec or scaffold with a launch section: nodes x devices_per_node)",
+    )
     add(
         "--device-memory",
         metavar="SIZE",
         help="memory of a GPU, such as 80GiB (default: that of --gpu, else of the launch section)",
     )
     add(
-        "--gpu", metavar="NAME", help="a GPU by name, such as h100, or FILE.yaml of your own: bounds the time of a step"
+        "--gpu",
+        metavar="NAME",
+        help="a GPU by name, such as h100, or FILE.yaml of your own: bounds the time of a step",
     )
     add("--gpus-per-node", metavar="N", help="ranks of a node (default: those of --gpu, else 8)")
-    add("--network", metavar="GBIT", help="Gbit/s between nodes for one GPU (default: that of --gpu)")
+    add(
+        "--network",
+        metavar="GBIT",
+        help="Gbit/s between nodes for one GPU (default: that of --gpu)",
+    )
     add("--steps", metavar="K", help="optimizer steps to follow (default 3)")
     add(
         "--explore",
@@ -82,7 +95,12 @@ def add_parser(commands: Any) -> None:
         help="compare settings that change no mathematics: for a spec or scaffold by itself (mesh, resharding, checkpointing, "
         "micro-batch, chunked loss, offload), for a script the values of an option, such as '--batch 1,2,4' (repeatable)",
     )
-    add("--html", metavar="FILE", type=Path, help="write the plan as one self-contained HTML file, too")
+    add(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write the plan as one self-contained HTML file, too",
+    )
     add("--timeout", metavar="S", default="600", help="seconds at most (default 600)")
     add_set(parser, "change one value of a spec (repeatable)")
     parser.set_defaults(script_args=None)
@@ -109,7 +127,9 @@ def run(options: argparse.Namespace) -> int:
     if options.nproc is not None:
         _whole("--nproc", options.nproc)
     if re.fullmatch(r"\d+(\.\d+)?", options.timeout) is None or not float(options.timeout):
-        raise UserError(f"--timeout: expected seconds above 0, such as 600, found {options.timeout!r}")
+        raise UserError(
+            f"--timeout: expected seconds above 0, such as 600, found {options.timeout!r}"
+        )
     grid = of_arguments([text for text in options.explore or [] if text])
     work = temporary("plan")
     found_settings = None
@@ -118,7 +138,9 @@ def run(options: argparse.Namespace) -> int:
         changes = list(options.set)
         if options.explore is not None:
             changes += _on_these_ranks(options, per_node, grid)
-        target = targets.of_path(options.target, changes, options.nproc, options.timeout, given, work, options.module)
+        target = targets.of_path(
+            options.target, changes, options.nproc, options.timeout, given, work, options.module
+        )
         before = [sys.executable, *target.prepare] if target.prepare else []
         made = rehearse(targets.planned(target, steps), work, sys.executable, per_node, before)
         if words := usage_error(made):
@@ -128,7 +150,9 @@ def run(options: argparse.Namespace) -> int:
         found = redacted(judge(made, memory))
         if options.explore is not None:
             until = started + target.timeout
-            limits = Limits(memory, gpu, per_node, until, note=log, prepared=work / FOLDER / "world")
+            limits = Limits(
+                memory, gpu, per_node, until, note=log, prepared=work / FOLDER / "world"
+            )
             found_settings = redacted(_explored(options, target, limits, grid, work))
     finally:
         with defer_signals():
@@ -138,13 +162,19 @@ def run(options: argparse.Namespace) -> int:
     own = None
     if path is not None and not options.script_args:
         own, _ = targets.with_made_up_data(path, changes if path == options.target else [])
-    least = targets.least_time(found.record, gpu.with_node(per_node) if gpu else None, own, target.nproc)
+    least = targets.least_time(
+        found.record, gpu.with_node(per_node) if gpu else None, own, target.nproc
+    )
     if options.json:
-        more = {"explored": settings_search.data(found_settings)} if found_settings is not None else {}
+        more = (
+            {"explored": settings_search.data(found_settings)} if found_settings is not None else {}
+        )
         emit_json({**capacity.data(found, name, least), **more})
     else:
         parts = [capacity.text(found, name, least)]
-        parts += [settings_search.text(found_settings, keys_of)] if found_settings is not None else []
+        parts += (
+            [settings_search.text(found_settings, keys_of)] if found_settings is not None else []
+        )
         say("\n\n".join(parts))
     if options.html is not None:
         from ...verifier.report import capacity_html
@@ -163,7 +193,9 @@ def _command(options: argparse.Namespace) -> str:
     words = ["fsdp2", "plan", str(options.target)]
     words += [word for name, value in given.items() if value is not None for word in (name, value)]
     words += [word for change in options.set for word in ("--set", change)]
-    words += [word for grid in options.explore or [] for word in ("--explore", *([grid] if grid else []))]
+    words += [
+        word for grid in options.explore or [] for word in ("--explore", *([grid] if grid else []))
+    ]
     words += ["--html", str(options.html)] if options.html is not None else []
     return shlex.join([*words, *(["--", *options.script_args] if options.script_args else [])])
 
@@ -194,11 +226,15 @@ def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[K
 
     path = targets.spec_file(options.target)
     if path is None and not grid:
-        raise UserError("--explore: for a script, give options and their values, such as --explore '--batch 1,2,4'")
+        raise UserError(
+            "--explore: for a script, give options and their values, such as --explore '--batch 1,2,4'"
+        )
     if path is None or path != options.target or options.nproc is None:
         return []
     spec, changes = targets.with_made_up_data(path, options.set)
-    keys = OfSpec(path, tuple(changes), spec, _whole("--nproc", options.nproc), per_node).written({})
+    keys = OfSpec(path, tuple(changes), spec, _whole("--nproc", options.nproc), per_node).written(
+        {}
+    )
     return [f"{key}={value}" for key, value in keys.items()]
 
 
@@ -210,9 +246,19 @@ def _machine(options: argparse.Namespace) -> tuple[Device | None, int | None, in
     from ..spec.crosschecks_size import device_memory, device_of
 
     gpu = _gpu(options)
-    memory = _memory(options.device_memory) if options.device_memory is not None else gpu.memory if gpu else None
+    memory = (
+        _memory(options.device_memory)
+        if options.device_memory is not None
+        else gpu.memory
+        if gpu
+        else None
+    )
     per_node = (
-        _whole("--gpus-per-node", options.gpus_per_node) if options.gpus_per_node else gpu.per_node if gpu else None
+        _whole("--gpus-per-node", options.gpus_per_node)
+        if options.gpus_per_node
+        else gpu.per_node
+        if gpu
+        else None
     )
     path = targets.spec_file(options.target)
     if path is not None and memory is None:
@@ -234,7 +280,9 @@ def _gpu(options: argparse.Namespace) -> Device | None:
     if options.network is None:
         return device(options.gpu)
     if re.fullmatch(r"\d+(\.\d+)?", options.network) is None or not float(options.network):
-        raise UserError(f"--network: expected Gbit/s above 0, such as 400, found {options.network!r}")
+        raise UserError(
+            f"--network: expected Gbit/s above 0, such as 400, found {options.network!r}"
+        )
     return device(options.gpu).with_node(network=float(options.network))
 
 
@@ -242,8 +290,14 @@ def _memory(text: str) -> int:
     """Bytes of `80GiB`; a bare number is in GiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in UNITS or not float(match[1]):
-        hint = "; GiB, MiB and TiB are known, 80GB is 74.5GiB" if match is not None and match[2] not in UNITS else ""
-        raise UserError(f"--device-memory: expected a size above 0, such as 80GiB, found {text!r}{hint}")
+        hint = (
+            "; GiB, MiB and TiB are known, 80GB is 74.5GiB"
+            if match is not None and match[2] not in UNITS
+            else ""
+        )
+        raise UserError(
+            f"--device-memory: expected a size above 0, such as 80GiB, found {text!r}{hint}"
+        )
     return int(float(match[1]) * (1 << UNITS[match[2]]))
 
 

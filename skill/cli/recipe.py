@@ -20,11 +20,20 @@ The options are the keys of a spec (fsdp2 spec explain). Paste the piece, adapt 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Print one piece of a training script, cut from the templates that make scaffolds."
-    parser = add_command(
-        commands, "recipe", run, "print one verified piece of a training script", description, EXAMPLES
+    description = (
+        "Print one piece of a training script, cut from the templates that make scaffolds."
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which piece; without it, all names")
+    parser = add_command(
+        commands,
+        "recipe",
+        run,
+        "print one verified piece of a training script",
+        description,
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="which piece; without it, all names"
+    )
     add_set(parser, "set a key of the spec (repeatable)")
 
 
@@ -39,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     code = recipes.text(args.name, args.set)
     if args.json:
         recipe = recipes.RECIPES[args.name]
-        emit_json({"name": args.name, "about": recipe.about, "rules": list(recipe.rules), "code": code})
+        emit_json(
+            {"name": args.name, "about": recipe.about, "rules": list(recipe.rules), "code": code}
+        )
     else:
         say(code.rstrip())
     return 0

@@ -31,9 +31,13 @@ example:
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     description = "Collect what is needed to report a finding that you believe to be wrong, or a fault of fsdp2."
-    parser = add_command(commands, "report", run, "collect what is needed to report a finding", description, EPILOG)
+    parser = add_command(
+        commands, "report", run, "collect what is needed to report a finding", description, EPILOG
+    )
     parser.add_argument("rule", metavar="RULE", help="the rule whose finding you report")
-    parser.add_argument("report", metavar="REPORT", type=Path, help="the JSON report of `fsdp2 verify`")
+    parser.add_argument(
+        "report", metavar="REPORT", type=Path, help="the JSON report of `fsdp2 verify`"
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write it to a new file, too")
 
 

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import PASS, USAGE, UserError
-from ..output import Help, add_command, add_no_plan, add_offline, add_set, emit_json, say, say_not_looked_at
+from ..output import (
+    Help,
+    add_command,
+    add_no_plan,
+    add_offline,
+    add_set,
+    emit_json,
+    say,
+    say_not_looked_at,
+)
 
 if TYPE_CHECKING:
     from ..spec import Spec
@@ -60,7 +69,11 @@ examples:
 def add_parser(commands: Any) -> None:
     """Add `fsdp2 spec` and its four commands."""
     spec = commands.add_parser(
-        "spec", help="check, show and explain a spec", description=__doc__, epilog=EXAMPLES, formatter_class=Help
+        "spec",
+        help="check, show and explain a spec",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=Help,
     )
     own = spec.add_subparsers(metavar="COMMAND", required=True)
 
@@ -68,16 +81,25 @@ def add_parser(commands: Any) -> None:
         return add_command(own, name, run, text, text, epilog)
 
     check = add("check", _check, "report every problem of a spec", CHECK_EXAMPLES)
-    show = add("show", _show, "print a spec with its defaults and derived values filled in", SHOW_EXAMPLES)
+    show = add(
+        "show", _show, "print a spec with its defaults and derived values filled in", SHOW_EXAMPLES
+    )
     schema = add("schema", _schema, "print the JSON Schema (draft-07) of the spec", SCHEMA_EXAMPLES)
-    explain = add("explain", _explain, "print what a key means, its type, default and examples", EXPLAIN_EXAMPLES)
+    explain = add(
+        "explain",
+        _explain,
+        "print what a key means, its type, default and examples",
+        EXPLAIN_EXAMPLES,
+    )
     check.add_argument("specs", metavar="SPEC", type=Path, nargs="+", help="the spec file (YAML)")
     show.add_argument("spec", metavar="SPEC", type=Path, help="the spec file (YAML)")
     for parser in (check, show):
         add_set(parser, "set one key before the spec is checked (repeatable)")
         add_offline(parser)
     add_no_plan(check)
-    explain.add_argument("key", metavar="KEY", nargs="?", help="a key such as optimizer.lr; all keys if left out")
+    explain.add_argument(
+        "key", metavar="KEY", nargs="?", help="a key such as optimizer.lr; all keys if left out"
+    )
     schema.add_argument("--verify", action="store_true", help="the schema of verify.yaml instead")
 
 
@@ -155,7 +177,13 @@ def _summary(spec: Spec) -> str:
     count, accumulation = spec.parameters, spec.gradient_accumulation_steps()
     parameters = f"{count:,} parameters" if count is not None else "model from elsewhere"
     steps = "step" if accumulation == 1 else "steps"
-    tokens, batch, ranks = spec.tokens_per_step, spec["train"]["global_batch"], spec["verify"]["nproc"]
+    tokens, batch, ranks = (
+        spec.tokens_per_step,
+        spec["train"]["global_batch"],
+        spec["verify"]["nproc"],
+    )
     per_step = f"{batch:,} samples" if tokens is None else f"{tokens:,} tokens"
-    on = f"{ranks} ranks" + (f" ({spec.verification_mesh}, the mesh of the verification)" if spec.scaled else "")
+    on = f"{ranks} ranks" + (
+        f" ({spec.verification_mesh}, the mesh of the verification)" if spec.scaled else ""
+    )
     return f"{parameters}, {per_step} per step, {accumulation} accumulation {steps} on {on}"

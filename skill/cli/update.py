@@ -37,7 +37,9 @@ def add_parser(commands: Any) -> None:
     description = "Bring a project up to its spec and to the templates of this version of fsdp2. Your edits stay."
     parser = add_command(commands, "update", run, summary, description, EXAMPLES)
     add_project_arguments(parser)
-    parser.add_argument("--dry-run", action="store_true", help="check and merge everything, and write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check and merge everything, and write nothing"
+    )
 
 
 def add_project_arguments(parser: Any) -> None:
@@ -45,7 +47,9 @@ def add_project_arguments(parser: Any) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="a project that `fsdp2 new` wrote")
     add_set(parser)
     add_offline(parser)
-    parser.add_argument("--spec", type=Path, metavar="FILE", help="this spec instead of OUT/spec.yaml")
+    parser.add_argument(
+        "--spec", type=Path, metavar="FILE", help="this spec instead of OUT/spec.yaml"
+    )
 
 
 def versions(found: Project) -> dict[str, str]:
@@ -65,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
     changed = [outcome for outcome in outcomes if outcome.action != "unchanged"]
     code = FAIL if any(outcome.unresolved for outcome in changed) else PASS
     if args.json:
-        files, left = [outcome.to_dict() for outcome in changed], [o.file.path for o in changed if o.unresolved]
+        files, left = (
+            [outcome.to_dict() for outcome in changed],
+            [o.file.path for o in changed if o.unresolved],
+        )
         about = {"out": str(args.out), "dry_run": args.dry_run, "generator": versions(found)}
         emit_json({**about, "files": files, "open": left})
     else:
@@ -86,12 +93,20 @@ def _print(args: argparse.Namespace, found: Project, changed: list[Outcome]) -> 
     rows = []
     for outcome in changed:
         lines = f"line {', '.join(map(str, outcome.lines))}" if outcome.lines else ""
-        rows.append((outcome.action, outcome.file.path, ": ".join(part for part in (lines, outcome.note) if part)))
+        rows.append(
+            (
+                outcome.action,
+                outcome.file.path,
+                ": ".join(part for part in (lines, outcome.note) if part),
+            )
+        )
     for line in table(rows, "  ", size=10) if rows else ():
         say(line)
     if args.dry_run:
         return
     if any(outcome.lines for outcome in left):
-        say("resolve the conflicts: choose one side at each mark, and delete the lines <<<<<<<, =======, >>>>>>>")
+        say(
+            "resolve the conflicts: choose one side at each mark, and delete the lines <<<<<<<, =======, >>>>>>>"
+        )
     if written:
         say(f"next:\n  fsdp2 verify {shlex.quote(str(out))}")

@@ -15,7 +15,16 @@ from ...verifier.isolation.leftovers import remove, temporary
 from ..atomic_write import defer_signals
 from ..output import add_command, log
 from ..progress import Live
-from ..reports import HELP, PLACE, Report, add_options, for_target, parsed_reports, reports_by_target, write_verdict
+from ..reports import (
+    HELP,
+    PLACE,
+    Report,
+    add_options,
+    for_target,
+    parsed_reports,
+    reports_by_target,
+    write_verdict,
+)
 
 if TYPE_CHECKING:
     from ...verifier.config.target import Target
@@ -66,11 +75,23 @@ OPTIONS = (
         "N,M",
         "other world sizes to resume on (default 1, twice --nproc, and 3 if the global batch divides)",
     ),
-    ("--save-args", "ARGS", "arguments that make the script save a checkpoint, after one of the steps 1 to K-1"),
+    (
+        "--save-args",
+        "ARGS",
+        "arguments that make the script save a checkpoint, after one of the steps 1 to K-1",
+    ),
     ("--resume-args", "ARGS", "arguments that make the script resume from that checkpoint"),
-    ("--single-args", "ARGS", "arguments that make one process take the whole global batch at once"),
+    (
+        "--single-args",
+        "ARGS",
+        "arguments that make one process take the whole global batch at once",
+    ),
     ("--reshard-args", "ARGS", "further arguments of the runs on other world sizes"),
-    ("--prepare", "'SCRIPT ARGS'", "a script that is run once before all runs, and makes what they read"),
+    (
+        "--prepare",
+        "'SCRIPT ARGS'",
+        "a script that is run once before all runs, and makes what they read",
+    ),
     (
         "--reference",
         "'SCRIPT ARGS'",
@@ -89,7 +110,14 @@ OPTIONS = (
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     description = "Run a training script, generated or your own, and check sharding, mathematics and checkpoints."
-    parser = add_command(commands, "verify", run, "run a training script on N ranks and verify it", description, EPILOG)
+    parser = add_command(
+        commands,
+        "verify",
+        run,
+        "run a training script on N ranks and verify it",
+        description,
+        EPILOG,
+    )
     parser.usage = "fsdp2 verify [TARGET | -m MODULE] [options] [-- SCRIPT ARGS]"
     add = parser.add_argument
     target = "a script, or a folder with verify.yaml or train.py; left out: the targets of verify.yaml or pyproject.toml here"
@@ -106,12 +134,29 @@ def add_parser(commands: Any) -> None:
     allowed = "a file or folder outside of the project that runs may change, for a machine that cannot isolate it"
     add("--allow-writes", metavar="PATH", action="append", help=allowed)
     files = "the same for the tensors and numbers in files that rank 0 writes (.pt, .safetensors, .npz, .json)"
-    add("--watch-file", dest="watch", metavar="'GLOB'", action="append", type="file:{}".format, help=files)
-    add("--budget", metavar="S", help="seconds after which no further run begins; what that leaves out is inconclusive")
+    add(
+        "--watch-file",
+        dest="watch",
+        metavar="'GLOB'",
+        action="append",
+        type="file:{}".format,
+        help=files,
+    )
+    add(
+        "--budget",
+        metavar="S",
+        help="seconds after which no further run begins; what that leaves out is inconclusive",
+    )
     for name, text in (
-        ("--quick", "only the train run, the DDP reference and the resume: the rules that need others are skipped"),
+        (
+            "--quick",
+            "only the train run, the DDP reference and the resume: the rules that need others are skipped",
+        ),
         ("--thorough", "kill a rank at every stage of a save, not at one (slower)"),
-        ("--oversubscribe", "with --device cuda: let several ranks share a GPU where there are too few"),
+        (
+            "--oversubscribe",
+            "with --device cuda: let several ranks share a GPU where there are too few",
+        ),
     ):
         add(name, action="store_const", const=True, help=text)
     tiers = "ranks (default); simulate: one process with a fake process group of --nproc ranks, no sockets, structure only; "
@@ -119,11 +164,30 @@ def add_parser(commands: Any) -> None:
     size = "with --tier simulate: at the size of production, on CUDA tensors that have shapes and no memory, as in `fsdp2 plan`"
     add("--full-size", action="store_true", help=size)
     config = "a verify.yaml, or a pyproject.toml with [tool.fsdp2]: the same keys as these options, targets, and the policy of a team"
-    add("--config", metavar="FILE", type=Path, help=f"{config} (default: that of TARGET, or of the current folder)")
-    add("--target", dest="named", metavar="NAME", help="only this one of the targets of the configuration")
+    add(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help=f"{config} (default: that of TARGET, or of the current folder)",
+    )
+    add(
+        "--target",
+        dest="named",
+        metavar="NAME",
+        help="only this one of the targets of the configuration",
+    )
     reports = f"{HELP}; `{PLACE}` in PATH is the name of the target"
-    add_options(parser, reports, "an earlier JSON report of this target: exit 1 only on failures that it does not have")
-    add("--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder")
+    add_options(
+        parser,
+        reports,
+        "an earlier JSON report of this target: exit 1 only on failures that it does not have",
+    )
+    add(
+        "--work",
+        metavar="DIR",
+        type=Path,
+        help="keep traces and outputs of the runs in this new folder",
+    )
     parser.set_defaults(script_args=None)
 
 
@@ -138,21 +202,30 @@ def run(options: argparse.Namespace) -> int:
     flags = {name: getattr(options, name) for name in FLAGS}
     flags["tier"] = None if options.tier == "ranks" else options.tier
     config = options.config
-    if options.target is None and options.module is None and config is None and (config := config_in(Path())) is None:
+    if (
+        options.target is None
+        and options.module is None
+        and config is None
+        and (config := config_in(Path())) is None
+    ):
         raise UserError(
             "nothing to verify: give a script, a folder, or -m MODULE; without them, this folder needs a verify.yaml, or "
             "[tool.fsdp2] in its pyproject.toml"
         )
     if options.full_size and options.tier != "simulate":
         raise UserError("--full-size: only with --tier simulate; ranks have real tensors")
-    targets = resolve_all(options.target, {**flags, "args": options.script_args}, config, options.named, unknown)
+    targets = resolve_all(
+        options.target, {**flags, "args": options.script_args}, config, options.named, unknown
+    )
     select(options.only, options.skip, options.tier)
     if options.work is not None and options.work.exists():
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
     old = [_known(options.baseline, target, len(targets) > 1) for target in targets]
     names = [target.name or target.script.stem for target in targets]
     scripts = [target.script for target in targets]
-    reports = reports_by_target(parsed_reports(options.report, options.json, RENDERERS), names, scripts)
+    reports = reports_by_target(
+        parsed_reports(options.report, options.json, RENDERERS), names, scripts
+    )
     codes = []
     for target, own, known in zip(targets, reports, old, strict=True):
         if len(targets) > 1:
@@ -175,7 +248,9 @@ def _known(path: Path | None, target: Target, several: bool) -> Known | None:
     return own, report
 
 
-def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report], old: Known | None) -> int:
+def _one(
+    options: argparse.Namespace, target: Target, reports: Sequence[Report], old: Known | None
+) -> int:
     """Verify one target, write its reports, return its verdict's exit code. An interrupted one is reported, too."""
     from ...verifier.pipeline import verify
 
@@ -197,7 +272,9 @@ def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report],
     return _report(options, reports, verdict, old)
 
 
-def _report(options: argparse.Namespace, reports: Sequence[Report], verdict: Verdict, old: Known | None) -> int:
+def _report(
+    options: argparse.Namespace, reports: Sequence[Report], verdict: Verdict, old: Known | None
+) -> int:
     """Write the reports; the exit code of the verdict."""
     from ...verifier.report import baseline, renderers
 

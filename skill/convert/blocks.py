@@ -19,11 +19,15 @@ _INVERTED: dict[type[cst.BaseCompOp], type[cst.BaseCompOp]] = {
 }
 
 
-def joined(before: Sequence[cst.BaseStatement], block: cst.With, after: Sequence[cst.BaseStatement] = ()) -> Statement:
+def joined(
+    before: Sequence[cst.BaseStatement], block: cst.With, after: Sequence[cst.BaseStatement] = ()
+) -> Statement:
     """The body of a `with` in its place, its comments kept."""
     body = block.body
     if not isinstance(body, cst.IndentedBlock):
-        inner: list[cst.BaseStatement] = [cst.SimpleStatementLine(cst.ensure_type(body, cst.SimpleStatementSuite).body)]
+        inner: list[cst.BaseStatement] = [
+            cst.SimpleStatementLine(cst.ensure_type(body, cst.SimpleStatementSuite).body)
+        ]
         comments: list[cst.EmptyLine] = []
     else:
         inner = list(body.body)
@@ -31,7 +35,9 @@ def joined(before: Sequence[cst.BaseStatement], block: cst.With, after: Sequence
         kept = [line for line in body.footer if line.comment]
         after = [*after]
         if kept:
-            inner[-1] = inner[-1].with_changes(leading_lines=[*getattr(inner[-1], "leading_lines", ()), *kept])
+            inner[-1] = inner[-1].with_changes(
+                leading_lines=[*getattr(inner[-1], "leading_lines", ()), *kept]
+            )
     statements = [*before, *inner, *after]
     leading = [*block.leading_lines, *comments, *getattr(statements[0], "leading_lines", ())]
     statements[0] = statements[0].with_changes(leading_lines=leading)
@@ -60,7 +66,9 @@ def negated(test: cst.BaseExpression) -> cst.BaseExpression:
     return cst.UnaryOperation(cst.Not(), wrapped)
 
 
-def split_test(test: cst.BaseExpression) -> tuple[cst.BaseExpression | None, cst.BaseExpression] | None:
+def split_test(
+    test: cst.BaseExpression,
+) -> tuple[cst.BaseExpression | None, cst.BaseExpression] | None:
     """(what all ranks agree on, the condition on the rank) of a test; None if the two cannot be separated.
 
     A condition on the rank alone has nothing before it.
@@ -77,7 +85,9 @@ def split_test(test: cst.BaseExpression) -> tuple[cst.BaseExpression | None, cst
 
 def _asks_rank(part: cst.BaseExpression) -> bool:
     words = cst.Module([]).code_for_node(part).lower()
-    return any(word in words for word in ("rank", "is_main", "is_master", "main_process", "master_process"))
+    return any(
+        word in words for word in ("rank", "is_main", "is_master", "main_process", "master_process")
+    )
 
 
 def _conjuncts(test: cst.BaseExpression) -> list[cst.BaseExpression]:

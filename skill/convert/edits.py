@@ -25,7 +25,10 @@ _LOADED = {
     "model.load_state_dict(...)": "set_model_state_dict",
     "optimizer.load_state_dict(...)": "set_optimizer_state_dict",
 }
-_SAVED = {"model.state_dict()": "get_model_state_dict", "optimizer.state_dict()": "get_optimizer_state_dict"}
+_SAVED = {
+    "model.state_dict()": "get_model_state_dict",
+    "optimizer.state_dict()": "get_optimizer_state_dict",
+}
 _SAVED |= {"optim_state_dict": "get_optimizer_state_dict"}
 # What holds of a file as soon as the state dicts in it are converted.
 FILES = ("torch.save", "torch.save of the model alone", "torch.load")
@@ -53,7 +56,9 @@ class Edits(cst.CSTTransformer):
         self._ifs: list[
             tuple[cst.If, dict[str, str]]
         ] = []  # around the current node, with what is gathered before each
-        self._kinds: list[states.Kind | None] = []  # of the `state_dict_type` around the current node
+        self._kinds: list[
+            states.Kind | None
+        ] = []  # of the `state_dict_type` around the current node
         self._functions: list[int] = [0]
 
     # What is known of a node
@@ -86,7 +91,9 @@ class Edits(cst.CSTTransformer):
 
     # Expressions
 
-    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
+    def leave_Attribute(
+        self, original_node: cst.Attribute, updated_node: cst.Attribute
+    ) -> cst.BaseExpression:
         for one in self.at(original_node):
             if one.row == ".module":
                 self.settle(one)
@@ -95,7 +102,10 @@ class Edits(cst.CSTTransformer):
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         rows = self.at(original_node)
-        if any(row.row.startswith(("DistributedDataParallel", "FullyShardedDataParallel")) for row in rows):
+        if any(
+            row.row.startswith(("DistributedDataParallel", "FullyShardedDataParallel"))
+            for row in rows
+        ):
             return self._wrapper(updated_node, rows)
         made: cst.BaseExpression = updated_node
         if is_scalar_parameter(updated_node):
@@ -117,7 +127,9 @@ class Edits(cst.CSTTransformer):
                 self.mark(one)
         return made
 
-    def _replaced(self, one: Construct, original: cst.Call, call: cst.Call) -> cst.BaseExpression | None:
+    def _replaced(
+        self, one: Construct, original: cst.Call, call: cst.Call
+    ) -> cst.BaseExpression | None:
         """What takes the place of a call; None if that is not certain."""
         if one.row in _SAVED or one.row in _LOADED:
             return self._state(one, original, call)
@@ -129,7 +141,8 @@ class Edits(cst.CSTTransformer):
                 comma=cst.Comma(cst.SimpleWhitespace(""), cst.SimpleWhitespace(" ")),
             )
             made = call.with_changes(
-                func=cst.parse_expression("torch.nn.utils.clip_grad_norm_"), args=[first, *call.args]
+                func=cst.parse_expression("torch.nn.utils.clip_grad_norm_"),
+                args=[first, *call.args],
             )
             return made if one.event.discarded else attribute_call(made, "full_tensor")
         if one.row == "inference_mode" and not call.args:
@@ -140,7 +153,9 @@ class Edits(cst.CSTTransformer):
             and isinstance(call.args[1].value, cst.Name | cst.Attribute)
         ):
             self.imports.add((wrapper.POLICY, "FSDPModule"))
-            return call.with_changes(args=[call.args[0], call.args[1].with_changes(value=cst.Name("FSDPModule"))])
+            return call.with_changes(
+                args=[call.args[0], call.args[1].with_changes(value=cst.Name("FSDPModule"))]
+            )
         if one.row == "ZeroRedundancyOptimizer":
             return plain_optimizer(call)
         if one.row == "FullStateDictConfig":
@@ -174,17 +189,36 @@ class Edits(cst.CSTTransformer):
     @cached_property
     def device_line(self) -> int:
         """The statement below which a device is chosen, the one that makes the process group; 0 if there is none, or no need."""
-        if not any(one.row in DEVICE for one in self.found.all()) or "set_device" in self.found.source:
+        if (
+            not any(one.row in DEVICE for one in self.found.all())
+            or "set_device" in self.found.source
+        ):
             return 0
-        made = [node for node in ast.walk(self.tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
-        calls = [(node.lineno, ast.unparse(node.value.func)) for node in made if isinstance(node.value, ast.Call)]
+        made = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        ]
+        calls = [
+            (node.lineno, ast.unparse(node.value.func))
+            for node in made
+            if isinstance(node.value, ast.Call)
+        ]
         return next((line for line, name in calls if name.endswith("init_process_group")), 0)
 
     # State dicts
 
-    def _state(self, one: Construct, original: cst.Call, call: cst.Call) -> cst.BaseExpression | None:
-        kind = self._kinds[-1] if self._kinds else (states.DDP if self.found.kind == "ddp" else None)
-        model = self._model(call) if one.row.startswith("model.") else self.models.get(self._functions[-1])
+    def _state(
+        self, one: Construct, original: cst.Call, call: cst.Call
+    ) -> cst.BaseExpression | None:
+        kind = (
+            self._kinds[-1] if self._kinds else (states.DDP if self.found.kind == "ddp" else None)
+        )
+        model = (
+            self._model(call)
+            if one.row.startswith("model.")
+            else self.models.get(self._functions[-1])
+        )
         if (
             kind is None
             or not model
@@ -197,7 +231,9 @@ class Edits(cst.CSTTransformer):
             own.append(call.func.value)
         if one.row in _LOADED:
             self.imports |= {(states.MODULE, _LOADED[one.row])} | _options(kind.load)
-            return states.call(_LOADED[one.row], [*own, *(arg.value for arg in call.args)], kind.load)
+            return states.call(
+                _LOADED[one.row], [*own, *(arg.value for arg in call.args)], kind.load
+            )
         if kind.save is None:
             return None
         if one.row == "optim_state_dict":
@@ -209,7 +245,9 @@ class Edits(cst.CSTTransformer):
         made = states.call(_SAVED[one.row], own, kind.save)
         guard = one.event.on_some_ranks
         if guard is not None:
-            name = self._before(guard.node, made, GATHERED["model" if one.row.startswith("model.") else "optimizer"])
+            name = self._before(
+                guard.node, made, GATHERED["model" if one.row.startswith("model.") else "optimizer"]
+            )
             if name is None:
                 return None
             made = cst.Name(name)
@@ -217,19 +255,28 @@ class Edits(cst.CSTTransformer):
         return made
 
     def _model(self, call: cst.Call) -> str:
-        return cst.Module([]).code_for_node(call.func.value) if isinstance(call.func, cst.Attribute) else ""
+        return (
+            cst.Module([]).code_for_node(call.func.value)
+            if isinstance(call.func, cst.Attribute)
+            else ""
+        )
 
     def _before(self, guard: ast.AST, made: cst.BaseExpression, name: str) -> str | None:
         """The name of what all ranks gather before the `if` that only some of them enter; None if there is no such place."""
         for node, gathered in self._ifs:
             place = self.place(node).start
-            if (place.line, place.column) == (getattr(guard, "lineno", 0), getattr(guard, "col_offset", 0)):
+            if (place.line, place.column) == (
+                getattr(guard, "lineno", 0),
+                getattr(guard, "col_offset", 0),
+            ):
                 if split_test(node.test) is None or isinstance(node.orelse, cst.If):
                     return None
                 code = cst.Module([]).code_for_node(made)
                 known = next((old for old, text in gathered.items() if text == code), None)
                 free = next(
-                    n for n in (name, f"whole_{name}", f"{name}_of_all") if n not in self.names and n not in gathered
+                    n
+                    for n in (name, f"whole_{name}", f"{name}_of_all")
+                    if n not in self.names and n not in gathered
                 )
                 gathered[known or free] = code
                 return known or free
@@ -240,7 +287,9 @@ class Edits(cst.CSTTransformer):
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
         self._functions.append(self.place(node).start.line)
 
-    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> Statement:
+    def leave_FunctionDef(
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> Statement:
         self._functions.pop()
         return self._marked(original_node, updated_node, header=True)
 
@@ -256,20 +305,31 @@ class Edits(cst.CSTTransformer):
         if not gathered or not isinstance(made, cst.If):
             return made
         whole = next(name for name in ("whole", "whole_on_rank_0") if name not in self.names)
-        texts = [f"{name} = {text.replace(states.WHOLE_ON_ONE, whole)}" for name, text in gathered.items()]
+        texts = [
+            f"{name} = {text.replace(states.WHOLE_ON_ONE, whole)}"
+            for name, text in gathered.items()
+        ]
         lines = [f"{whole} = {states.WHOLE_ON_ONE}  # all ranks gather, rank 0 keeps it", *texts]
         before: list[cst.BaseStatement] = [cst.parse_statement(line) for line in lines]
         first, second = split_test(original_node.test) or (None, made.test)
         inner = made.with_changes(test=second, leading_lines=[])
         if first is not None:
-            return cst.If(test=first, body=cst.IndentedBlock([*before, inner]), leading_lines=made.leading_lines)
+            return cst.If(
+                test=first,
+                body=cst.IndentedBlock([*before, inner]),
+                leading_lines=made.leading_lines,
+            )
         before[0] = before[0].with_changes(leading_lines=made.leading_lines)
         return cst.FlattenSentinel([*before, inner])
 
     def visit_With(self, node: cst.With) -> None:
-        rows = [row for item in node.items for row in self.at(item.item) if row.row == "state_dict_type"]
+        rows = [
+            row for item in node.items for row in self.at(item.item) if row.row == "state_dict_type"
+        ]
         if rows:
-            self._kinds.append(states.kind_of(rows[0].event.node, self.configs) if len(node.items) == 1 else None)
+            self._kinds.append(
+                states.kind_of(rows[0].event.node, self.configs) if len(node.items) == 1 else None
+            )
 
     def leave_With(self, original_node: cst.With, updated_node: cst.With) -> Statement:
         item = original_node.items[0].item
@@ -314,7 +374,11 @@ class Edits(cst.CSTTransformer):
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> Statement:
         small = original_node.body[0]
-        if len(original_node.body) == 1 and isinstance(small, cst.Assign) and len(small.targets) == 1:
+        if (
+            len(original_node.body) == 1
+            and isinstance(small, cst.Assign)
+            and len(small.targets) == 1
+        ):
             target = small.targets[0].target
             for one in [*self.at(small), *self.at(target)]:
                 new = updated_node.body[0]
@@ -323,10 +387,13 @@ class Edits(cst.CSTTransformer):
                     and isinstance(target, cst.Attribute)
                     and isinstance(new, cst.Assign)
                 ):
-                    owner, value = (cst.Module([]).code_for_node(node) for node in (target.value, new.value))
+                    owner, value = (
+                        cst.Module([]).code_for_node(node) for node in (target.value, new.value)
+                    )
                     self.settle(one)
                     made = cst.ensure_type(
-                        cst.parse_statement(f"{owner}.set_requires_gradient_sync({value})"), cst.SimpleStatementLine
+                        cst.parse_statement(f"{owner}.set_requires_gradient_sync({value})"),
+                        cst.SimpleStatementLine,
                     )
                     updated_node = updated_node.with_changes(body=made.body)
         made_line = self._marked(original_node, updated_node)
@@ -346,14 +413,19 @@ class Edits(cst.CSTTransformer):
     def leave_Try(self, original_node: cst.Try, updated_node: cst.Try) -> Statement:
         return self._marked(original_node, updated_node, header=True)
 
-    def _marked(self, original: cst.BaseStatement, updated: cst.BaseStatement, header: bool = False) -> Statement:
+    def _marked(
+        self, original: cst.BaseStatement, updated: cst.BaseStatement, header: bool = False
+    ) -> Statement:
         """The statement with the marks of its lines above it."""
         place = self.place(original)
         own = [one for one in self._unplaced if place.start.line <= one.line <= place.end.line]
         if not own:
             return updated
         self._unplaced = [one for one in self._unplaced if one not in own]
-        lines = [cst.EmptyLine(comment=cst.Comment(comment(one))) for one in sorted(own, key=lambda one: one.line)]
+        lines = [
+            cst.EmptyLine(comment=cst.Comment(comment(one)))
+            for one in sorted(own, key=lambda one: one.line)
+        ]
         leading: Sequence[cst.EmptyLine] = getattr(updated, "leading_lines", ())
         return updated.with_changes(leading_lines=[*leading, *lines])
 
@@ -370,7 +442,9 @@ def _options(options: str) -> set[tuple[str, str]]:
 def _models(found: Found) -> dict[int, str]:
     """{line of a function: the model in it}, by its state dicts, for the optimizers beside them."""
     functions = [
-        node for node in ast.walk(ast.parse(found.source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        node
+        for node in ast.walk(ast.parse(found.source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     models: dict[int, set[str]] = {}
     for one in found.all():

@@ -84,11 +84,14 @@ def find(path: Path) -> Found:
         if event.module.path.resolve() != path:
             found.elsewhere.append(one)
         elif all(
-            (old.row, old.line) != (row, one.line) for old in found.places.setdefault(_range(event.node, lines), [])
+            (old.row, old.line) != (row, one.line)
+            for old in found.places.setdefault(_range(event.node, lines), [])
         ):
             found.places[_range(event.node, lines)].append(one)
     if not found.kind:
-        raise UserError(f"{path}: it converts DDP and FSDP1 scripts, and found no training in this one")
+        raise UserError(
+            f"{path}: it converts DDP and FSDP1 scripts, and found no training in this one"
+        )
     return found
 
 
@@ -110,7 +113,9 @@ def todo(construct: Construct) -> Todo:
 
 
 def _named(kind: str) -> str:
-    return {"single": "one of a single process", "fsdp2": "one of FSDP2 already"}.get(kind, f"one of {kind}")
+    return {"single": "one of a single process", "fsdp2": "one of FSDP2 already"}.get(
+        kind, f"one of {kind}"
+    )
 
 
 def _range(node: ast.AST, lines: list[str]) -> Range:

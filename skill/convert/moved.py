@@ -14,7 +14,11 @@ Order = Callable[[cst.Module], cst.Module]
 
 def move_optimizers(module: cst.Module, found: Found) -> tuple[list[Construct], Order]:
     """(the constructs that a move settles, what makes the moves in the edited module)."""
-    wraps = [row for row in found.all() if row.row.startswith(("DistributedDataParallel", "FullyShardedDataParallel"))]
+    wraps = [
+        row
+        for row in found.all()
+        if row.row.startswith(("DistributedDataParallel", "FullyShardedDataParallel"))
+    ]
     moves: dict[str, str] = {}
     moved = []
     for one in found.all():
@@ -32,8 +36,14 @@ def _names(source: str, optimizer: Construct, wrap: Construct) -> tuple[str, str
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
-        first = [n for n, one in enumerate(body) if isinstance(one, ast.Assign) and _holds(one, optimizer)]
-        second = [n for n, one in enumerate(body) if isinstance(one, ast.Assign) and _holds(one, wrap)]
+        first = [
+            n
+            for n, one in enumerate(body)
+            if isinstance(one, ast.Assign) and _holds(one, optimizer)
+        ]
+        second = [
+            n for n, one in enumerate(body) if isinstance(one, ast.Assign) and _holds(one, wrap)
+        ]
         if first and second and first[0] < second[0]:
             name, model = (ast.unparse(body[n].targets[0]) for n in (first[0], second[0]))
             between = "\n".join(ast.unparse(one) for one in body[first[0] + 1 : second[0] + 1])
@@ -44,7 +54,9 @@ def _names(source: str, optimizer: Construct, wrap: Construct) -> tuple[str, str
                 for t in a.targets
             )
             return (
-                (name, model) if name not in between and unique == 1 and model in ast.unparse(body[first[0]]) else None
+                (name, model)
+                if name not in between and unique == 1 and model in ast.unparse(body[first[0]])
+                else None
             )
     return None
 
@@ -71,7 +83,11 @@ class _Mover(cst.CSTTransformer):
 
     def _ordered(self, body: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
         for name, model in self._moves.items():
-            at = {target: number for number, one in enumerate(body) if (target := _target(one)) in (name, model)}
+            at = {
+                target: number
+                for number, one in enumerate(body)
+                if (target := _target(one)) in (name, model)
+            }
             if len(at) == 2 and at[name] < at[model]:
                 body.insert(at[model], body.pop(at[name]))
         return body

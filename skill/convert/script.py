@@ -17,7 +17,13 @@ from .moved import move_optimizers
 
 LONGEST = 100  # characters of an import
 _STATES = ("state_dict", "load_state_dict")
-_OLD = ("torch.distributed.fsdp", "torch.nn.parallel", "torch.distributed.optim", "contextlib", "functools")
+_OLD = (
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch.distributed.optim",
+    "contextlib",
+    "functools",
+)
 _LEFTOVERS = (
     "FullStateDictConfig",
     "FullOptimStateDictConfig",
@@ -56,7 +62,9 @@ def edited(found: Found) -> Converted:
         if one.row in FILES:
             states = any(name.partition("(")[0].rpartition(".")[2] in _STATES for name in left)
             (edits.mark if states else edits.settle)(one)
-    handled = {(one.construct, one.line) for one in edits.todos} | {(row, line) for line, row in edits.done}
+    handled = {(one.construct, one.line) for one in edits.todos} | {
+        (row, line) for line, row in edits.done
+    }
     for one in found.all():
         if (one.row, one.line) not in handled:
             edits.mark(one)
@@ -64,7 +72,10 @@ def edited(found: Found) -> Converted:
     text = _placed(module.code, edits)
     elsewhere = [todo(one) for one in found.elsewhere]
     return Converted(
-        found.kind, text, tuple(sorted(set(edits.done))), (*sorted(edits.todos, key=lambda one: one.line), *elsewhere)
+        found.kind,
+        text,
+        tuple(sorted(set(edits.done))),
+        (*sorted(edits.todos, key=lambda one: one.line), *elsewhere),
     )
 
 
@@ -76,7 +87,10 @@ def _with_helper(module: cst.Module, found: Found, edits: Edits) -> cst.Module:
     """With the functions that shard, below the imports."""
     if not edits.by_class and not edits.by_block:
         return module
-    equal = any(row.row in ("no seed before the model", "a seed by rank before the model") for row in found.all())
+    equal = any(
+        row.row in ("no seed before the model", "a seed by rank before the model")
+        for row in found.all()
+    )
     text = wrapper.helper(found.kind, edits.by_class, edits.by_block, equal, found.source)
     added = cst.parse_module(text).body
     body = list(module.body)
@@ -91,7 +105,9 @@ def _with_helper(module: cst.Module, found: Found, edits: Edits) -> cst.Module:
 
 
 def _is_import(statement: cst.CSTNode) -> bool:
-    return isinstance(statement, cst.SimpleStatementLine) and isinstance(statement.body[0], cst.Import | cst.ImportFrom)
+    return isinstance(statement, cst.SimpleStatementLine) and isinstance(
+        statement.body[0], cst.Import | cst.ImportFrom
+    )
 
 
 def _with_imports(module: cst.Module, found: Found, edits: Edits) -> cst.Module:
@@ -114,7 +130,9 @@ def _with_imports(module: cst.Module, found: Found, edits: Edits) -> cst.Module:
             if package.startswith(_OLD) and not statement.relative:
                 for alias in statement.names:
                     asname = alias.evaluated_alias
-                    RemoveImportsVisitor.remove_unused_import(context, package, alias.evaluated_name, asname)
+                    RemoveImportsVisitor.remove_unused_import(
+                        context, package, alias.evaluated_name, asname
+                    )
         elif isinstance(statement, cst.Import):
             for alias in statement.names:
                 if alias.evaluated_name.startswith(_OLD):
@@ -122,7 +140,11 @@ def _with_imports(module: cst.Module, found: Found, edits: Edits) -> cst.Module:
                         context, alias.evaluated_name, None, alias.evaluated_alias
                     )
     module = AddImportsVisitor(context).transform_module(module)
-    return RemoveImportsVisitor(context).transform_module(module).visit(_Imports({name for name, _ in wanted}))
+    return (
+        RemoveImportsVisitor(context)
+        .transform_module(module)
+        .visit(_Imports({name for name, _ in wanted}))
+    )
 
 
 class _Imports(cst.CSTTransformer):
@@ -132,8 +154,14 @@ class _Imports(cst.CSTTransformer):
         super().__init__()
         self._changed = changed
 
-    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom:
-        package = cst.Module([]).code_for_node(updated_node.module) if updated_node.module is not None else ""
+    def leave_ImportFrom(
+        self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
+    ) -> cst.ImportFrom:
+        package = (
+            cst.Module([]).code_for_node(updated_node.module)
+            if updated_node.module is not None
+            else ""
+        )
         if package not in self._changed or isinstance(updated_node.names, cst.ImportStar):
             return updated_node
         names = sorted(
@@ -148,7 +176,12 @@ class _Imports(cst.CSTTransformer):
 
 
 def _imports(module: cst.Module) -> list[cst.BaseSmallStatement]:
-    return [small for one in module.body if isinstance(one, cst.SimpleStatementLine) for small in one.body]
+    return [
+        small
+        for one in module.body
+        if isinstance(one, cst.SimpleStatementLine)
+        for small in one.body
+    ]
 
 
 def _without_leftovers(module: cst.Module) -> cst.Module:
@@ -165,12 +198,20 @@ class _Leftovers(cst.CSTTransformer):
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.SimpleStatementLine | cst.RemovalSentinel:
         small = updated_node.body[0]
-        if len(updated_node.body) != 1 or not isinstance(small, cst.Assign) or not isinstance(small.value, cst.Call):
+        if (
+            len(updated_node.body) != 1
+            or not isinstance(small, cst.Assign)
+            or not isinstance(small.value, cst.Call)
+        ):
             return updated_node
         made = cst.Module([]).code_for_node(small.value.func)
         target = small.targets[0].target
         old = made in _LEFTOVERS or made.rpartition(".")[2] in _LEFTOVERS
-        if old and isinstance(target, cst.Name) and len(re.findall(rf"\b{target.value}\b", self._code)) == 1:
+        if (
+            old
+            and isinstance(target, cst.Name)
+            and len(re.findall(rf"\b{target.value}\b", self._code)) == 1
+        ):
             return cst.RemoveFromParent()
         return updated_node
 
@@ -181,5 +222,7 @@ def _placed(code: str, edits: Edits) -> str:
     if not found:
         return code
     lines = code.splitlines(keepends=True)
-    first = next((number for number, line in enumerate(lines) if re.match(r"(import|from) ", line)), 0)
+    first = next(
+        (number for number, line in enumerate(lines) if re.match(r"(import|from) ", line)), 0
+    )
     return "".join([*lines[:first], *(f"{one}\n" for one in found), *lines[first:]])

@@ -39,7 +39,9 @@ def kind_of(call: ast.AST, configs: Mapping[str, ast.Call]) -> Kind | None:
         return None
     wanted = asked[0] or {}
     whole = {("False", "False"): WHOLE, ("True", "True"): WHOLE_ON_ONE}
-    return Kind(whole.get((wanted.get("offload_to_cpu", "False"), wanted.get("rank0_only", "False"))), WHOLE)
+    return Kind(
+        whole.get((wanted.get("offload_to_cpu", "False"), wanted.get("rank0_only", "False"))), WHOLE
+    )
 
 
 def _options(config: ast.expr, configs: Mapping[str, ast.Call]) -> dict[str, str] | None:
@@ -53,9 +55,17 @@ def configs_in(tree: ast.Module) -> dict[str, ast.Call]:
     """{name: call} of the configurations that are assigned once."""
     found: dict[str, list[ast.AST]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        if (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+        ):
             found.setdefault(node.targets[0].id, []).append(node.value)
-    return {name: made[0] for name, made in found.items() if len(made) == 1 and isinstance(made[0], ast.Call)}
+    return {
+        name: made[0]
+        for name, made in found.items()
+        if len(made) == 1 and isinstance(made[0], ast.Call)
+    }
 
 
 def call(function: str, given: list[cst.BaseExpression], options: str) -> cst.BaseExpression:

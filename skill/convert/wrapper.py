@@ -15,9 +15,29 @@ NAME, BY_CLASS = "shard_model", "shard_model_by_class"
 POLICY = "torch.distributed.fsdp"
 # Arguments without a counterpart, or whose counterpart is what FSDP2 always does.
 _DROPPED = {
-    *("module", "device_ids", "output_device", "dim", "check_reduction", "delay_all_reduce_named_params"),
-    *("param_to_hook_all_reduce", "broadcast_buffers", "init_sync", "gradient_as_bucket_view", "static_graph"),
-    *("bucket_cap_mb", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params", "device_id"),
+    *(
+        "module",
+        "device_ids",
+        "output_device",
+        "dim",
+        "check_reduction",
+        "delay_all_reduce_named_params",
+    ),
+    *(
+        "param_to_hook_all_reduce",
+        "broadcast_buffers",
+        "init_sync",
+        "gradient_as_bucket_view",
+        "static_graph",
+    ),
+    *(
+        "bucket_cap_mb",
+        "backward_prefetch",
+        "forward_prefetch",
+        "limit_all_gathers",
+        "use_orig_params",
+        "device_id",
+    ),
 }
 _BLOCKS = '''
 def blocks(module):
@@ -53,11 +73,19 @@ def helper(kind: str, by_class: bool, by_block: bool, equal: bool, source: str) 
     start = _MESH * (kind == "ddp") + _BROADCAST * equal
     text = _BLOCKS + "\n" if by_block else ""
     if by_block:
-        text += _SHARD.format(name=NAME, classes="", groups="each block", start=start, modules="list(blocks(model))")
+        text += _SHARD.format(
+            name=NAME, classes="", groups="each block", start=start, modules="list(blocks(model))"
+        )
     if by_class:
-        chosen = "reversed([m for m in model.modules() if isinstance(m, classes) and m is not model])"
+        chosen = (
+            "reversed([m for m in model.modules() if isinstance(m, classes) and m is not model])"
+        )
         text += "\n" * by_block + _SHARD.format(
-            name=BY_CLASS, classes=", classes", groups="each module of these classes", start=start, modules=chosen
+            name=BY_CLASS,
+            classes=", classes",
+            groups="each module of these classes",
+            start=start,
+            modules=chosen,
         )
     for full, short in (("torch.nn", "nn"), ("torch.distributed", "dist")):
         names = rf"^\s*(?:import {re.escape(full)} as {short}|from torch import (?:[\w, ]*, )?{full.partition('.')[2]}( as {short})?)\b"
@@ -66,7 +94,9 @@ def helper(kind: str, by_class: bool, by_block: bool, equal: bool, source: str) 
     return text.lstrip("\n")
 
 
-def arguments(call: cst.Call, kind: str, rows: list[Construct]) -> tuple[dict[str, cst.Arg], cst.BaseExpression | None]:
+def arguments(
+    call: cst.Call, kind: str, rows: list[Construct]
+) -> tuple[dict[str, cst.Arg], cst.BaseExpression | None]:
     """({name: argument}, the model) of a call of a wrapper; no model where arguments are unpacked."""
     names = DDP_PARAMETERS if kind == "ddp" else FSDP1_PARAMETERS
     given: dict[str, cst.Arg] = {}
@@ -81,7 +111,9 @@ def arguments(call: cst.Call, kind: str, rows: list[Construct]) -> tuple[dict[st
 class Options:
     """The options of the new call, from the arguments of the old one; `left` are the rows that they do not settle."""
 
-    def __init__(self, given: dict[str, cst.Arg], rows: list[Construct], configs: Mapping[str, ast.Call]) -> None:
+    def __init__(
+        self, given: dict[str, cst.Arg], rows: list[Construct], configs: Mapping[str, ast.Call]
+    ) -> None:
         self.given, self.rows, self._configs = given, rows, configs
         self.classes = ""
         self.options: dict[str, str] = {}
@@ -94,7 +126,12 @@ class Options:
         code = cst.Module([]).code_for_node(arg.value)
         rows = [row for row in self.rows if re.match(rf"(?:FSDP|DDP) {name}\b", row.row)]
         row = rows[0].row if len(rows) == 1 else ""
-        if name in _DROPPED or code == "None" or row == "FSDP sharding_strategy=FULL_SHARD" or row.endswith("(False)"):
+        if (
+            name in _DROPPED
+            or code == "None"
+            or row == "FSDP sharding_strategy=FULL_SHARD"
+            or row.endswith("(False)")
+        ):
             return
         if name == "find_unused_parameters" and code == "False":
             return
@@ -104,7 +141,11 @@ class Options:
             self.options["mesh"] = code
         elif name == "sharding_strategy" and row.endswith("=SHARD_GRAD_OP"):
             self.options["reshard_after_forward"] = "False"
-        elif name == "sharding_strategy" and row.endswith("HYBRID_SHARD") and "device_mesh" in self.given:
+        elif (
+            name == "sharding_strategy"
+            and row.endswith("HYBRID_SHARD")
+            and "device_mesh" in self.given
+        ):
             return
         elif name == "sharding_strategy" and row.endswith("_ZERO2") and "device_mesh" in self.given:
             self.options["reshard_after_forward"] = "False"
@@ -117,16 +158,26 @@ class Options:
             return
         elif name == "mixed_precision" and row and "..." not in (values := rows[0].values).values():
             self._made(
-                "mp_policy", "MixedPrecisionPolicy", f"param_dtype={values['param']}, reduce_dtype={values['reduce']}"
+                "mp_policy",
+                "MixedPrecisionPolicy",
+                f"param_dtype={values['param']}, reduce_dtype={values['reduce']}",
             )
         else:
             self.left += rows
 
     def _classes(self, policy: str) -> str:
         """The classes that a policy lists, as they are written; empty if it does not list them itself."""
-        made: ast.AST | None = self._configs.get(policy) if policy.isidentifier() else ast.parse(policy, mode="eval")
+        made: ast.AST | None = (
+            self._configs.get(policy) if policy.isidentifier() else ast.parse(policy, mode="eval")
+        )
         listed = (
-            [node.elts for node in ast.walk(made) if isinstance(node, ast.Set | ast.List | ast.Tuple)] if made else []
+            [
+                node.elts
+                for node in ast.walk(made)
+                if isinstance(node, ast.Set | ast.List | ast.Tuple)
+            ]
+            if made
+            else []
         )
         names = [ast.unparse(one) for one in listed[0]] if len(listed) == 1 else []
         return names[0] if len(names) == 1 else f"({', '.join(names)})" if names else ""
@@ -140,5 +191,7 @@ class Options:
         name = BY_CLASS if self.classes else NAME
         given = [self.classes] if self.classes else []
         given += [f"{option}={value}" for option, value in self.options.items()]
-        made = cst.ensure_type(cst.parse_expression(f"{name}(model{''.join(f', {one}' for one in given)})"), cst.Call)
+        made = cst.ensure_type(
+            cst.parse_expression(f"{name}(model{''.join(f', {one}' for one in given)})"), cst.Call
+        )
         return made.with_changes(args=[made.args[0].with_changes(value=model), *made.args[1:]])

@@ -10,11 +10,17 @@ from .joined import HEADING, SOURCES, cache
 __all__ = ["SOURCES", "cache", "join"]
 
 FINDER = "skill/copies/joined.py"  # in a copy, with the version: __init__.py
-FILES = ("skill/__main__.py", "verifier/__main__.py", "skill/recipe_base.yaml")  # what is started or read by its path
+FILES = (
+    "skill/__main__.py",
+    "verifier/__main__.py",
+    "skill/recipe_base.yaml",
+)  # what is started or read by its path
 # Which source file holds what; the first that fits. Scanners and people stop at files that are too long: no code file has more than 200 kB.
 _PARTS = {
     "rules_of_state.py": ("verifier/rules/checkpoint/", "verifier/rules/laws/"),
-    "rules_of_the_model.py": tuple(f"verifier/rules/{name}/" for name in ("wrapping", "init", "mesh", "precision")),
+    "rules_of_the_model.py": tuple(
+        f"verifier/rules/{name}/" for name in ("wrapping", "init", "mesh", "precision")
+    ),
     "rules.py": ("verifier/rules/",),
     "probe_events.py": ("verifier/probe/events/",),
     "probe_substitutes.py": ("verifier/probe/substitutes/", "verifier/probe/capacity/"),
@@ -30,9 +36,7 @@ _PARTS = {
     "skill.py": ("skill/",),
 }
 _DATA = "data.j2"  # templates, and the schemas beside the code
-_ABOUT = (
-    "# verified-fsdp2: files of {what} as they stand in its repository, one below the other; __init__.py reads them.\n"
-)
+_ABOUT = "# verified-fsdp2: files of {what} as they stand in its repository, one below the other; __init__.py reads them.\n"
 
 
 def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -45,11 +49,15 @@ def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
             found[path] = data
             continue
         if not data.endswith(b"\n") or HEADING.search(data.decode()):
-            raise ValueError(f"{path} cannot be a section: it must end with a newline, and hold no heading of one")
+            raise ValueError(
+                f"{path} cannot be a section: it must end with a newline, and hold no heading of one"
+            )
         if path.endswith(".json"):
             data = re.sub(rb"\n +", b"\n", data)  # a fifth of these files is indentation
         parts.setdefault(part, []).append(f"# ==== {path}\n".encode() + data)
-    version = next(line for line in found["__init__.py"].splitlines() if line.startswith(b"__version__ = "))
+    version = next(
+        line for line in found["__init__.py"].splitlines() if line.startswith(b"__version__ = ")
+    )
     found["__init__.py"] = files[FINDER] + b"\n" + version + b"\n"
     for name, sections in parts.items():
         what = ", ".join(_PARTS.get(name, ("templates/", "schemas")))

@@ -36,7 +36,9 @@ class Sections:
         found: dict[str, bytes] = {}
         for file in sorted(Path(self.root, SOURCES).iterdir()):
             _, *parts = HEADING.split(file.read_text(encoding="utf-8"))
-            found |= {path: text.encode() for path, text in zip(parts[::2], parts[1::2], strict=True)}
+            found |= {
+                path: text.encode() for path, text in zip(parts[::2], parts[1::2], strict=True)
+            }
         return found
 
     def below(self, path: str) -> str | None:
@@ -91,7 +93,9 @@ class Finder:
                 place = Path(self._sections.root, file)
                 folders = [str(place.parent)] if place.name == "__init__.py" else None
                 loader = Loader(name, str(place), self._sections)
-                return spec_from_file_location(name, place, loader=loader, submodule_search_locations=folders)
+                return spec_from_file_location(
+                    name, place, loader=loader, submodule_search_locations=folders
+                )
         return None
 
 
@@ -116,7 +120,9 @@ class Listing:
 def cache(root: str) -> Path:
     """The folder for the bytecode of the copy at `root`."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~", ".cache").expanduser()
-    return Path(home, "verified-fsdp2", hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:16])
+    return Path(
+        home, "verified-fsdp2", hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:16]
+    )
 
 
 def install(root: Path) -> None:

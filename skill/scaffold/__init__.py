@@ -25,7 +25,10 @@ from .requirements import requirements
 if TYPE_CHECKING:
     import jinja2
 
-HYGIENE = {".gitignore": "gitignore.j2", "pyproject.toml": "pyproject.toml.j2"}  # made from the rest
+HYGIENE = {
+    ".gitignore": "gitignore.j2",
+    "pyproject.toml": "pyproject.toml.j2",
+}  # made from the rest
 CI = {"github": ".github/workflows/verify.yml", "gitlab": ".gitlab-ci.yml"}
 
 
@@ -58,9 +61,16 @@ def files(spec: Spec) -> dict[str, str]:
         **dict.fromkeys(("verify.yaml", "spec.yaml", "README.md"), True),
     }
     found = {path: f"{path}.j2" for path, asked in wanted.items() if asked}
-    found |= {"model.py": "model_transformers.py.j2"} if spec["model"]["kind"] == "transformers" else {}
-    found |= {"export.py": "export_llama.py.j2"} if spec["checkpoint"]["export"] == "huggingface" else {}
-    found |= {"tests/test_train.py": "test_train.py.j2", **({CI[ci]: f"ci_{ci}.yml.j2"} if ci in CI else {})}
+    found |= (
+        {"model.py": "model_transformers.py.j2"} if spec["model"]["kind"] == "transformers" else {}
+    )
+    found |= (
+        {"export.py": "export_llama.py.j2"} if spec["checkpoint"]["export"] == "huggingface" else {}
+    )
+    found |= {
+        "tests/test_train.py": "test_train.py.j2",
+        **({CI[ci]: f"ci_{ci}.yml.j2"} if ci in CI else {}),
+    }
     return {**found, **launch_files(spec["launch"]), **HYGIENE}
 
 
@@ -70,9 +80,15 @@ def render(spec: Spec) -> dict[str, str]:
     for name in spec.own_modules:
         if f"{name}.py" in wanted:
             raise UserError(f"import: the scaffold has a module {name!r} of its own; rename yours")
-    made = {path: _environment().get_template(wanted[path]).render(values) for path in wanted if path not in HYGIENE}
+    made = {
+        path: _environment().get_template(wanted[path]).render(values)
+        for path in wanted
+        if path not in HYGIENE
+    }
     values["requirements"] = requirements(spec, made, values["wanted_packages"])
-    return made | {path: _environment().get_template(wanted[path]).render(values) for path in HYGIENE}
+    return made | {
+        path: _environment().get_template(wanted[path]).render(values) for path in HYGIENE
+    }
 
 
 def _template(name: str) -> str | None:
@@ -94,7 +110,9 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(FILTERS, used_imports=used_imports, document=lambda data: to_yaml(data).rstrip("\n"))
+    environment.filters.update(
+        FILTERS, used_imports=used_imports, document=lambda data: to_yaml(data).rstrip("\n")
+    )
     return environment
 
 
@@ -112,7 +130,9 @@ def check_target(files: Mapping[str, str], out: Path, force: bool = False) -> No
     if not out.is_dir():
         raise UserError(f"{out} exists and is not a folder")
     if any(out.iterdir()) and not force:
-        raise UserError(f"{out} is not empty; choose another folder, or --force to replace the files of the scaffold")
+        raise UserError(
+            f"{out} is not empty; choose another folder, or --force to replace the files of the scaffold"
+        )
     for path in (*files, manifest.MANIFEST, *map(manifest.base_path, files)):
         if why := atomic_write.obstacle(out, path, replace_link=True):
             raise UserError(why)
@@ -124,7 +144,11 @@ def edited(files: Mapping[str, str], out: Path) -> list[str]:
         hashes = manifest.read(out).files
     except UserError:
         hashes = {}
-    there = {path: (out / path).read_bytes().replace(b"\r\n", b"\n") for path in files if (out / path).is_file()}
+    there = {
+        path: (out / path).read_bytes().replace(b"\r\n", b"\n")
+        for path in files
+        if (out / path).is_file()
+    }
     return [
         path
         for path, data in there.items()

@@ -24,9 +24,15 @@ SCHEDULES = {
     "constant": "constant",
 }
 MODELS = {  # kind: (what it is, what model.py holds)
-    "decoder": ("a decoder-only language model", "the decoder, its sharding and its initial weights"),
+    "decoder": (
+        "a decoder-only language model",
+        "the decoder, its sharding and its initial weights",
+    ),
     "import": ("an imported model", "the imported model and its sharding"),
-    "transformers": ("a language model of transformers", "the model of transformers and its sharding"),
+    "transformers": (
+        "a language model of transformers",
+        "the model of transformers and its sharding",
+    ),
 }
 ARCHITECTURES = {  # of transformers: model_type and the name of its classes
     "llama": "Llama",
@@ -35,9 +41,18 @@ ARCHITECTURES = {  # of transformers: model_type and the name of its classes
     "ministral": "Ministral",
     "glm4_moe": "Glm4Moe",
 }
-INNER = {"tp": "tensor parallelism", "cp": "context parallelism"}  # whose ranks read the same samples
-LARGE = 10**9  # parameters of which no device keeps a whole gradient from one micro-batch to the next
-PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}  # what a run needs for operation.KEY
+INNER = {
+    "tp": "tensor parallelism",
+    "cp": "context parallelism",
+}  # whose ranks read the same samples
+LARGE = (
+    10**9
+)  # parameters of which no device keeps a whole gradient from one micro-batch to the next
+PACKAGES = {
+    "progress": "tqdm",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}  # what a run needs for operation.KEY
 
 
 def context(spec: Spec) -> dict[str, Any]:
@@ -49,7 +64,9 @@ def context(spec: Spec) -> dict[str, Any]:
     decay, out = optimizer["weight_decay"] > 0, checkpoint["directory"].rstrip("/")
     packages = [package for key, package in PACKAGES.items() if operation[key]]
     suited = [world for world in verify["reshard_to"] if _fits(spec, world)]
-    words = ("linear warm-up, then " if schedule["warmup_steps"] else "") + SCHEDULES[schedule["kind"]]
+    words = ("linear warm-up, then " if schedule["warmup_steps"] else "") + SCHEDULES[
+        schedule["kind"]
+    ]
     return {
         **values,
         **data,
@@ -87,13 +104,17 @@ def context(spec: Spec) -> dict[str, Any]:
             *url_packages(spec.urls),
             *packages,
             *["matplotlib"] * operation["plot"],
-            *["torchao"] * (values["precision"]["fp8"] or values["finetune"].get("base_dtype") == "nf4"),
+            *["torchao"]
+            * (values["precision"]["fp8"] or values["finetune"].get("base_dtype") == "nf4"),
         ],
-        "ignored_out": out if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", out) and ".." not in out else None,
+        "ignored_out": out
+        if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", out) and ".." not in out
+        else None,
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
-        "grouped_mm": values["precision"]["param_dtype"] == "bfloat16" and chosen(values["torch"]) >= GROUPED_MM,
+        "grouped_mm": values["precision"]["param_dtype"] == "bfloat16"
+        and chosen(values["torch"]) >= GROUPED_MM,
         "set_timeout": chosen(values["torch"]) >= SET_TIMEOUT,
         "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
         "as_llama": checkpoint["export"] == "huggingface",
@@ -132,15 +153,23 @@ def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
 def _fits(spec: Spec, world: int) -> bool:
     """Whether the mesh of the verification can be built on this many ranks."""
     mesh, shard = spec.verification_mesh, spec["parallel"]["dp_shard"]
-    return world == 1 or (world % (mesh.dp_replicate * mesh.alike) == 0 if shard == "auto" else world == mesh.ranks)
+    return world == 1 or (
+        world % (mesh.dp_replicate * mesh.alike) == 0 if shard == "auto" else world == mesh.ranks
+    )
 
 
 def _mesh(spec: Spec) -> dict[str, Any]:
     """The mesh of training, and that of the verification where it is smaller."""
-    sizes = ("dp_replicate", spec["parallel"]["dp_replicate"] > 1), ("dp_shard", spec["parallel"]["dp_shard"] != "auto")
+    sizes = (
+        ("dp_replicate", spec["parallel"]["dp_replicate"] > 1),
+        ("dp_shard", spec["parallel"]["dp_shard"] != "auto"),
+    )
     inner = [(key, spec["parallel"][key] > 1) for key in ("tp", "cp")]
     fixed = [key for key, there in (*sizes, *inner) if there]
-    whole = [spec["parallel"][key] for key in ("dp_replicate", "dp_shard", *(key for key, there in inner if there))]
+    whole = [
+        spec["parallel"][key]
+        for key in ("dp_replicate", "dp_shard", *(key for key, there in inner if there))
+    ]
     return {
         "scaled": spec.scaled,
         "production_words": " x ".join(map(str, whole)),
@@ -167,7 +196,8 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
         "model_holds": holds,
         "gqa": kind == "decoder" and model["kv_heads"] != model["heads"],
         "experts": model.get("experts"),
-        "balanced": bool(model.get("experts")) and tuned != "lora",  # which of them a token takes is trained
+        "balanced": bool(model.get("experts"))
+        and tuned != "lora",  # which of them a token takes is trained
         "qk_norm": model.get("qk_norm", False),
         "window": model.get("window"),
         "full_every": model.get("full_attention_every"),
@@ -183,7 +213,9 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
     }
 
 
-def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision: Mapping[str, Any]) -> dict[str, Any]:
+def _parallel(
+    parallel: Mapping[str, Any], memory: Mapping[str, Any], precision: Mapping[str, Any]
+) -> dict[str, Any]:
     """Which steps `parallelize` takes."""
     inner = next((key for key in INNER if parallel[key] > 1), "")
     reshard = parallel["reshard_after_forward"]
@@ -202,13 +234,17 @@ def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision:
         "reshard_to_ranks": bool(sizes),
         "reshard_sizes": sizes,
         "reshard_runs": runs(reshard) if by_block else [],
-        "reshard_given": sum(int(number) for number, _ in runs(reshard) if number != "rest") if by_block else 0,
+        "reshard_given": sum(int(number) for number, _ in runs(reshard) if number != "rest")
+        if by_block
+        else 0,
         "offload": parallel["cpu_offload"],
         "bf16": precision["param_dtype"] == "bfloat16",
         "fp8": precision["fp8"],
         "checkpointing": kind != "none",
         "op_selective": kind == "op-selective",
-        "model_settings": bool(sizes) or any(ahead.values()) or kind in ("every-nth", "op-selective"),
+        "model_settings": bool(sizes)
+        or any(ahead.values())
+        or kind in ("every-nth", "op-selective"),
         "collect": memory["gc_interval"] is not None,
         "chunked_loss": memory["chunked_loss"],
     }

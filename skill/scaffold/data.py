@@ -58,10 +58,17 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     byte_text = kind == "text" and not tokenizer
     words, title = ("byte-level text", "Byte-level text") if byte_text else TITLES[kind]
-    arguments = ", ".join(_argument(name, values["model"]["kind"]) for name in wanted if wanted[name])
+    arguments = ", ".join(
+        _argument(name, values["model"]["kind"]) for name in wanted if wanted[name]
+    )
     mixture, validation = data.get("mixture", []), _validation(data.get("validation"))
     several = bool(mixture) or validation is not None
-    read = {"files": several, "out": kind == "tokens", "sequence_length": not packed, "vocabulary": vocabulary}
+    read = {
+        "files": several,
+        "out": kind == "tokens",
+        "sequence_length": not packed,
+        "vocabulary": vocabulary,
+    }
     parquet = kind == "parquet" or data.get("format") == "parquet"
     used = {"tokenizer": tokenizer and kind != "chat", "parquet": parquet, kind: True}
     return {
@@ -92,10 +99,13 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "load_parameters": [PARAMETERS[name] for name in wanted if wanted[name]],
         "corpus_parameters": [PARAMETERS[name] for name in read if read[name]],
         "corpus_arguments": ", ".join(name for name in read if read[name]),
-        "prepare_arguments": ", ".join(name if name == "files" else name.upper() for name in read if read[name]),
+        "prepare_arguments": ", ".join(
+            name if name == "files" else name.upper() for name in read if read[name]
+        ),
         "corpus_type": "np.ndarray" if packed else "Corpus",
         "load_arguments": arguments,
-        "load_fits": len(f"    train_data, held_out = rank_0_first(load_data, {arguments})") <= LINE,
+        "load_fits": len(f"    train_data, held_out = rank_0_first(load_data, {arguments})")
+        <= LINE,
         "token_type": _token_type(values["model"]["vocabulary"], tokenizer),
         "raw_dtype": RAW.get(data.get("dtype", "")),
         "cache_settings": _cache_settings(data) if prepared else "",
@@ -118,7 +128,9 @@ def is_prepared(data: Mapping[str, Any]) -> bool:
 def _validation(written: Any) -> dict[str, list[str]] | list[str] | None:
     """The files for validation, each set as a list."""
     if isinstance(written, dict):
-        return {name: [files] if isinstance(files, str) else files for name, files in written.items()}
+        return {
+            name: [files] if isinstance(files, str) else files for name, files in written.items()
+        }
     return [written] if isinstance(written, str) else written
 
 
@@ -138,7 +150,13 @@ def _all_files(data: Mapping[str, Any]) -> list[str]:
 
 
 def _argument(name: str, model: str) -> str:
-    return "Path(args.out)" if name == "out" else f"config.{name}" if model == "decoder" else name.upper()
+    return (
+        "Path(args.out)"
+        if name == "out"
+        else f"config.{name}"
+        if model == "decoder"
+        else name.upper()
+    )
 
 
 def _token_type(vocabulary: int, tokenizer: bool) -> str:
@@ -149,7 +167,11 @@ def _token_type(vocabulary: int, tokenizer: bool) -> str:
 def _cache_settings(data: Mapping[str, Any]) -> str:
     """What the tokens on the disk depend on, beside the files: constants of corpus.py, parameters and a word."""
     kind, tokenizer = data["kind"], data.get("tokenizer") is not None
-    names = ["SPLIT"] * (kind == "datasets") + ["FIELD"] * ("field" in data) + ["SEPARATOR"] * ("separator" in data)
+    names = (
+        ["SPLIT"] * (kind == "datasets")
+        + ["FIELD"] * ("field" in data)
+        + ["SEPARATOR"] * ("separator" in data)
+    )
     if data.get("packing", True) is not True:
         names.append("sequence_length")
     names += ["vocabulary"] * tokenizer

@@ -29,7 +29,11 @@ MARGIN = 30  # seconds to stop and to report, beside the step and the save
 
 def launch_files(launch: Mapping[str, Any]) -> dict[str, str]:
     """The files of the engines, path to template."""
-    return {path: f"{path.replace('/', '_')}.j2" for engine, path in FILES.items() if engine in launch["engines"]}
+    return {
+        path: f"{path.replace('/', '_')}.j2"
+        for engine, path in FILES.items()
+        if engine in launch["engines"]
+    }
 
 
 def launch_context(spec: Spec) -> dict[str, Any]:
@@ -38,12 +42,18 @@ def launch_context(spec: Spec) -> dict[str, Any]:
     grace = math.ceil(spec["checkpoint"]["grace_seconds"])
     return {
         "engines": launch["engines"],
-        "starts": [ALONE if one == "torchrun" and launch["nodes"] == 1 else STARTS[one] for one in launch["engines"]],
+        "starts": [
+            ALONE if one == "torchrun" and launch["nodes"] == 1 else STARTS[one]
+            for one in launch["engines"]
+        ],
         "several_nodes": launch["nodes"] > 1,
         "nodes_restart": launch["nodes"] > 1 and bool({"torchrun", "slurm"} & {*launch["engines"]}),
         "gpu": launch["device"] == "cuda",
         "node_cpus": launch["devices_per_node"] * launch["cpus_per_device"],
-        "ray_resources": {"CPU": launch["cpus_per_device"], **({"GPU": 1} if launch["device"] == "cuda" else {})},
+        "ray_resources": {
+            "CPU": launch["cpus_per_device"],
+            **({"GPU": 1} if launch["device"] == "cuda" else {}),
+        },
         "signals": SIGNALS,
         "grace": grace,
         "stop_seconds": grace + MARGIN,

@@ -94,7 +94,9 @@ def _inline(value: Any) -> str:
     if isinstance(value, str):
         return _quoted(value, "'" if value.count('"') > value.count("'") else '"')
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_inline(key)}: {_inline(item)}" for key, item in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_inline(key)}: {_inline(item)}" for key, item in value.items()) + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_inline, value)) + "]"
     if value is None or isinstance(value, bool | int):
@@ -113,7 +115,9 @@ def _layout(value: Any, before: str, after: str, indent: int) -> str:
     outer, inner = " " * indent, indent + INDENT
     if isinstance(value, dict | list | tuple) and value:
         opening, closing = "{}" if isinstance(value, dict) else "[]"
-        return "\n".join([f"{outer}{before}{opening}", *_items(value, inner), f"{outer}{closing}{after}"])
+        return "\n".join(
+            [f"{outer}{before}{opening}", *_items(value, inner), f"{outer}{closing}{after}"]
+        )
     wrapped = f"{' ' * inner}{_inline(value)}"
     if indent == 0 and before and len(wrapped) <= LINE:
         return f"{before}(\n{wrapped}\n)"
@@ -127,7 +131,9 @@ def _items(value: dict[str, Any] | list[Any] | tuple[Any, ...], indent: int) -> 
 
 
 def _quoted(value: str, quote: str) -> str:
-    return quote + "".join(f"\\{char}" if char == quote else _escaped(char) for char in value) + quote
+    return (
+        quote + "".join(f"\\{char}" if char == quote else _escaped(char) for char in value) + quote
+    )
 
 
 def _escaped(char: str) -> str:
@@ -137,7 +143,13 @@ def _escaped(char: str) -> str:
     if " " <= char <= "~":
         return char
     code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )
 
 
 def _bytes(char: str) -> str:

@@ -67,7 +67,9 @@ def read(out: Path) -> Manifest:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
-        raise _broken(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}") from None
+        raise _broken(
+            f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise _broken(path, f"not valid JSON: {error}") from None
     return _checked(data, path)
@@ -76,17 +78,26 @@ def read(out: Path) -> Manifest:
 def _checked(data: Any, path: Path) -> Manifest:
     if not isinstance(data, dict) or not isinstance(data.get("manifest"), int):
         raise _broken(path, "it must be an object with the key 'manifest', a number")
-    generator, files, spec_version = data.get("generator"), data.get("files"), data.get("spec_version")
+    generator, files, spec_version = (
+        data.get("generator"),
+        data.get("files"),
+        data.get("spec_version"),
+    )
     by = generator if isinstance(generator, str) else "unknown"
     if (
         data["manifest"] > FORMAT
         or (isinstance(spec_version, int) and spec_version > SPEC_VERSION)
         or _numbers(by) > _numbers(__version__)
     ):
-        message = f"{path}: this project was written by the newer version {by}; this is {__version__}"
+        message = (
+            f"{path}: this project was written by the newer version {by}; this is {__version__}"
+        )
         raise UserError(f"{message}: update verified-fsdp2 first")
     if by == "unknown" or data["manifest"] != FORMAT or spec_version != SPEC_VERSION:
-        raise _broken(path, f"expected manifest {FORMAT}, spec_version {SPEC_VERSION} and the generator's version")
+        raise _broken(
+            path,
+            f"expected manifest {FORMAT}, spec_version {SPEC_VERSION} and the generator's version",
+        )
     if not isinstance(files, dict) or not all(isinstance(value, str) for value in files.values()):
         raise _broken(path, "'files' must map paths to hashes")
     for name in files:

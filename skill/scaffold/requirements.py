@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from ..spec import Spec
 from ..spec.torch_versions import chosen
 
-DISTRIBUTIONS = {"PIL": "pillow", "ray": "ray[train]"}  # module: distribution, where the names differ
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "ray": "ray[train]",
+}  # module: distribution, where the names differ
 TORCH = "torch"
 
 
@@ -18,8 +21,16 @@ def requirements(spec: Spec, files: Mapping[str, str], wanted: list[str]) -> lis
 
     The modules of the project, of the user and of the standard library are no requirements, and its tests are not looked at.
     """
-    sources = {path: text for path, text in files.items() if path.endswith(".py") and not path.startswith("tests/")}
-    own = {path.removesuffix(".py") for path in sources} | {*spec.own_modules, TORCH, *sys.stdlib_module_names}
+    sources = {
+        path: text
+        for path, text in files.items()
+        if path.endswith(".py") and not path.startswith("tests/")
+    }
+    own = {path.removesuffix(".py") for path in sources} | {
+        *spec.own_modules,
+        TORCH,
+        *sys.stdlib_module_names,
+    }
     names = {name for text in sources.values() for name in _imported(text)} - own
     others = {DISTRIBUTIONS.get(name, name) for name in names} | {*wanted}
     major, minor = chosen(spec["torch"])

@@ -34,7 +34,11 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
     if schedule.get("decay_steps") == "auto":
         schedule["decay_steps"] = wsd_decay_steps(values["train"]["steps"])
     if data["workers"] == "auto":
-        data["workers"] = IMAGE_WORKERS if data["kind"] == "images" and values["launch"]["device"] == "cuda" else 0
+        data["workers"] = (
+            IMAGE_WORKERS
+            if data["kind"] == "images" and values["launch"]["device"] == "cuda"
+            else 0
+        )
     if data["kind"] == "chat" and data["packing"] is True:
         data["packing"] = "documents"
     if model.get("kv_heads") == "auto":
@@ -43,7 +47,9 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         model["ffn"] = ffn_size(model["width"])
     if model.get("experts"):
         model["experts"] = sized_experts(model["experts"], model["ffn"])
-    if values["verify"]["nproc"] == "auto" and (mesh := verified(values["parallel"], values["launch"], "auto")):
+    if values["verify"]["nproc"] == "auto" and (
+        mesh := verified(values["parallel"], values["launch"], "auto")
+    ):
         values["verify"]["nproc"] = mesh.ranks
     if values["verify"]["model"] is not None:
         values["verify"]["model"] = debug_model(values["verify"]["model"], model)
@@ -58,7 +64,9 @@ def _value(path: KeyPath, value: Any, base: Path) -> Any:
         return [_value((*path, number), item, base) for number, item in enumerate(value)]
     if isinstance(value, dict) and path == ("data", "validation"):
         return {name: _value((*path, name), files, base) for name, files in value.items()}
-    if isinstance(value, str) and (path[:2] in PATHS or (path[:2] == ("data", "mixture") and "files" in path)):
+    if isinstance(value, str) and (
+        path[:2] in PATHS or (path[:2] == ("data", "mixture") and "files" in path)
+    ):
         return data_files.absolute(value, base)
     is_number = "number" in schema.get("type", ()) and value is not None
     return float(value) if is_number else deepcopy(value)

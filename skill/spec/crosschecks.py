@@ -17,7 +17,9 @@ from . import schema as spec_schema
 
 Check = Callable[..., Iterator[Fault]]  # (values, the value of each key that it needs)
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
-OF_FILES: set[Check] = set()  # those that open data, a tokenizer or weights: not done where these are not
+OF_FILES: set[Check] = (
+    set()
+)  # those that open data, a tokenizer or weights: not done where these are not
 
 
 class Values:
@@ -49,7 +51,9 @@ class Values:
 
     def elsewhere(self, key: str) -> bool:
         """Whether the file or folder that this key names is not to be opened here."""
-        return self.offline or (key in self and isinstance(self[key], str) and data_files.is_url(self[key]))
+        return self.offline or (
+            key in self and isinstance(self[key], str) and data_files.is_url(self[key])
+        )
 
     def named(self, key: str) -> str:
         """`verify.steps 5 (the default)`: the key and its value as they read in a message."""
@@ -58,9 +62,17 @@ class Values:
 
 def faults(values: Values) -> list[Fault]:
     """Everything that does not fit together."""
-    checks = [(inputs, check) for inputs, check in CHECKS if not (check in OF_FILES and values.elsewhere(inputs[0]))]
+    checks = [
+        (inputs, check)
+        for inputs, check in CHECKS
+        if not (check in OF_FILES and values.elsewhere(inputs[0]))
+    ]
     ready = [(inputs, check) for inputs, check in checks if all(key in values for key in inputs)]
-    return [fault for inputs, check in ready for fault in check(values, *(values[key] for key in inputs))]
+    return [
+        fault
+        for inputs, check in ready
+        for fault in check(values, *(values[key] for key in inputs))
+    ]
 
 
 def needs(*inputs: str) -> Callable[[Check], Check]:
@@ -103,7 +115,9 @@ def path_of(values: Values, pattern: str) -> Path:
 
 @needs_each("data.import", "model.import")
 def import_is_python(values: Values, key: str, path: str) -> Iterator[Fault]:
-    word = next((word for word in path.replace(":", ".").split(".") if keyword.iskeyword(word)), None)
+    word = next(
+        (word for word in path.replace(":", ".").split(".") if keyword.iskeyword(word)), None
+    )
     if word:
         yield fault(key, f"cannot be imported: {word!r} is a Python keyword")
 
@@ -111,7 +125,12 @@ def import_is_python(values: Values, key: str, path: str) -> Iterator[Fault]:
 @needs_each("data.arguments", "model.arguments")
 def arguments_are_python(values: Values, key: str, arguments: dict[str, Any]) -> Iterator[Fault]:
     for name in filter(keyword.iskeyword, arguments):
-        yield fault(key, f"must be a Python argument name, found {name!r}, a Python keyword", name, on_key=True)
+        yield fault(
+            key,
+            f"must be a Python argument name, found {name!r}, a Python keyword",
+            name,
+            on_key=True,
+        )
 
 
 @needs_each("schedule.warmup_steps", "verify.steps")
@@ -140,12 +159,20 @@ def kv_heads_divide_heads(values: Values, heads: int, kv_heads: Any) -> Iterator
 
 
 @needs("model.sequence_length", "model.kind", "data.kind")
-def sequences_have_a_length(values: Values, length: int | None, kind: str, data: str) -> Iterator[Fault]:
+def sequences_have_a_length(
+    values: Values, length: int | None, kind: str, data: str
+) -> Iterator[Fault]:
     if length is not None:
         if data == "images":
             yield fault("model.sequence_length", "must be left out: images are not sequences")
     elif kind != "import" or data not in ("images", "import"):
-        what = f"{data} data" if kind == "import" else "a decoder" if kind == "decoder" else "a language model"
+        what = (
+            f"{data} data"
+            if kind == "import"
+            else "a decoder"
+            if kind == "decoder"
+            else "a language model"
+        )
         yield fault("model.sequence_length", f"must be a number for {what}")
 
 
@@ -175,7 +202,9 @@ def tokenizer_fits(values: Values, tokenizer: str | None, found: int, kind: str)
     if message:
         yield fault("data.tokenizer", f"{message}: {tokenizer!r}")
     elif (size := data_content.tokenizer_size(path)) > found:
-        yield fault("model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}")
+        yield fault(
+            "model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}"
+        )
 
 
 @needs("data.folder")
@@ -219,7 +248,9 @@ def groups_are_patterns(values: Values, groups: list[dict[str, Any]]) -> Iterato
         try:
             re.compile(group["match"])
         except re.error as error:
-            yield fault("optimizer.groups", f"is not a regular expression: {error}", number, "match")
+            yield fault(
+                "optimizer.groups", f"is not a regular expression: {error}", number, "match"
+            )
 
 
 @needs("operation.mfu", "data.kind")
@@ -238,13 +269,17 @@ def peak_without_mfu(values: Values, mfu: bool, peak: float | None) -> Iterator[
 def shard_is_python(values: Values, shard: Any, kind: str) -> Iterator[Fault]:
     if shard == "auto" and kind == "import":
         if values.written("model.shard"):
-            yield fault("model.shard", "must be class names: only a transformers model names them itself")
+            yield fault(
+                "model.shard", "must be class names: only a transformers model names them itself"
+            )
         else:
             message = "missing key 'shard' in model; for example 'shard: [\"TransformerBlock\"]'"
             yield Fault(("model", "shard"), message, ("model",), on_key=True)
     for number, name in enumerate(shard if shard != "auto" else ()):
         if keyword.iskeyword(name):
-            yield fault("model.shard", f"must be a class name, found {name!r}, a Python keyword", number)
+            yield fault(
+                "model.shard", f"must be a class name, found {name!r}, a Python keyword", number
+            )
 
 
 def file_lists(values: Values) -> Iterator[tuple[str, tuple[str | int, ...], str | list[str]]]:
@@ -253,14 +288,20 @@ def file_lists(values: Values) -> Iterator[tuple[str, tuple[str | int, ...], str
     for number, source in enumerate(values["data.mixture"]):
         yield "data.mixture", (number, "files"), source["files"]
     validation = values["data.validation"]
-    sets = {(name,): files for name, files in validation.items()} if isinstance(validation, dict) else {(): validation}
+    sets = (
+        {(name,): files for name, files in validation.items()}
+        if isinstance(validation, dict)
+        else {(): validation}
+    )
     for below, files in sets.items():
         yield "data.validation", below, files or []
 
 
 @needs("data.files", "data.mixture", "data.validation", "data.kind")
 @opens_files
-def files_can_be_read(values: Values, _files: Any, _mixture: Any, _validation: Any, kind: str) -> Iterator[Fault]:
+def files_can_be_read(
+    values: Values, _files: Any, _mixture: Any, _validation: Any, kind: str
+) -> Iterator[Fault]:
     check, cost = data_content.text_fault, data_content.MAX_READ
     if kind == "jsonl" and "data.field" in values:
         check = partial(data_content.json_lines_fault, field=values["data.field"])
@@ -277,7 +318,9 @@ def files_can_be_read(values: Values, _files: Any, _mixture: Any, _validation: A
 
 
 @needs("data.samples", "data.validation_fraction", "train.global_batch")
-def samples_fill_a_batch(values: Values, samples: int, fraction: float, batch: int) -> Iterator[Fault]:
+def samples_fill_a_batch(
+    values: Values, samples: int, fraction: float, batch: int
+) -> Iterator[Fault]:
     left = samples - max(1, int(samples * fraction))
     if left < batch:
         message = f"{samples} leaves {left} for training, fewer than train.global_batch {batch}"
@@ -288,19 +331,32 @@ def samples_fill_a_batch(values: Values, samples: int, fraction: float, batch: i
 def decay_fits(values: Values, decay: Any, warmup: int, steps: int) -> Iterator[Fault]:
     left = steps - warmup
     if decay != "auto" and decay > left > 0:
-        message = f"must be at most {left} (train.steps without schedule.warmup_steps), found {decay}"
+        message = (
+            f"must be at most {left} (train.steps without schedule.warmup_steps), found {decay}"
+        )
         yield fault("schedule.decay_steps", message)
 
 
 @needs("optimizer.kind", "optimizer.betas", "schedule.kind")
-def free_of_a_schedule(values: Values, kind: str, betas: list[float], schedule: str) -> Iterator[Fault]:
+def free_of_a_schedule(
+    values: Values, kind: str, betas: list[float], schedule: str
+) -> Iterator[Fault]:
     if kind == "schedule_free" and schedule != "constant":
         if values.written("schedule.kind"):
-            yield fault("schedule.kind", f"must be 'constant' for optimizer.kind schedule_free, found {schedule!r}")
+            yield fault(
+                "schedule.kind",
+                f"must be 'constant' for optimizer.kind schedule_free, found {schedule!r}",
+            )
         else:
-            yield fault("optimizer.kind", f"schedule_free needs schedule.kind constant, found the default {schedule!r}")
+            yield fault(
+                "optimizer.kind",
+                f"schedule_free needs schedule.kind constant, found the default {schedule!r}",
+            )
     if kind == "schedule_free" and betas[0] == 0:
-        yield fault("optimizer.betas", "must begin above 0 for optimizer.kind schedule_free, which averages, found 0")
+        yield fault(
+            "optimizer.betas",
+            "must begin above 0 for optimizer.kind schedule_free, which averages, found 0",
+        )
 
 
 @needs("precision.param_dtype", "precision.reduce_dtype")

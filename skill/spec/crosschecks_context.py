@@ -34,7 +34,9 @@ def context_parallelism_is_of_the_decoder(values: Values, cp: int, kind: str) ->
 @needs("parallel.cp", "model.sequence_length")
 def context_parallelism_divides(values: Values, cp: int, length: int) -> Iterator[Fault]:
     if cp > 1 and length % (2 * cp):
-        message = f"must be a multiple of 2 x parallel.cp {cp} (each rank has two chunks), found {length}"
+        message = (
+            f"must be a multiple of 2 x parallel.cp {cp} (each rank has two chunks), found {length}"
+        )
         yield fault("model.sequence_length", message)
 
 
@@ -53,7 +55,9 @@ def context_parallelism_recomputes_blocks(values: Values, cp: int, kind: str) ->
 
 
 @needs("parallel.cp", "data.packing", "data.kind")
-def context_parallelism_has_no_documents(values: Values, cp: int, packing: Any, kind: str) -> Iterator[Fault]:
+def context_parallelism_has_no_documents(
+    values: Values, cp: int, packing: Any, kind: str
+) -> Iterator[Fault]:
     if cp > 1 and (packing == "documents" or (kind == "chat" and packing is True)):
         shown = repr(packing) if isinstance(packing, str) else "true"
         yield fault("data.packing", f"must be false with parallel.cp {cp}, found {shown}")

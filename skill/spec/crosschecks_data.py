@@ -15,23 +15,34 @@ DRAWS = 10_000  # of the generated mixture.py: the samples in which each source 
 
 @needs("data.tokenizer", "model.vocabulary", "data.kind")
 @opens_files
-def chat_tokenizer_fits(values: Values, tokenizer: str | None, found: int, kind: str) -> Iterator[Fault]:
+def chat_tokenizer_fits(
+    values: Values, tokenizer: str | None, found: int, kind: str
+) -> Iterator[Fault]:
     if kind != "chat":
         return
     if tokenizer is None:
-        yield fault("data.tokenizer", "must be the folder of a tokenizer with a chat template, found null")
+        yield fault(
+            "data.tokenizer", "must be the folder of a tokenizer with a chat template, found null"
+        )
         return
     folder = path_of(values, tokenizer)
     if message := data_content.chat_tokenizer_fault(folder):
         yield fault("data.tokenizer", f"{message}: {tokenizer!r}")
         return
     file = folder / "tokenizer.json"
-    if not data_content.tokenizer_fault(file) and (size := data_content.tokenizer_size(file)) > found:
-        yield fault("model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}")
+    if (
+        not data_content.tokenizer_fault(file)
+        and (size := data_content.tokenizer_size(file)) > found
+    ):
+        yield fault(
+            "model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}"
+        )
 
 
 @needs("data.packing", "data.kind", "model.kind", "parallel.tp")
-def model_takes_positions(values: Values, packing: bool | str, kind: str, model: str, tp: int) -> Iterator[Fault]:
+def model_takes_positions(
+    values: Values, packing: bool | str, kind: str, model: str, tp: int
+) -> Iterator[Fault]:
     masked = packing == "documents" or (kind == "chat" and packing is True)
     shown = f"{packing!r}" if isinstance(packing, str) else "true"
     if masked and model == "import":
@@ -42,27 +53,44 @@ def model_takes_positions(values: Values, packing: bool | str, kind: str, model:
 
 
 @needs("data.packing", "data.too_long", "data.kind")
-def too_long_is_for_documents(values: Values, packing: bool | str, too_long: str, kind: str) -> Iterator[Fault]:
+def too_long_is_for_documents(
+    values: Values, packing: bool | str, too_long: str, kind: str
+) -> Iterator[Fault]:
     if packing is True and kind != "chat" and not values.is_default("data.too_long"):
-        yield fault("data.too_long", "does nothing with data.packing: true, where documents are cut into samples")
+        yield fault(
+            "data.too_long",
+            "does nothing with data.packing: true, where documents are cut into samples",
+        )
 
 
 @needs("data.files", "data.mixture")
-def files_or_a_mixture(values: Values, files: list[str], mixture: list[dict[str, Any]]) -> Iterator[Fault]:
+def files_or_a_mixture(
+    values: Values, files: list[str], mixture: list[dict[str, Any]]
+) -> Iterator[Fault]:
     if files and mixture:
-        yield fault("data.mixture", "must be left out beside data.files: write one of the two", on_key=True)
+        yield fault(
+            "data.mixture", "must be left out beside data.files: write one of the two", on_key=True
+        )
     elif not files and not mixture:
-        message = f"missing key 'files' in data{words.wanted('files', schema.at(('data', 'files')))}"
+        message = (
+            f"missing key 'files' in data{words.wanted('files', schema.at(('data', 'files')))}"
+        )
         yield Fault(("data", "files"), message, ("data",), on_key=True)
 
 
 @needs("data.mixture")
 def sources_can_be_drawn(values: Values, mixture: list[dict[str, Any]]) -> Iterator[Fault]:
-    names, total = [source["name"] for source in mixture], sum(source["weight"] for source in mixture)
+    names, total = (
+        [source["name"] for source in mixture],
+        sum(source["weight"] for source in mixture),
+    )
     for number, source in enumerate(mixture):
         if source["name"] in names[:number]:
             yield fault(
-                "data.mixture", f"must be another one: two sources are called {source['name']!r}", number, "name"
+                "data.mixture",
+                f"must be another one: two sources are called {source['name']!r}",
+                number,
+                "name",
             )
         if source["weight"] * DRAWS < total:
             message = f"must be at least 1/{DRAWS} of the sum of all weights, {total:g}, found {source['weight']}"
@@ -72,7 +100,10 @@ def sources_can_be_drawn(values: Values, mixture: list[dict[str, Any]]) -> Itera
 @needs("data.validation", "data.validation_fraction")
 def validation_has_one_source(values: Values, validation: Any, fraction: float) -> Iterator[Fault]:
     if validation is not None and not values.is_default("data.validation_fraction"):
-        yield fault("data.validation_fraction", "does nothing with data.validation: all of data.files is trained on")
+        yield fault(
+            "data.validation_fraction",
+            "does nothing with data.validation: all of data.files is trained on",
+        )
 
 
 @needs("train.init_from", "model.kind")
@@ -83,18 +114,24 @@ def weights_can_be_loaded(values: Values, name: str | None, kind: str) -> Iterat
     folder = path_of(values, name)
     of_run, of_transformers = (folder / ".metadata").is_file(), any(folder.glob("*.safetensors"))
     if of_transformers and not of_run and kind != "transformers":
-        message = f"holds weights of transformers, which only model.kind: transformers can load: {name!r}"
+        message = (
+            f"holds weights of transformers, which only model.kind: transformers can load: {name!r}"
+        )
         yield fault("train.init_from", message)
     elif not of_run and not of_transformers:
-        newest = sorted([*folder.glob("checkpoints/step_*"), *folder.glob("run-*/checkpoints/step_*")])
+        newest = sorted(
+            [*folder.glob("checkpoints/step_*"), *folder.glob("run-*/checkpoints/step_*")]
+        )
         hint = f"; did you mean {str(newest[-1])!r}?" if newest else ""
-        yield fault("train.init_from", f"is no checkpoint (a folder with .metadata): {name!r}{hint}")
+        yield fault(
+            "train.init_from", f"is no checkpoint (a folder with .metadata): {name!r}{hint}"
+        )
 
 
 @needs("train.init_from", "model.pretrained")
-def weights_have_one_origin(values: Values, name: str | None, pretrained: str | None) -> Iterator[Fault]:
+def weights_have_one_origin(
+    values: Values, name: str | None, pretrained: str | None
+) -> Iterator[Fault]:
     if name is not None and pretrained is not None:
-        message = (
-            "cannot be beside model.pretrained, which has the first weights; give its folder as model.config instead"
-        )
+        message = "cannot be beside model.pretrained, which has the first weights; give its folder as model.config instead"
         yield fault("train.init_from", message)

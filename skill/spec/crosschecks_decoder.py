@@ -21,7 +21,9 @@ def experts_fit_the_model(values: Values, experts: Any, layers: int) -> Iterator
     if top_k > number:
         yield fault("model.experts", f"must be at most number {number}, found {top_k}", "top_k")
     if dense >= layers:
-        message = f"must be less than model.layers {layers} (no layer would have experts), found {dense}"
+        message = (
+            f"must be less than model.layers {layers} (no layer would have experts), found {dense}"
+        )
         yield fault("model.experts", message, "first_dense")
     if dense == 0 and values.written("model.ffn") and experts["ffn"] != "auto":
         message = "does nothing with model.experts: the size of an expert is experts.ffn, and first_dense is 0"
@@ -43,20 +45,29 @@ def experts_fill_rows(
 
 
 @needs("model.experts", "parallel.tp", "precision.fp8", "optimizer.kind")
-def experts_exclude(values: Values, experts: Any, tp: int, fp8: bool, optimizer: str) -> Iterator[Fault]:
+def experts_exclude(
+    values: Values, experts: Any, tp: int, fp8: bool, optimizer: str
+) -> Iterator[Fault]:
     if experts is None:
         return
     if tp > 1:
-        yield fault("parallel.tp", f"must be 1 with model.experts, which are not split over ranks, found {tp}")
+        yield fault(
+            "parallel.tp",
+            f"must be 1 with model.experts, which are not split over ranks, found {tp}",
+        )
     if fp8:
-        yield fault("precision.fp8", "must be false with model.experts, whose matrices are no linear layers")
+        yield fault(
+            "precision.fp8", "must be false with model.experts, whose matrices are no linear layers"
+        )
     if optimizer == "muon":
         message = "must be another one with model.experts, which are stacked: Muon would take them for one matrix"
         yield fault("optimizer.kind", f"{message}, found 'muon'")
 
 
 @needs("model.experts", "model.window", "checkpoint.export")
-def experts_have_an_architecture(values: Values, experts: Any, window: int | None, export: Any) -> Iterator[Fault]:
+def experts_have_an_architecture(
+    values: Values, experts: Any, window: int | None, export: Any
+) -> Iterator[Fault]:
     """transformers: Glm4Moe has the same experts beside grouped attention, always a shared one, and no windows."""
     if experts is None or export != "huggingface":
         return
@@ -73,7 +84,10 @@ def window_limits_attention(
     values: Values, window: int | None, every: int | None, length: int, layers: int
 ) -> Iterator[Fault]:
     if window is not None and window >= length:
-        yield fault("model.window", f"must be less than model.sequence_length {length} to limit it, found {window}")
+        yield fault(
+            "model.window",
+            f"must be less than model.sequence_length {length} to limit it, found {window}",
+        )
     if every is not None and window is None:
         yield fault("model.full_attention_every", "does nothing without model.window")
     elif every is not None and every > layers:

@@ -19,11 +19,15 @@ ALONE: dict[str, Any] = {  # the one value that each of these keys may have
 
 
 @needs("parallel.ep", "model.kind", "model.experts")
-def expert_parallelism_divides_experts(values: Values, ep: int, kind: str, experts: Any) -> Iterator[Fault]:
+def expert_parallelism_divides_experts(
+    values: Values, ep: int, kind: str, experts: Any
+) -> Iterator[Fault]:
     if ep > 1 and (kind != "decoder" or experts is None):
         yield fault("parallel.ep", f"must be 1 without model.experts, found {ep}")
     elif ep > 1 and experts["number"] % ep:
-        yield fault("parallel.ep", f"must divide model.experts.number {experts['number']}, found {ep}")
+        yield fault(
+            "parallel.ep", f"must divide model.experts.number {experts['number']}, found {ep}"
+        )
 
 
 @needs("parallel.ep", "parallel.dp_shard")
@@ -46,9 +50,16 @@ def expert_parallelism_is_verified(
     for world in (mesh.ranks, *(worlds if shard == "auto" else ())):
         shards = world // mesh.dp_replicate
         together = min(ep, shards)
-        if world > 1 and world % mesh.dp_replicate == 0 and (shards % together or experts["number"] % together):
+        if (
+            world > 1
+            and world % mesh.dp_replicate == 0
+            and (shards % together or experts["number"] % together)
+        ):
             what = f"the {shards} ranks that share a copy of the model on {world} ranks, and model.experts.number"
-            yield fault("parallel.ep", f"must divide {what}, found {ep}; set verify.nproc and verify.reshard_to")
+            yield fault(
+                "parallel.ep",
+                f"must divide {what}, found {ep}; set verify.nproc and verify.reshard_to",
+            )
             return
 
 

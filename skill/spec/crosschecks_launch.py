@@ -22,9 +22,15 @@ def fits_together(values: Values, engines: list[str]) -> Iterator[Fault]:
     if engines:
         for check in (_of_other_engines, _missing, _ranks, _kubernetes_name):
             yield from check(values)
-    elif not values.written("launch.engines"):  # an explicit [] turns the section off, whatever else it holds
+    elif not values.written(
+        "launch.engines"
+    ):  # an explicit [] turns the section off, whatever else it holds
         for key in _written(values):
-            yield fault(f"launch.{key}", "does nothing without launch.engines, for example [torchrun]", on_key=True)
+            yield fault(
+                f"launch.{key}",
+                "does nothing without launch.engines, for example [torchrun]",
+                on_key=True,
+            )
 
 
 def _written(values: Values) -> list[str]:
@@ -36,12 +42,18 @@ def _of_other_engines(values: Values) -> Iterator[Fault]:
     engines = values["launch.engines"]
     for key in _written(values):
         engine = key.partition("_")[0]
-        own = engine in ("slurm", "kubernetes", "skypilot") and not values.is_default(f"launch.{key}")
+        own = engine in ("slurm", "kubernetes", "skypilot") and not values.is_default(
+            f"launch.{key}"
+        )
         if own and engine not in engines:
-            yield fault(f"launch.{key}", f"does nothing: launch.engines has no {engine}", on_key=True)
+            yield fault(
+                f"launch.{key}", f"does nothing: launch.engines has no {engine}", on_key=True
+            )
     gpu = values["launch.device"] == "cuda"
     if "skypilot" in engines and not gpu and values["launch.skypilot_accelerator"] is not None:
-        yield fault("launch.skypilot_accelerator", "does nothing with launch.device: cpu", on_key=True)
+        yield fault(
+            "launch.skypilot_accelerator", "does nothing with launch.device: cpu", on_key=True
+        )
 
 
 def _missing(values: Values) -> Iterator[Fault]:
@@ -53,19 +65,29 @@ def _missing(values: Values) -> Iterator[Fault]:
         engine = key.partition("_")[0]
         if engine in engines and f"launch.{key}" in values and values[f"launch.{key}"] is None:
             path = ("launch", key)
-            yield Fault(path, f"{dotted(path)} is missing: {engine} needs the {what}", ("launch", "engines"))
+            yield Fault(
+                path, f"{dotted(path)} is missing: {engine} needs the {what}", ("launch", "engines")
+            )
 
 
 def _ranks(values: Values) -> Iterator[Fault]:
     """The mesh and the global batch on the ranks of all nodes."""
-    inputs = ("launch.nodes", "launch.devices_per_node", "parallel.dp_shard", "parallel.dp_replicate")
+    inputs = (
+        "launch.nodes",
+        "launch.devices_per_node",
+        "parallel.dp_shard",
+        "parallel.dp_replicate",
+    )
     if any(key not in values for key in (*inputs, *INNER)):
         return
     nodes, devices, shard, replicate = (values[key] for key in inputs)
     dim, size = alike(values)
     ranks = nodes * devices
     product = f"{values.named('launch.nodes')} x {values.named('launch.devices_per_node')} = {ranks} ranks"
-    key = next((key for key in ("launch.nodes", "launch.devices_per_node") if values.written(key)), "launch.engines")
+    key = next(
+        (key for key in ("launch.nodes", "launch.devices_per_node") if values.written(key)),
+        "launch.engines",
+    )
     at = tuple(key.split("."))
     fixed = f"parallel.dp_replicate {replicate}" + (f" x {dim} {size}" if size > 1 else "")
     if shard != "auto" and shard * replicate * size != ranks:
@@ -85,7 +107,11 @@ def _ranks(values: Values) -> Iterator[Fault]:
 
 def _kubernetes_name(values: Values) -> Iterator[Fault]:
     """The first pod is NAME-node-0-0, a label of a host name."""
-    if "kubernetes" not in values["launch.engines"] or "name" not in values or "launch.nodes" not in values:
+    if (
+        "kubernetes" not in values["launch.engines"]
+        or "name" not in values
+        or "launch.nodes" not in values
+    ):
         return
     name = values["name"]
     longest = HOST - len(f"-node-0-{values['launch.nodes'] - 1}")

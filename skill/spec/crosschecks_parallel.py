@@ -35,27 +35,38 @@ def ranks_named(values: Values, mesh: Mesh) -> str:
 
 def alike(values: Values) -> tuple[str, int]:
     """The dimension whose ranks read the same samples, and its size: tp and cp are not combined."""
-    return next(((dim, size) for dim in ("cp", "tp") if (size := values[f"parallel.{dim}"]) > 1), ("tp", 1))
+    return next(
+        ((dim, size) for dim in ("cp", "tp") if (size := values[f"parallel.{dim}"]) > 1), ("tp", 1)
+    )
 
 
 @needs("parallel.dp_shard", "parallel.dp_replicate", *INNER, "verify.nproc")
-def mesh_is_world(values: Values, shard: Any, replicate: int, _tp: int, _cp: int, nproc: Any) -> Iterator[Fault]:
+def mesh_is_world(
+    values: Values, shard: Any, replicate: int, _tp: int, _cp: int, nproc: Any
+) -> Iterator[Fault]:
     if verification_mesh(values) is not None:
         return
     ranks, (dim, size) = 2 if nproc == "auto" else nproc, alike(values)
     if shard == "auto":
         if ranks % replicate:
-            yield fault("parallel.dp_replicate", f"must divide {values.named('verify.nproc')}, found {replicate}")
+            yield fault(
+                "parallel.dp_replicate",
+                f"must divide {values.named('verify.nproc')}, found {replicate}",
+            )
         elif ranks % (replicate * size):
             of = f" / dp_replicate {replicate}" if replicate > 1 else ""
-            yield fault(f"parallel.{dim}", f"must divide {values.named('verify.nproc')}{of}, found {size}")
+            yield fault(
+                f"parallel.{dim}", f"must divide {values.named('verify.nproc')}{of}, found {size}"
+            )
         return
     by_inner = f" x {dim} {size}" if size > 1 else ""
     message = f"{shard} x dp_replicate {replicate}{by_inner} is {shard * replicate * size} ranks"
     if nproc == "auto":
         yield fault("parallel.dp_shard", f"{message}; a verification needs 2 or more: write auto")
     elif nproc > shard * replicate * size:
-        yield fault("parallel.dp_shard", f"{message}; {values.named('verify.nproc')} must not be more")
+        yield fault(
+            "parallel.dp_shard", f"{message}; {values.named('verify.nproc')} must not be more"
+        )
     else:
         fewer = "no smaller mesh of this shape has that many; leave verify.nproc out"
         yield fault("parallel.dp_shard", f"{message}, {values.named('verify.nproc')}: {fewer}")
@@ -78,27 +89,51 @@ def mesh_fits_other_worlds(
         if world == 1 or world % unit == 0:
             continue
         if values.written("verify.reshard_to"):
-            yield fault("verify.reshard_to", f"must be a multiple of {shown}, found {world}", number)
+            yield fault(
+                "verify.reshard_to", f"must be a multiple of {shown}, found {world}", number
+            )
         else:
-            message = f"{shown.partition(' ')[2]} does not divide {values.named('verify.reshard_to')}"
+            message = (
+                f"{shown.partition(' ')[2]} does not divide {values.named('verify.reshard_to')}"
+            )
             yield fault(key, f"{message}; set verify.reshard_to, for example to [1, {2 * unit}]")
             return
 
 
 @needs("train.global_batch", "train.micro_batch", *INNER, "verify.nproc")
-def batch_divides(values: Values, batch: int, micro: int, _tp: int, _cp: int, nproc: Any) -> Iterator[Fault]:
+def batch_divides(
+    values: Values, batch: int, micro: int, _tp: int, _cp: int, nproc: Any
+) -> Iterator[Fault]:
     if (mesh := verification_mesh(values)) is None:
         return
-    readers, named, (dim, _) = data_ranks(mesh.ranks, mesh.alike), ranks_named(values, mesh), alike(values)
+    readers, named, (dim, _) = (
+        data_ranks(mesh.ranks, mesh.alike),
+        ranks_named(values, mesh),
+        alike(values),
+    )
     if batch % (micro * readers):
         by = named if mesh.alike == 1 else f"({named} / parallel.{dim} {mesh.alike})"
         of = f"{values.named('train.micro_batch')} x {by} = {micro * readers}"
         yield fault("train.global_batch", f"must be a multiple of {of}, found {batch}")
 
 
-@needs("train.global_batch", "train.micro_batch", "parallel.dp_shard", *INNER, "verify.nproc", "verify.reshard_to")
+@needs(
+    "train.global_batch",
+    "train.micro_batch",
+    "parallel.dp_shard",
+    *INNER,
+    "verify.nproc",
+    "verify.reshard_to",
+)
 def batch_divides_in_other_worlds(
-    values: Values, batch: int, micro: int, shard: Any, _tp: int, _cp: int, nproc: Any, worlds: list[int]
+    values: Values,
+    batch: int,
+    micro: int,
+    shard: Any,
+    _tp: int,
+    _cp: int,
+    nproc: Any,
+    worlds: list[int],
 ) -> Iterator[Fault]:
     mesh = verification_mesh(values)
     if mesh is None or batch % (micro * data_ranks(mesh.ranks, mesh.alike)):
@@ -121,8 +156,13 @@ def batch_divides_in_other_worlds(
 @needs("model.kind", "parallel.tp")
 def tensor_parallelism_has_a_plan(values: Values, kind: str, tp: int) -> Iterator[Fault]:
     if tp > 1 and kind == "import":
-        message = "must be 1 for model.kind import: the scaffold does not know how to split your matrices"
-        yield fault("parallel.tp", f"{message}; call parallelize_module in your factory's project, or use a decoder")
+        message = (
+            "must be 1 for model.kind import: the scaffold does not know how to split your matrices"
+        )
+        yield fault(
+            "parallel.tp",
+            f"{message}; call parallelize_module in your factory's project, or use a decoder",
+        )
 
 
 @needs("parallel.tp", *(f"model.{key}" for key in TP_SIZES))
@@ -136,7 +176,9 @@ def tensor_parallelism_divides(values: Values, tp: int, *sizes: Any) -> Iterator
 
 
 @needs("parallel.reshard_after_forward", "parallel.dp_shard", "parallel.tp", "verify.nproc")
-def reshard_divides(values: Values, written: Any, shard: Any, tp: int, nproc: Any) -> Iterator[Fault]:
+def reshard_divides(
+    values: Values, written: Any, shard: Any, tp: int, nproc: Any
+) -> Iterator[Fault]:
     key = "parallel.reshard_after_forward"
     if not (sizes := numbers(written)):
         return
@@ -146,12 +188,16 @@ def reshard_divides(values: Values, written: Any, shard: Any, tp: int, nproc: An
         return
     if (mesh := verification_mesh(values)) is None:
         return
-    others = values["verify.reshard_to"] if "verify.reshard_to" in values and shard == "auto" else ()
+    others = (
+        values["verify.reshard_to"] if "verify.reshard_to" in values and shard == "auto" else ()
+    )
     for world, number in product((mesh.ranks, *others), sizes):
         shards = world // mesh.dp_replicate
         if world > 1 and world % mesh.dp_replicate == 0 and shards > 1 and shards % number:
             of = f"{shards} ranks that share a copy of the model on {world} ranks"
-            yield fault(key, f"must divide the {of}, found {number}; set verify.nproc and verify.reshard_to")
+            yield fault(
+                key, f"must divide the {of}, found {number}; set verify.nproc and verify.reshard_to"
+            )
             return
 
 
@@ -159,7 +205,9 @@ def reshard_divides(values: Values, written: Any, shard: Any, tp: int, nproc: An
 def compile_excludes_tensor_parallelism(values: Values, compiled: bool, tp: int) -> Iterator[Fault]:
     """Measured on 2.13.0 (gloo): same loss, wrong gradients, with `aot_eager` too, not with `eager`."""
     if compiled and tp > 1:
-        message = f"must be false with parallel.tp {tp}: torch 2.13.0 computes wrong gradients there"
+        message = (
+            f"must be false with parallel.tp {tp}: torch 2.13.0 computes wrong gradients there"
+        )
         yield fault("memory.compile", message)
 
 
@@ -167,7 +215,10 @@ def compile_excludes_tensor_parallelism(values: Values, compiled: bool, tp: int)
 def asynchronous_needs_a_stager(values: Values, torch: str | None, mode: str) -> Iterator[Fault]:
     if mode != "sync" and (found := chosen(torch)) < ASYNCHRONOUS:
         least, version = (".".join(map(str, one)) for one in (ASYNCHRONOUS, found))
-        yield fault("checkpoint.mode", f"{mode} needs torch {least} or later; the project is for torch {version}")
+        yield fault(
+            "checkpoint.mode",
+            f"{mode} needs torch {least} or later; the project is for torch {version}",
+        )
 
 
 @needs("parallel.prefetch.backward", "parallel.reshard_after_forward")
@@ -180,25 +231,41 @@ def prefetch_gathers(values: Values, backward: int, reshard: Any) -> Iterator[Fa
 @needs("memory.activation_checkpointing", "memory.every")
 def every_is_of_every_nth(values: Values, kind: str, every: int) -> Iterator[Fault]:
     if not values.is_default("memory.every") and kind != "every-nth":
-        message = f"does nothing with memory.activation_checkpointing: {kind}; write every-nth there"
+        message = (
+            f"does nothing with memory.activation_checkpointing: {kind}; write every-nth there"
+        )
         yield fault("memory.every", message)
 
 
 @needs("optimizer.kind", "parallel.tp", "parallel.cpu_offload")
 def muon_gathers_rows(values: Values, kind: str, tp: int, offload: bool) -> Iterator[Fault]:
     if kind == "muon" and tp > 1:
-        yield fault("parallel.tp", f"must be 1 for optimizer.kind muon, whose matrices are split by rows, found {tp}")
+        yield fault(
+            "parallel.tp",
+            f"must be 1 for optimizer.kind muon, whose matrices are split by rows, found {tp}",
+        )
     if kind == "muon" and offload:
         message = "must be false for optimizer.kind muon, whose matrices meet on the devices"
         yield fault("parallel.cpu_offload", message)
 
 
-@needs("optimizer.kind", *INNER, "parallel.ep", "parallel.cpu_offload", "checkpoint.mode", "finetune.kind")
+@needs(
+    "optimizer.kind",
+    *INNER,
+    "parallel.ep",
+    "parallel.cpu_offload",
+    "checkpoint.mode",
+    "finetune.kind",
+)
 def eight_bits_alone(values: Values, kind: str, *found: Any) -> Iterator[Fault]:
     """Blocks of a column-split matrix would be others; the rest was not run with moments of 8 bits."""
     if kind != "adamw8bit":
         return
-    allowed = {**dict.fromkeys((*INNER, "parallel.ep"), 1), "parallel.cpu_offload": False, "checkpoint.mode": "sync"}
+    allowed = {
+        **dict.fromkeys((*INNER, "parallel.ep"), 1),
+        "parallel.cpu_offload": False,
+        "checkpoint.mode": "sync",
+    }
     for (key, only), value in zip({**allowed, "finetune.kind": "full"}.items(), found, strict=True):
         if value != only:
             shown, wanted = str(value).lower(), str(only).lower()
@@ -222,11 +289,15 @@ def fp8_needs_bfloat16(values: Values, fp8: bool, dtype: str, tp: int) -> Iterat
 
 
 @needs("precision.fp8", "model.width", "model.kv_heads", "model.heads", "model.ffn")
-def fp8_divides(values: Values, fp8: bool, width: int, kv_heads: Any, heads: int, ffn: Any) -> Iterator[Fault]:
+def fp8_divides(
+    values: Values, fp8: bool, width: int, kv_heads: Any, heads: int, ffn: Any
+) -> Iterator[Fault]:
     """float8 matrix multiplications need sizes that are multiples of 16."""
     kv_heads = heads if kv_heads == "auto" else kv_heads
     for key, size in (("width", width), ("kv_heads", width // heads * kv_heads), ("ffn", ffn)):
         if fp8 and isinstance(size, int) and size % FP8_MULTIPLE:
             what = f"{kv_heads} (matrices of {size} rows)" if key == "kv_heads" else str(size)
-            yield fault("precision.fp8", f"needs multiples of {FP8_MULTIPLE}: model.{key} is {what}")
+            yield fault(
+                "precision.fp8", f"needs multiples of {FP8_MULTIPLE}: model.{key} is {what}"
+            )
             return

@@ -16,7 +16,17 @@ from .model import decoder_parameters
 
 # of a parameter: float32 weight, gradient, and Adam's two moments (of 32 or 8 bits) or one momentum
 BYTES = {"adamw": 16, "adamw8bit": 10, "sgd": 12, "muon": 12, "schedule_free": 16}
-SHAPE = ("layers", "width", "heads", "kv_heads", "ffn", "experts", "qk_norm", "vocabulary", "tied_embeddings")
+SHAPE = (
+    "layers",
+    "width",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "experts",
+    "qk_norm",
+    "vocabulary",
+    "tied_embeddings",
+)
 
 
 @needs(*(f"model.{key}" for key in SHAPE), "parallel", "launch", "optimizer.kind")
@@ -53,7 +63,9 @@ def device_of(launch: Mapping[str, Any]) -> Device | None:
 
 
 @needs("launch.gpu", "launch.device", "launch.engines")
-def gpu_is_known(values: Values, gpu: str | None, device: str, engines: list[str]) -> Iterator[Fault]:
+def gpu_is_known(
+    values: Values, gpu: str | None, device: str, engines: list[str]
+) -> Iterator[Fault]:
     if gpu is None or not engines:
         return
     if device != "cuda":
@@ -68,7 +80,10 @@ def gpu_is_known(values: Values, gpu: str | None, device: str, engines: list[str
 @needs("verify.model", "model.kind")
 def only_a_decoder_is_made_smaller(values: Values, small: Any, kind: str) -> Iterator[Fault]:
     if small is not None and kind != "decoder":
-        yield fault("verify.model", f"needs model.kind: decoder (another sizes its layers itself), found {kind}")
+        yield fault(
+            "verify.model",
+            f"needs model.kind: decoder (another sizes its layers itself), found {kind}",
+        )
 
 
 @needs("verify.model", *(f"model.{key}" for key in SHAPE), "model.sequence_length")
@@ -80,11 +95,15 @@ def small_model_is_whole(values: Values, small: Any, *shape: Any) -> Iterator[Fa
     width, heads, kv_heads = sizes["width"], sizes["heads"], sizes["kv_heads"]
     grouped = whole["kv_heads"] != whole["heads"]
     if width % heads or width // heads % 2:
-        yield fault("verify.model", f"must divide width {width} into even sizes, found {heads}", "heads")
+        yield fault(
+            "verify.model", f"must divide width {width} into even sizes, found {heads}", "heads"
+        )
     elif heads % kv_heads:
         yield fault("verify.model", f"must divide heads {heads}, found {kv_heads}", "kv_heads")
     elif not grouped and kv_heads != heads:
-        yield fault("verify.model", f"must be heads {heads}, as in the model, found {kv_heads}", "kv_heads")
+        yield fault(
+            "verify.model", f"must be heads {heads}, as in the model, found {kv_heads}", "kv_heads"
+        )
     mesh = verification_mesh(values)
     if mesh is not None and mesh.cp > 1 and (length := sizes["sequence_length"]) % (2 * mesh.cp):
         message = f"must be a multiple of 2 x cp {mesh.cp} of the mesh {mesh}, found {length}"
@@ -92,7 +111,9 @@ def small_model_is_whole(values: Values, small: Any, *shape: Any) -> Iterator[Fa
     for key in TP_SIZES if mesh is not None else ():
         if mesh is not None and sizes[key] % mesh.tp:
             yield fault(
-                "verify.model", f"must be a multiple of tp {mesh.tp} of the mesh {mesh}, found {sizes[key]}", key
+                "verify.model",
+                f"must be a multiple of tp {mesh.tp} of the mesh {mesh}, found {sizes[key]}",
+                key,
             )
 
 

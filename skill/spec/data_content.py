@@ -34,11 +34,16 @@ def chat_fault(path: Path, name: str) -> str:
     """The first line that is not a JSON record with `messages`, or with `prompt` and `completion`."""
     wanted = "records with messages, or with prompt and completion"
     return _records_fault(
-        path, name, wanted, lambda record: "messages" in record or {"prompt", "completion"} <= set(record)
+        path,
+        name,
+        wanted,
+        lambda record: "messages" in record or {"prompt", "completion"} <= set(record),
     )
 
 
-def _records_fault(path: Path, name: str, wanted: str, fits: Callable[[dict[str, Any]], bool]) -> str:
+def _records_fault(
+    path: Path, name: str, wanted: str, fits: Callable[[dict[str, Any]], bool]
+) -> str:
     head, whole = _head(path)
     lines = head.split(b"\n")
     for number, line in enumerate(lines if whole else lines[:-1], start=1):
@@ -94,7 +99,11 @@ def token_file_fault(path: Path, name: str, dtype: str) -> str:
 def tokenizer_fault(path: Path) -> str:
     """Why the file is no tokenizer.json."""
     found = read_json(path)
-    return "" if isinstance(found, dict) and isinstance(found.get("model"), dict) else "is no tokenizer.json"
+    return (
+        ""
+        if isinstance(found, dict) and isinstance(found.get("model"), dict)
+        else "is no tokenizer.json"
+    )
 
 
 def tokenizer_size(path: Path) -> int:

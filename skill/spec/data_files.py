@@ -88,7 +88,11 @@ def _nothing(pattern: str, base: Path, files: list[Path], sizes: list[int]) -> s
     path = Path(absolute(pattern, base).replace(STDLIB, stdlib(), 1))
     if files:
         return "is an empty file" if files == [path] else f"matches only empty files ({len(files)})"
-    where = "" if pattern.startswith(STDLIB) or Path(pattern).expanduser().is_absolute() else " beside the spec"
+    where = (
+        ""
+        if pattern.startswith(STDLIB) or Path(pattern).expanduser().is_absolute()
+        else " beside the spec"
+    )
     return "is a folder without files" if path.is_dir() else f"matches no file{where}"
 
 

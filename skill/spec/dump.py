@@ -18,7 +18,9 @@ class _Dumper(yaml.SafeDumper):
     def text(self, value: str) -> yaml.ScalarNode:
         # only what the reader takes for plain text may stay plain
         needs_quotes = not isinstance(_resolved(value), str) or "{" in value or "\n" in value
-        return self.represent_scalar("tag:yaml.org,2002:str", value, style='"' if needs_quotes else None)
+        return self.represent_scalar(
+            "tag:yaml.org,2002:str", value, style='"' if needs_quotes else None
+        )
 
     def row(self, value: list[Any]) -> yaml.SequenceNode:
         short = all(isinstance(item, int | float) for item in value)
@@ -31,7 +33,9 @@ _Dumper.add_representer(list, _Dumper.row)
 
 def to_yaml(data: Any) -> str:
     """The data in block style, with lists of numbers in one line."""
-    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=1000))
+    return str(
+        yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=1000)
+    )
 
 
 def _resolved(value: str) -> scalars.Scalar:

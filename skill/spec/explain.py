@@ -14,7 +14,13 @@ from . import schema as spec_schema
 from .schema import Schema, kinds_of, required, shown
 
 LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-TYPES = {"integer": "int", "number": "number", "boolean": "bool", "array": "list", "object": "mapping"}
+TYPES = {
+    "integer": "int",
+    "number": "number",
+    "boolean": "bool",
+    "array": "list",
+    "object": "mapping",
+}
 
 
 def find(key: str) -> dict[str, Any]:
@@ -28,14 +34,21 @@ def find(key: str) -> dict[str, Any]:
 
 def entries(section: str | None = None) -> list[dict[str, Any]]:
     """All keys, or those of one section."""
-    return [_entry(*found) for found in spec_schema.walk() if section is None or found[0].startswith(f"{section}.")]
+    return [
+        _entry(*found)
+        for found in spec_schema.walk()
+        if section is None or found[0].startswith(f"{section}.")
+    ]
 
 
 def page(entry: dict[str, Any]) -> str:
     """One key, in full."""
     lines = [f"{entry['key']}{_kinds(entry)}", "", *wrapped(entry["description"], "  "), ""]
     facts = [("type", entry["type"]), ("default", _default(entry))]
-    facts += [("" if n else "examples", _inline(entry["key"], example)) for n, example in enumerate(entry["examples"])]
+    facts += [
+        ("" if n else "examples", _inline(entry["key"], example))
+        for n, example in enumerate(entry["examples"])
+    ]
     lines += columns(facts, "  ")
     below = entries(entry["key"])
     if below:
@@ -45,7 +58,10 @@ def page(entry: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Key, default, type and the first sentence of the description."""
-    cells = [(r["key"], _default(r), r["type"], _first_sentence(r["description"]) + _kinds(r)) for r in rows]
+    cells = [
+        (r["key"], _default(r), r["type"], _first_sentence(r["description"]) + _kinds(r))
+        for r in rows
+    ]
     return "\n".join(columns([("key", "default", "type", "description"), *cells]))
 
 
@@ -70,7 +86,9 @@ def _type(schema: Schema) -> str:
     types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     words = [str(choice) for choice in schema.get("then", {}).get("enum", [])]
     limits = " and ".join(
-        f"{sign} {schema[limit]}" for limit, sign in LIMITS.items() if abs(schema.get(limit, 1e9)) < 1000
+        f"{sign} {schema[limit]}"
+        for limit, sign in LIMITS.items()
+        if abs(schema.get(limit, 1e9)) < 1000
     )
     for name in types:
         if name == "string" and "then" not in schema:

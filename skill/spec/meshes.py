@@ -46,7 +46,9 @@ def production(parallel: Mapping[str, Any], launch: Mapping[str, Any]) -> Mesh |
     return Mesh(replicate, shard, tp, cp)
 
 
-def verified(parallel: Mapping[str, Any], launch: Mapping[str, Any], nproc: int | str) -> Mesh | None:
+def verified(
+    parallel: Mapping[str, Any], launch: Mapping[str, Any], nproc: int | str
+) -> Mesh | None:
     """The mesh of the verification on `nproc` ranks (`auto`: as few as the shape allows); None if there is none."""
     full, least = production(parallel, launch), _smallest(parallel, production(parallel, launch))
     if nproc == "auto":
@@ -83,4 +85,6 @@ def _smaller(full: Mesh, ranks: int) -> Iterator[Mesh]:
 
 def smallest_factor(number: int) -> int:
     """The smallest prime factor; 1 of 1."""
-    return next((factor for factor in range(2, int(number**0.5) + 1) if number % factor == 0), number)
+    return next(
+        (factor for factor in range(2, int(number**0.5) + 1) if number % factor == 0), number
+    )

@@ -13,7 +13,9 @@ from .meshes import Mesh, verified
 from .presets import values_of
 
 # not written to the spec of a project
-OFF = [(key, None) for key in ("preset", "window", "full_attention_every", "experts")] + [("qk_norm", False)]
+OFF = [(key, None) for key in ("preset", "window", "full_attention_every", "experts")] + [
+    ("qk_norm", False)
+]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,11 @@ class Spec:
         if not values["launch"]["engines"]:
             del values["launch"]
         from_preset = values_of(values["model"])
-        values["model"] = {k: v for k, v in values["model"].items() if from_preset.get(k) != v and (k, v) not in OFF}
+        values["model"] = {
+            k: v
+            for k, v in values["model"].items()
+            if from_preset.get(k) != v and (k, v) not in OFF
+        }
         if values["verify"]["model"] is None:
             del values["verify"]["model"]
         return values
@@ -78,7 +84,9 @@ class Spec:
     @property
     def own_modules(self) -> tuple[str, ...]:
         """The modules and packages of the user's own that the project imports, by their top name."""
-        paths = [part["import"] for part in (self["model"], self["data"]) if part["kind"] == "import"]
+        paths = [
+            part["import"] for part in (self["model"], self["data"]) if part["kind"] == "import"
+        ]
         return tuple(dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths))
 
     @property
@@ -86,7 +94,11 @@ class Spec:
         """The data files behind URLs, as they are written, each once."""
         validation = self["data"].get("validation") or []
         sets = validation.values() if isinstance(validation, dict) else [validation]
-        lists = [self["data"].get("files", []), *(one["files"] for one in self["data"].get("mixture", [])), *sets]
+        lists = [
+            self["data"].get("files", []),
+            *(one["files"] for one in self["data"].get("mixture", [])),
+            *sets,
+        ]
         several = [[files] if isinstance(files, str) else files for files in lists]
         return list(dict.fromkeys(file for files in several for file in files if is_url(file)))
 

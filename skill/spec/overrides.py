@@ -7,7 +7,15 @@ from typing import Any
 
 from ...verifier.config.reading import document as reader
 from ...verifier.config.reading.document import Document
-from ...verifier.config.reading.problems import LINE_BREAK, KeyPath, Place, Problem, Source, dotted, quoted
+from ...verifier.config.reading.problems import (
+    LINE_BREAK,
+    KeyPath,
+    Place,
+    Problem,
+    Source,
+    dotted,
+    quoted,
+)
 from . import renamed, schema
 
 
@@ -16,7 +24,9 @@ def apply(document: Document, overrides: Sequence[str]) -> None:
     for number, override in enumerate(overrides, start=1):
         key, equals, text = override.partition("=")
         key = key.strip()
-        source = Source(f"--set {quoted(key)[1:-1]}", tuple(LINE_BREAK.split(override)), number, is_file=False)
+        source = Source(
+            f"--set {quoted(key)[1:-1]}", tuple(LINE_BREAK.split(override)), number, is_file=False
+        )
         start = Place(source, 1, 1)
         path: KeyPath = tuple(part.strip() for part in key.split("."))
         if not equals or not all(path):
@@ -32,7 +42,9 @@ def apply(document: Document, overrides: Sequence[str]) -> None:
             path = new
         value = reader.read(text, source, shift=len(override) - len(text))
         if value.problems:
-            document.problems += [Problem(problem.place, problem.message, key) for problem in value.problems]
+            document.problems += [
+                Problem(problem.place, problem.message, key) for problem in value.problems
+            ]
             document.bad.add(path)
             continue
         _set(document, path, value, start)
@@ -45,10 +57,17 @@ def _drop_other_kinds(document: Document, section: str) -> None:
     values = document.data.get(section) if isinstance(document.data, dict) else None
     place = document.values.get((section, "kind"))
     by_kind = schema.branches(schema.properties(schema.load())[section])
-    if not isinstance(values, dict) or place is None or place.source.is_file or str(values.get("kind")) not in by_kind:
+    if (
+        not isinstance(values, dict)
+        or place is None
+        or place.source.is_file
+        or str(values.get("kind")) not in by_kind
+    ):
         return
     for key in values.keys() - by_kind[values["kind"]]["properties"].keys():
-        if document.keys[section, key].source.is_file and any(key in kind["properties"] for kind in by_kind.values()):
+        if document.keys[section, key].source.is_file and any(
+            key in kind["properties"] for kind in by_kind.values()
+        ):
             del values[key]
             document.bad = {bad for bad in document.bad if bad[:2] != (section, key)}
 
@@ -60,7 +79,9 @@ def _set(document: Document, path: KeyPath, value: Document, start: Place) -> No
     for depth in range(len(path)):
         if not isinstance(target, dict):
             holder = dotted(path[:depth])
-            message = f"cannot set {dotted(path)}: {holder} is not a mapping; set {holder} as a whole"
+            message = (
+                f"cannot set {dotted(path)}: {holder} is not a mapping; set {holder} as a whole"
+            )
             document.problems.append(Problem(start, message, dotted(path)))
             return
         if depth == len(path) - 1:

@@ -14,9 +14,30 @@ from ...verifier.config.reading.document import Document
 
 LLAMA3 = {"kv_heads": 8, "vocabulary": 128256, "sequence_length": 8192, "rope_theta": 500000.0}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "1b": {"layers": 16, "width": 2048, "heads": 32, "ffn": 8192, "tied_embeddings": True, **LLAMA3},
-    "8b": {"layers": 32, "width": 4096, "heads": 32, "ffn": 14336, "tied_embeddings": False, **LLAMA3},
-    "70b": {"layers": 80, "width": 8192, "heads": 64, "ffn": 28672, "tied_embeddings": False, **LLAMA3},
+    "1b": {
+        "layers": 16,
+        "width": 2048,
+        "heads": 32,
+        "ffn": 8192,
+        "tied_embeddings": True,
+        **LLAMA3,
+    },
+    "8b": {
+        "layers": 32,
+        "width": 4096,
+        "heads": 32,
+        "ffn": 14336,
+        "tied_embeddings": False,
+        **LLAMA3,
+    },
+    "70b": {
+        "layers": 80,
+        "width": 8192,
+        "heads": 64,
+        "ffn": 28672,
+        "tied_embeddings": False,
+        **LLAMA3,
+    },
 }
 
 

@@ -54,7 +54,9 @@ def weights_fault(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         other = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        return "has no *.safetensors" + (" (other formats are not read: use save_pretrained)" if other else "")
+        return "has no *.safetensors" + (
+            " (other formats are not read: use save_pretrained)" if other else ""
+        )
     for file in files:
         if not _readable(file):
             return f"has a damaged file: {file.name}"
@@ -62,7 +64,9 @@ def weights_fault(folder: Path) -> str:
     found = read_json(index)
     named = found.get("weight_map", {}) if isinstance(found, dict) else {}
     wanted = named.values() if isinstance(named, dict) else ()
-    missing = sorted({name for name in wanted if isinstance(name, str)} - {file.name for file in files})
+    missing = sorted(
+        {name for name in wanted if isinstance(name, str)} - {file.name for file in files}
+    )
     return f"lacks {missing[0]}, which model.safetensors.index.json names" if missing else ""
 
 
@@ -76,7 +80,14 @@ def _readable(file: Path) -> bool:
             return False
         try:
             header = json.loads(opened.read(length))
-            end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
+            end = max(
+                (
+                    entry["data_offsets"][1]
+                    for key, entry in header.items()
+                    if key != "__metadata__"
+                ),
+                default=0,
+            )
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             return False
     return file.stat().st_size == 8 + length + int(end)

@@ -8,7 +8,10 @@ from ...verifier.config.reading.document import Document
 from ...verifier.config.reading.problems import KeyPath, Place, Problem, dotted
 
 UNTIL = "0.3"
-KEYS = {"train.clip_norm": "train.max_norm", "verify.ranks": "verify.nproc"}  # both are in the same section
+KEYS = {
+    "train.clip_norm": "train.max_norm",
+    "verify.ranks": "verify.nproc",
+}  # both are in the same section
 VALUES = {"launch.device": {"gpu": "cuda"}}
 GATHERED, RESHARD = "parallel.gathered_blocks", "parallel.reshard_after_forward"
 
@@ -43,15 +46,27 @@ def apply(document: Document) -> None:
 
 def resharding(gathered: int) -> str:
     """What `parallel.reshard_after_forward` says where so many of the last blocks stay gathered."""
-    return f"[{{blocks: rest, reshard: true}}, {{blocks: {gathered}, reshard: false}}]" if gathered else "true"
+    return (
+        f"[{{blocks: rest, reshard: true}}, {{blocks: {gathered}, reshard: false}}]"
+        if gathered
+        else "true"
+    )
 
 
 def _move_gathered_blocks(document: Document) -> None:
-    values, path, new = _section(document, "parallel"), tuple(GATHERED.split(".")), tuple(RESHARD.split("."))
+    values, path, new = (
+        _section(document, "parallel"),
+        tuple(GATHERED.split(".")),
+        tuple(RESHARD.split(".")),
+    )
     if path[1] not in values:
         return
     place, gathered = document.place(path, on_key=True), values.pop(path[1])
-    if type(gathered) is not int or gathered < 0 or (gathered and values.get(new[1], True) is not True):
+    if (
+        type(gathered) is not int
+        or gathered < 0
+        or (gathered and values.get(new[1], True) is not True)
+    ):
         number = gathered if type(gathered) is int and gathered > 0 else 1
         message = f"{GATHERED} is now a part of {RESHARD}; write {resharding(number)} there and remove {GATHERED}"
         document.problems.append(Problem(place, message, GATHERED))
@@ -60,7 +75,9 @@ def _move_gathered_blocks(document: Document) -> None:
         values[new[1]] = yaml.safe_load(resharding(gathered))
         for places in (document.keys, document.values):
             places[new] = places.pop(path)
-    document.notes.append(note(place, f"{GATHERED}: {gathered}", f"{RESHARD}: {resharding(gathered)}"))
+    document.notes.append(
+        note(place, f"{GATHERED}: {gathered}", f"{RESHARD}: {resharding(gathered)}")
+    )
 
 
 def _rename_key(document: Document, old: str, new: str) -> None:

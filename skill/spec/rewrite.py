@@ -18,7 +18,9 @@ def rewritten(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     Only what fits into one line is put in, and only into keys that both have: see what the result says before it is used.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
-    edits = [edit for path, value in _differences(before, after) for edit in _edit(root, path, value)]
+    edits = [
+        edit for path, value in _differences(before, after) for edit in _edit(root, path, value)
+    ]
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     return text
@@ -34,12 +36,16 @@ def with_new_names(text: str) -> str:
     for old, new in renamed.KEYS.items():
         section, key = _node(root, (old.partition(".")[0],)), old.partition(".")[2]
         if isinstance(section, yaml.MappingNode) and _node(root, tuple(new.split("."))) is None:
-            edits += [(node, new.partition(".")[2]) for node, _ in section.value if node.value == key]
+            edits += [
+                (node, new.partition(".")[2]) for node, _ in section.value if node.value == key
+            ]
     for path, values in renamed.VALUES.items():
         node = _node(root, tuple(path.split(".")))
         if isinstance(node, yaml.ScalarNode) and node.value in values:
             edits.append((node, values[node.value]))
-    for start, end, new in sorted([(*_span(node), name) for node, name in edits] + _moved(root, text), reverse=True):
+    for start, end, new in sorted(
+        [(*_span(node), name) for node, name in edits] + _moved(root, text), reverse=True
+    ):
         text = text[:start] + new + text[end:]
     return text
 
@@ -51,15 +57,26 @@ def _span(node: Any) -> tuple[int, int]:
 def _moved(root: Any, text: str) -> list[tuple[int, int, str]]:
     """`gathered_blocks` as a value of `reshard_after_forward`, in block style."""
     section, key = _node(root, ("parallel",)), renamed.GATHERED.partition(".")[2]
-    pairs = section.value if isinstance(section, yaml.MappingNode) and not section.flow_style else []
+    pairs = (
+        section.value if isinstance(section, yaml.MappingNode) and not section.flow_style else []
+    )
     names = {name.value: (name, value) for name, value in pairs}
     if len(names) < 2 or key not in names or not names[key][1].value.isdecimal():
         return []
     (name, value), other = names[key], names.get(renamed.RESHARD.partition(".")[2])
     gathered = int(value.value)
     if gathered and other is None:
-        return [(name.start_mark.index, value.end_mark.index, f"reshard_after_forward: {renamed.resharding(gathered)}")]
-    start, end = name.start_mark.index - name.start_mark.column, text.find("\n", value.end_mark.index) + 1
+        return [
+            (
+                name.start_mark.index,
+                value.end_mark.index,
+                f"reshard_after_forward: {renamed.resharding(gathered)}",
+            )
+        ]
+    start, end = (
+        name.start_mark.index - name.start_mark.column,
+        text.find("\n", value.end_mark.index) + 1,
+    )
     changed = [(*_span(other[1]), renamed.resharding(gathered))] if gathered and other else []
     return [*changed, (start, end or len(text), "")]
 
@@ -85,7 +102,12 @@ def _edit(root: Any, path: KeyPath, value: Any) -> Iterator[tuple[int, int, str]
     if isinstance(node, yaml.ScalarNode) or (node is not None and node.flow_style):
         start, end, new = node.start_mark.index, node.end_mark.index, line.partition(":")[2].strip()
         yield start, end, new if start < end else f" {new}"
-    elif node is None and isinstance(parent, yaml.MappingNode) and parent.value and not parent.flow_style:
+    elif (
+        node is None
+        and isinstance(parent, yaml.MappingNode)
+        and parent.value
+        and not parent.flow_style
+    ):
         first = parent.value[0][0].start_mark
         yield first.index - first.column, first.index - first.column, " " * first.column + line
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ...verifier.config.reading import schema as any_schema
-from ...verifier.config.reading.schema import Form, Schema, branches, keys, kinds_of, properties, required, shown
+from ...verifier.config.reading.schema import (
+    Form,
+    Schema,
+    branches,
+    keys,
+    kinds_of,
+    properties,
+    required,
+    shown,
+)
 
 __all__ = ["FORM", "Schema", "at", "branches", "filled", "keys", "kinds_of", "load", "properties"]
 __all__ += ["required", "shown", "walk"]

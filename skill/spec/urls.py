@@ -30,13 +30,21 @@ INSTEAD = {
 
 def packages(urls: list[str]) -> list[str]:
     """What must be installed to open them."""
-    others = {PACKAGES[scheme] for scheme in (url.partition("://")[0] for url in urls) if scheme in PACKAGES}
+    others = {
+        PACKAGES[scheme]
+        for scheme in (url.partition("://")[0] for url in urls)
+        if scheme in PACKAGES
+    }
     return ["fsspec", *sorted(others)] if urls else []
 
 
 @needs("data.files", "data.mixture", "data.validation", "data.kind")
-def urls_can_be_opened(values: Values, _files: Any, _mixture: Any, _validation: Any, kind: str) -> Iterator[Fault]:
-    prepared = kind not in INSTEAD or ("data.tokenizer" in values and values["data.tokenizer"] is not None)
+def urls_can_be_opened(
+    values: Values, _files: Any, _mixture: Any, _validation: Any, kind: str
+) -> Iterator[Fault]:
+    prepared = kind not in INSTEAD or (
+        "data.tokenizer" in values and values["data.tokenizer"] is not None
+    )
     for key, below, files in file_lists(values):
         for number, file in enumerate([files] if isinstance(files, str) else files):
             if not is_url(file):
@@ -50,11 +58,15 @@ def urls_can_be_opened(values: Values, _files: Any, _mixture: Any, _validation: 
                 yield fault(key, f"must start with a scheme such as s3://, found {file!r}", *place)
             elif PASSWORD.match(file):
                 message = "must hold no password, since spec.yaml is kept with the code: fsspec reads secrets from "
-                yield fault(key, f"{message}the environment and from files of the home folder", *place)
+                yield fault(
+                    key, f"{message}the environment and from files of the home folder", *place
+                )
 
 
 @needs_each("data.folder", "data.tokenizer", "model.config", "model.pretrained", "train.init_from")
 def paths_are_no_urls(values: Values, key: str, path: Any) -> Iterator[Fault]:
     if isinstance(path, str) and is_url(path):
         where = "copy what is there to a disk that all ranks share, and write its path"
-        yield fault(key, f"cannot be a URL (data.files, data.mixture and data.validation can): {where}")
+        yield fault(
+            key, f"cannot be a URL (data.files, data.mixture and data.validation can): {where}"
+        )

@@ -31,7 +31,12 @@ class Outcome:
         return self.action in UNRESOLVED
 
     def to_dict(self) -> dict[str, Any]:
-        return {"path": self.file.path, "action": self.action, "note": self.note, "lines": list(self.lines)}
+        return {
+            "path": self.file.path,
+            "action": self.action,
+            "note": self.note,
+            "lines": list(self.lines),
+        }
 
 
 def plan(project: Project) -> list[Outcome]:
@@ -56,7 +61,9 @@ def _contents(project: Project, outcomes: Sequence[Outcome]) -> dict[str, bytes 
     for outcome in outcomes:
         file, data = outcome.file, outcome.content
         if data != file.ours:
-            contents[file.path] = data.replace(b"\n", b"\r\n") if file.crlf and data is not None else data
+            contents[file.path] = (
+                data.replace(b"\n", b"\r\n") if file.crlf and data is not None else data
+            )
         if outcome.action == "not merged" and file.base is not None:
             bases[file.path] = file.base
     record = manifest.record(bases, project.made.others)
@@ -75,7 +82,10 @@ def _outcome(file: File) -> Outcome:
     if theirs is None:
         if file.obstacle or ours not in (base, None):
             return Outcome(
-                file, "kept", ours, "no longer part of the project, but you edited it: it is your own file now"
+                file,
+                "kept",
+                ours,
+                "no longer part of the project, but you edited it: it is your own file now",
             )
         return Outcome(file, "unchanged" if ours is None else "removed", None)
     if file.obstacle:
@@ -105,7 +115,9 @@ def _outcome(file: File) -> Outcome:
 
 def _merged(file: File, text: bytes) -> Outcome:
     if lines := merge.conflict_lines(text, b"<"):
-        return Outcome(file, "conflict", text, "both you and the spec changed these lines", tuple(lines))
+        return Outcome(
+            file, "conflict", text, "both you and the spec changed these lines", tuple(lines)
+        )
     return Outcome(file, "merged", text, "your edits are in it")
 
 
@@ -113,5 +125,8 @@ def _spec_outcome(file: File) -> Outcome:
     """spec.yaml: its new text was worked out by `project.compare`."""
     text = file.theirs or b""
     if text == file.ours:
-        return Outcome(file, *(("unchanged", text) if text == file.base else ("kept", text, "as you edited it")))
+        return Outcome(
+            file,
+            *(("unchanged", text) if text == file.base else ("kept", text, "as you edited it")),
+        )
     return Outcome(file, "updated", text) if file.ours in (file.base, None) else _merged(file, text)

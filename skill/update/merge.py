@@ -22,7 +22,9 @@ class NoGit(NotMerged):
     """There is no git to do it."""
 
 
-def merge(base: bytes, ours: bytes, theirs: bytes, labels: tuple[str, str], favour_ours: bool = False) -> bytes:
+def merge(
+    base: bytes, ours: bytes, theirs: bytes, labels: tuple[str, str], favour_ours: bool = False
+) -> bytes:
     """`ours` with what changed from `base` to `theirs`; where both changed the same lines they stand between markers.
 
     With `favour_ours` those lines are as in `ours`. Raises NotMerged.
@@ -43,7 +45,9 @@ def merge(base: bytes, ours: bytes, theirs: bytes, labels: tuple[str, str], favo
                 "GIT_CEILING_DIRECTORIES": str(Path(folder).parent),
             }
             command = [git, "merge-file", "-p", *style, "ours", "base", "theirs"]
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=60, check=False)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, timeout=60, check=False
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"cannot merge: {error}") from error
     if done.returncode > MOST_CONFLICTS and b"binary" in done.stderr:

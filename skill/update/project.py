@@ -50,7 +50,9 @@ class Project:
     files: tuple[File, ...]
 
 
-def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = (), offline: bool = False) -> Project:
+def compare(
+    out: Path, spec_path: Path | None = None, settings: Sequence[str] = (), offline: bool = False
+) -> Project:
     """Compare the project with its own spec.yaml, or the spec at `spec_path`, with these settings.
 
     `offline`: the data of the new spec need not be here.
@@ -67,15 +69,25 @@ def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = 
     for path, text in rendered.items():
         files[path] = replace(files.get(path) or _file(out, path), theirs=text)
     files[SPEC] = replace(own, theirs=_new_spec_text(out, files[SPEC], before, spec))
-    return Project(out, made, rendered, tuple(files[path] for path in dict.fromkeys([*rendered, *files])))
+    return Project(
+        out, made, rendered, tuple(files[path] for path in dict.fromkeys([*rendered, *files]))
+    )
 
 
 def refuse_conflicts(out: Path, files: Iterable[File]) -> None:
     """Raises UserError for a file with conflict markers: another merge would hide them."""
-    places = [f"{out / file.path}:{line}" for file in files for line in merge.conflict_lines(file.ours or b"")]
+    places = [
+        f"{out / file.path}:{line}"
+        for file in files
+        for line in merge.conflict_lines(file.ours or b"")
+    ]
     if places:
         lines = [f"{place}: a conflict is marked here and not resolved" for place in places]
-        raise UserError("\n".join([*lines, "choose one side of each, and delete the lines <<<<<<<, =======, >>>>>>>"]))
+        raise UserError(
+            "\n".join(
+                [*lines, "choose one side of each, and delete the lines <<<<<<<, =======, >>>>>>>"]
+            )
+        )
 
 
 def _file(out: Path, path: str) -> File:
@@ -96,7 +108,11 @@ def _with_bases(out: Path, made: manifest.Manifest, files: dict[str, File]) -> d
     found, problems = dict(files), []
     for path, digest in made.files.items():
         stored = _file(out, manifest.base_path(path)).ours
-        known = [text for text in (stored, files[path].ours) if text is not None and manifest.sha256(text) == digest]
+        known = [
+            text
+            for text in (stored, files[path].ours)
+            if text is not None and manifest.sha256(text) == digest
+        ]
         if known:
             found[path] = replace(files[path], base=known[0])
         else:
@@ -114,7 +130,9 @@ def _specs(
     """The spec in spec.yaml (None if it is not valid), and the spec to render."""
     path = out / SPEC
     if own is None and spec_path is None:
-        raise UserError(f"{path} is missing; copy {out / manifest.base_path(SPEC)} there, or give another: --spec FILE")
+        raise UserError(
+            f"{path} is missing; copy {out / manifest.base_path(SPEC)} there, or give another: --spec FILE"
+        )
     try:
         before = parse(own, path, offline=True) if own is not None else None
     except SpecError:
@@ -134,7 +152,9 @@ def _new_spec_text(out: Path, file: File, before: Spec | None, spec: Spec) -> by
     path, own, theirs = out / file.path, file.ours, file.theirs or b""
     if own is not None and path.is_symlink() and _parses_to(own, path, spec):
         return own
-    text = theirs if own is None or own == file.base else _merged_spec_text(path, file, before, spec)
+    text = (
+        theirs if own is None or own == file.base else _merged_spec_text(path, file, before, spec)
+    )
     if path.is_symlink() and text != own:
         raise UserError(
             f"{path} is a symbolic link, and nothing is written through one; edit {path.resolve()} yourself"
@@ -161,7 +181,11 @@ def _merged_spec_text(path: Path, file: File, before: Spec | None, spec: Spec) -
             return edited
         marked = merge.merge(bases[-1], edited, theirs, file.labels)
         # an edit that contradicts the spec does not win by being the only one: without a base, it is marked
-        return marked if merge.conflict_lines(marked) else merge.merge(b"", edited, theirs, file.labels)
+        return (
+            marked
+            if merge.conflict_lines(marked)
+            else merge.merge(b"", edited, theirs, file.labels)
+        )
     except merge.NotMerged as error:
         if enough:
             return edited

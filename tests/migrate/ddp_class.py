@@ -28,7 +28,9 @@ def wrap(model):
 class Run:
     def __init__(self):
         self.model = wrap(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)))
-        self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)  # -> register_comm_hook, a cast
+        self.model.register_comm_hook(
+            None, default_hooks.bf16_compress_hook
+        )  # -> register_comm_hook, a cast
         self.fast = torch.compile(self.model, backend="eager")  # -> torch.compile of the model
         self.average = AveragedModel(self.model.module)  # -> .module; a copy of the model
         self.optimizer = ZeroRedundancyOptimizer(  # -> ZeroRedundancyOptimizer
@@ -36,7 +38,9 @@ class Run:
         )
 
     def norm(self):
-        return sum(p.grad.norm() ** 2 for p in self.model.parameters()) ** 0.5  # -> a norm of gradients by hand
+        return (
+            sum(p.grad.norm() ** 2 for p in self.model.parameters()) ** 0.5
+        )  # -> a norm of gradients by hand
 
     def epoch(self, batches):
         with Join([self.model, self.optimizer]):  # -> Join
@@ -51,7 +55,9 @@ class Run:
         if isinstance(raw, nn.parallel.DistributedDataParallel):  # -> isinstance of the wrapper
             raw = raw.module  # -> .module
         if dist.get_rank() == 0:
-            torch.save(raw.state_dict(), path)  # -> model.state_dict(); torch.save of the model alone
+            torch.save(
+                raw.state_dict(), path
+            )  # -> model.state_dict(); torch.save of the model alone
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -75,8 +77,12 @@ class Trainer:
 
     def save(self, path):
         full = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)  # -> FullStateDictConfig
-        optim = FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=True)  # -> FullStateDictConfig
-        with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT, full, optim):  # -> state_dict_type
+        optim = FullOptimStateDictConfig(
+            offload_to_cpu=True, rank0_only=True
+        )  # -> FullStateDictConfig
+        with FSDP.state_dict_type(
+            self.model, StateDictType.FULL_STATE_DICT, full, optim
+        ):  # -> state_dict_type
             model = self.model.state_dict()  # -> model.state_dict()
             optimizer = FSDP.optim_state_dict(self.model, self.optimizer)  # -> optim_state_dict
         if dist.get_rank() == 0:

@@ -14,7 +14,13 @@ from trees import Generate
 
 SPEC = {
     "version": 1,
-    "model": {"kind": "import", "import": "own:Net", "shard": ["Linear"], "vocabulary": 8, "sequence_length": 8},
+    "model": {
+        "kind": "import",
+        "import": "own:Net",
+        "shard": ["Linear"],
+        "vocabulary": 8,
+        "sequence_length": 8,
+    },
     "data": {"kind": "synthetic"},
     "train": {"steps": 20, "global_batch": 4},
     "verify": {"reshard_to": [4]},
@@ -34,7 +40,11 @@ class Modules:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.norm, self.head = nn.Embedding(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 8, bias=False)
+        self.embedding, self.norm, self.head = (
+            nn.Embedding(8, 4),
+            nn.BatchNorm1d(4),
+            nn.Linear(4, 8, bias=False),
+        )
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -68,7 +78,10 @@ def held(state: Any) -> dict[str, Any]:
     for name, value in state.model.state_dict().items():
         found[name] = getattr(value, "full_tensor", lambda value=value: value)().tolist()
     for number, slot in enumerate(state.optimizer.state.values()):
-        found |= {f"{number}.{k}": getattr(v, "full_tensor", lambda v=v: v)().tolist() for k, v in slot.items()}
+        found |= {
+            f"{number}.{k}": getattr(v, "full_tensor", lambda v=v: v)().tolist()
+            for k, v in slot.items()
+        }
     found["lr"] = [group["lr"] for group in state.optimizer.param_groups]
     found["schedule"] = state.scheduler.last_epoch
     return found

@@ -29,7 +29,14 @@ MODULES = (
     "schedule_free",
     "starting",
 )
-DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 256, "sequence_length": 8}
+DECODER = {
+    "kind": "decoder",
+    "layers": 1,
+    "width": 32,
+    "heads": 2,
+    "vocabulary": 256,
+    "sequence_length": 8,
+}
 IMPORTED = {"kind": "import", "import": "models:build", "shard": ["Block"], "vocabulary": 2}
 
 
@@ -54,7 +61,9 @@ class Project:
     def load(self, data: dict[str, Any], model: dict[str, Any] = DECODER) -> ModuleType:
         path = self.folder / "spec.yaml"
         train = {"steps": 20, "global_batch": 8}
-        path.write_text(yaml.safe_dump({"version": 1, "model": model, "data": data, "train": train}))
+        path.write_text(
+            yaml.safe_dump({"version": 1, "model": model, "data": data, "train": train})
+        )
         for name, text in scaffold.render(spec.load(path)).items():
             if name.endswith(".py") and "/" not in name:
                 (self.folder / "project").mkdir(exist_ok=True)

@@ -38,7 +38,9 @@ OWN = (
 
 def write(folder: Path, model: dict[str, Any], *settings: str) -> Path:
     folder.mkdir(exist_ok=True)
-    return write_project(folder, {**SMALL, "model": model, "train": {"steps": 20, "global_batch": 8}}, *settings)
+    return write_project(
+        folder, {**SMALL, "model": model, "train": {"steps": 20, "global_batch": 8}}, *settings
+    )
 
 
 @contextmanager

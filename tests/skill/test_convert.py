@@ -36,11 +36,15 @@ def converted(folder: Path, text: str) -> Converted:
 
 def comments(text: str) -> list[str]:
     return [
-        token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
     ]
 
 
-@pytest.mark.parametrize("script", [*CATALOGUES, *CLEAN], ids=lambda p: f"{p.parents[1].name}-{p.stem}")
+@pytest.mark.parametrize(
+    "script", [*CATALOGUES, *CLEAN], ids=lambda p: f"{p.parents[1].name}-{p.stem}"
+)
 def test_every_construct_is_converted_or_marked(script: Path) -> None:
     made = convert(script)
     ast.parse(made.text)
@@ -53,18 +57,24 @@ def test_every_construct_is_converted_or_marked(script: Path) -> None:
     marked = {(one.line, one.construct) for one in made.todo}
     assert listed <= {*made.done, *marked} and not set(made.done) & marked
     assert all(
-        f"# fsdp2: todo[{one.rule}] {one.construct}: " in made.text for one in made.todo if one.file == str(script)
+        f"# fsdp2: todo[{one.rule}] {one.construct}: " in made.text
+        for one in made.todo
+        if one.file == str(script)
     )
 
 
 @pytest.mark.parametrize("script", CLEAN, ids=lambda p: p.parents[1].name)
-def test_a_script_without_marks_is_fsdp2_and_keeps_its_comments(script: Path, tmp_path: Path) -> None:
+def test_a_script_without_marks_is_fsdp2_and_keeps_its_comments(
+    script: Path, tmp_path: Path
+) -> None:
     made = convert(script)
     assert made.todo == ()
     found = migrate([written(tmp_path, made.text)])
     assert found.kinds == ("fsdp2",) and found.items == ()
     assert set(comments(script.read_text(encoding="utf-8"))) <= set(comments(made.text))
-    assert "DistributedDataParallel(" not in made.text and "FullyShardedDataParallel" not in made.text
+    assert (
+        "DistributedDataParallel(" not in made.text and "FullyShardedDataParallel" not in made.text
+    )
 
 
 @cases(
@@ -73,12 +83,18 @@ def test_a_script_without_marks_is_fsdp2_and_keeps_its_comments(script: Path, tm
         "norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nprint(norm)\n",
         "nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()",
     ),
-    ("nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"),
+    (
+        "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+        "\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+    ),
     (
         "with model.no_sync():  # quiet\n    model(torch.ones(2)).sum().backward()\n",
         "# quiet\nmodel.set_requires_gradient_sync(False)\nmodel(torch.ones(2)).sum().backward()\nmodel.set_requires_gradient_sync(True)\n",
     ),
-    ("model.require_backward_grad_sync = rank == 0\n", "model.set_requires_gradient_sync(rank == 0)\n"),
+    (
+        "model.require_backward_grad_sync = rank == 0\n",
+        "model.set_requires_gradient_sync(rank == 0)\n",
+    ),
     ("print(isinstance(model, DDP))\n", "isinstance(model, FSDPModule)"),
     (
         "if rank == 0:\n    torch.save(model.module.state_dict(), 'a')\n",
@@ -104,11 +120,16 @@ def test_what_has_one_right_answer(before: str, after: str, tmp_path: Path) -> N
     ("quiet = model.no_sync()\nwith quiet:\n    pass\n", "with no_sync()"),
     ("with model.no_sync(), torch.no_grad():\n    pass\n", "with no_sync()"),
     ("model.load_state_dict({}, strict=False)\n", "model.load_state_dict(...)"),
-    ("if rank == 0 and print():\n    torch.save(model.module.state_dict(), 'a')\n", "model.state_dict()"),
+    (
+        "if rank == 0 and print():\n    torch.save(model.module.state_dict(), 'a')\n",
+        "model.state_dict()",
+    ),
     ("model.scale = nn.Parameter(torch.tensor(2.0))\n", "a scalar parameter"),
     ("fast = torch.compile(model)\n", "torch.compile of the model"),
 )
-def test_what_has_none_is_left_as_it_is_and_marked(before: str, construct: str, tmp_path: Path) -> None:
+def test_what_has_none_is_left_as_it_is_and_marked(
+    before: str, construct: str, tmp_path: Path
+) -> None:
     made = converted(tmp_path, HEAD + MODEL + before + STEP)
     assert construct in [one.construct for one in made.todo]
     kept = [line for line in before.replace(".module", "").splitlines() if line]
@@ -116,7 +137,10 @@ def test_what_has_none_is_left_as_it_is_and_marked(before: str, construct: str, 
 
 
 def test_unpacked_arguments_are_not_guessed(tmp_path: Path) -> None:
-    made = converted(tmp_path, HEAD + "given = {'device_ids': None}\n" + MODEL.replace("2))", "2), **given)") + STEP)
+    made = converted(
+        tmp_path,
+        HEAD + "given = {'device_ids': None}\n" + MODEL.replace("2))", "2), **given)") + STEP,
+    )
     assert "DDP(nn.Linear(2, 2), **given)" in made.text and "DistributedDataParallel" in [
         one.construct for one in made.todo
     ]
@@ -132,7 +156,10 @@ def test_unequal_weights_are_broadcast_as_ddp_did(tmp_path: Path) -> None:
 def test_an_optimizer_moves_below_the_wrapper(tmp_path: Path) -> None:
     body = "model = nn.Linear(2, 2)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n{}model = DDP(model)\n"
     made = converted(tmp_path, HEAD + body.format("print(rank)\n") + STEP)
-    assert made.text.index("opt = torch") > made.text.index("model = shard_model(model)") and made.todo == ()
+    assert (
+        made.text.index("opt = torch") > made.text.index("model = shard_model(model)")
+        and made.todo == ()
+    )
     kept = converted(tmp_path, HEAD + body.format("print(opt)\n") + STEP)
     assert kept.text.index("opt = torch") < kept.text.index("model = shard_model(model)")
     assert [one.construct for one in kept.todo] == ["optimizer before the wrapper"]
@@ -140,7 +167,10 @@ def test_an_optimizer_moves_below_the_wrapper(tmp_path: Path) -> None:
 
 def test_names_that_the_script_has_are_not_taken(tmp_path: Path) -> None:
     text = (
-        HEAD + MODEL + "model_state = whole = 1\nif rank == 0:\n    torch.save(model.module.state_dict(), 'a')\n" + STEP
+        HEAD
+        + MODEL
+        + "model_state = whole = 1\nif rank == 0:\n    torch.save(model.module.state_dict(), 'a')\n"
+        + STEP
     )
     made = converted(tmp_path, text)
     assert "whole_model_state = get_model_state_dict(model, options=whole_on_rank_0)" in made.text
@@ -151,9 +181,15 @@ def test_the_command(command: Command, tmp_path: Path, monkeypatch: Patch) -> No
     out = tmp_path / "new.py"
     assert command("convert", script, "-o", out, "--no-verify", "--json").data["todo"] == []
     text = out.read_text(encoding="utf-8")
-    assert "exists; choose another file, or --force" in command("convert", script, "-o", out, "--no-verify", code=2).err
+    assert (
+        "exists; choose another file, or --force"
+        in command("convert", script, "-o", out, "--no-verify", code=2).err
+    )
     command("convert", script, "-o", out, "--no-verify", "--force")
-    assert out.read_text(encoding="utf-8") == text and script.read_text(encoding="utf-8") == HEAD + MODEL + STEP
+    assert (
+        out.read_text(encoding="utf-8") == text
+        and script.read_text(encoding="utf-8") == HEAD + MODEL + STEP
+    )
     command("convert", script, "-o", script, "--no-verify", "--force", code=2)
     script.write_text(HEAD + MODEL + "fast = torch.compile(model)\n" + STEP, encoding="utf-8")
     command("convert", script, "-o", out, "--no-verify", "--force", code=1)
@@ -167,14 +203,20 @@ def test_the_command(command: Command, tmp_path: Path, monkeypatch: Patch) -> No
     ),
     ("print(1)\n", "found no training in this one"),
 )
-def test_other_scripts_are_refused(text: str, message: str, command: Command, tmp_path: Path) -> None:
+def test_other_scripts_are_refused(
+    text: str, message: str, command: Command, tmp_path: Path
+) -> None:
     error = command("convert", written(tmp_path, text), "-o", tmp_path / "new.py", code=2).err
     assert message in error and error.count("\n") == 1 and not (tmp_path / "new.py").exists()
 
 
-def test_without_libcst_it_says_what_to_install(command: Command, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_without_libcst_it_says_what_to_install(
+    command: Command, tmp_path: Path, monkeypatch: Patch
+) -> None:
     script = written(tmp_path, HEAD + MODEL + STEP)
-    for name in [name for name in sys.modules if name.startswith(("libcst", "verified_fsdp2.skill.convert"))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("libcst", "verified_fsdp2.skill.convert"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "libcst", None)
     error = command("convert", script, "-o", tmp_path / "new.py", code=2).err

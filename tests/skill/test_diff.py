@@ -49,14 +49,21 @@ def test_no_difference(workshop: Workshop) -> None:
 
 
 def test_edits_and_changes_are_distinguished(workshop: Workshop) -> None:
-    workshop.make({"a.py": TEXT, "b.py": "b\n"}, {"a.py": WRITTEN.replace("one", "my one"), "b.py": "b\nmine"})
+    workshop.make(
+        {"a.py": TEXT, "b.py": "b\n"}, {"a.py": WRITTEN.replace("one", "my one"), "b.py": "b\nmine"}
+    )
     before = file_tree(workshop.out.parent)
     said = workshop.diff("--set", "train.steps=30", code=1)
     cut = said.out.index("@@", said.out.index("--- spec.yaml"))
     assert said.out[:cut] == DIFF
-    assert [line for line in said.out[cut:].splitlines() if line[0] in "+-"] == ["-  steps: 20", "+  steps: 30"]
+    assert [line for line in said.out[cut:].splitlines() if line[0] in "+-"] == [
+        "-  steps: 20",
+        "+  steps: 30",
+    ]
     update = f"fsdp2 update {workshop.out} --set train.steps=30"
-    assert re.findall(r"\d+ files?", said.err) == ["2 files"] * 2 and said.err.endswith(f": {update}\n")
+    assert re.findall(r"\d+ files?", said.err) == ["2 files"] * 2 and said.err.endswith(
+        f": {update}\n"
+    )
     assert file_tree(workshop.out.parent) == before
 
 
@@ -113,4 +120,7 @@ def test_an_update_leaves_only_the_edits(workshop: Workshop) -> None:
 def test_a_link_is_reported(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT}, {"a.py": Path("nowhere")})
     for arguments, expected in (([], ""), (["--stat"], f"edited   {'a.py':<22} ")):
-        assert workshop.diff(*arguments, code=1).out == f"{expected}{workshop.out}/a.py is a symbolic link\n"
+        assert (
+            workshop.diff(*arguments, code=1).out
+            == f"{expected}{workshop.out}/a.py is a symbolic link\n"
+        )

@@ -57,7 +57,9 @@ def test_only_what_is_named_is_trained(tmp_path: Path, setting: str) -> None:
         after = values(model)
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {name for name in before if TRAINED[setting](name)}
-    assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == moved
+    assert {
+        name for name, parameter in model.named_parameters() if parameter.grad is not None
+    } == moved
     assert len(optimizer.state) == len(moved)
 
 
@@ -69,19 +71,27 @@ def test_adapters_do_nothing_at_first(tmp_path: Path) -> None:
     with imported(write(tmp_path / "lora", DECODER, LORA)) as modules:
         model = built(modules)
         assert torch.equal(model(tokens), wanted)
-        assert all(bool(value.any()) == ("lora_B" not in name) for name, value in values(model).items())
+        assert all(
+            bool(value.any()) == ("lora_B" not in name) for name, value in values(model).items()
+        )
 
 
 @pytest.mark.usefixtures("alone")
 @cases(
     "setting, message",
     ("finetune={kind: freeze, train: ['^2', head]}", "finetune.train: no parameter matches 'head'"),
-    ("finetune={kind: lora, targets: ['0', '2']}", "finetune.targets: no linear layer is named '0'"),
+    (
+        "finetune={kind: lora, targets: ['0', '2']}",
+        "finetune.targets: no linear layer is named '0'",
+    ),
 )
 def test_a_name_that_matches_nothing_is_refused(tmp_path: Path, setting: str, message: str) -> None:
     project = write(tmp_path, IMPORTED, setting)
     (project / "net.py").write_text(NETWORK)
-    with imported(project) as modules, pytest.raises(modules["distributed"].SetupError, match=f"^{message}$"):
+    with (
+        imported(project) as modules,
+        pytest.raises(modules["distributed"].SetupError, match=f"^{message}$"),
+    ):
         built(modules)
     sys.modules.pop("net", None)
 
@@ -92,14 +102,20 @@ def test_a_base_in_bfloat16_is_the_rounded_one(tmp_path: Path) -> None:
     tuned = "finetune={{kind: lora, rank: 2, targets: [query, feed_forward.up], base_dtype: {}}}"
     found = []
     for dtype in ("float32", "bfloat16"):
-        settings = [tuned.format(dtype), "precision.param_dtype=bfloat16", "checkpoint.generate=true"]
+        settings = [
+            tuned.format(dtype),
+            "precision.param_dtype=bfloat16",
+            "checkpoint.generate=true",
+        ]
         with imported(write(tmp_path / dtype, DECODER, *settings)) as modules:
             model = built(modules)
             optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
             before = values(model)
             train(model, optimizer)
             found.append(values(model))
-            assert {str(state["exp_avg"].dtype) for state in optimizer.state.values()} == {"torch.float32"}
+            assert {str(state["exp_avg"].dtype) for state in optimizer.state.values()} == {
+                "torch.float32"
+            }
             assert [name for name in before if not torch.equal(before[name], found[-1][name])] == [
                 name for name in before if ".lora_" in name
             ]
@@ -114,8 +130,15 @@ def test_a_base_in_bfloat16_is_the_rounded_one(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("alone")
 @cases(
     "settings",
-    ["finetune={kind: lora, targets: [query], base_dtype: bfloat16}", "precision.param_dtype=float32"],
-    ["finetune={kind: lora, targets: [query], base_dtype: bfloat16}", "precision.param_dtype=bfloat16", "torch='2.9'"],
+    [
+        "finetune={kind: lora, targets: [query], base_dtype: bfloat16}",
+        "precision.param_dtype=float32",
+    ],
+    [
+        "finetune={kind: lora, targets: [query], base_dtype: bfloat16}",
+        "precision.param_dtype=bfloat16",
+        "torch='2.9'",
+    ],
 )
 def test_a_base_in_bfloat16_is_refused(tmp_path: Path, settings: list[str]) -> None:
     with pytest.raises(SpecError) as caught:
@@ -128,7 +151,9 @@ def test_a_base_in_bfloat16_is_refused(tmp_path: Path, settings: list[str]) -> N
 def test_a_frozen_base_is_bitwise_unchanged_on_two_ranks(tmp_path: Path) -> None:
     """In groups that mix frozen and trained parameters, and in one that is all frozen: the root."""
     project = write(tmp_path, DECODER, LORA, "checkpoint.keep=9")
-    shown = finish(start(project, 2, tmp_path / "out", "--steps", "4", "--checkpoint-interval", "1"))
+    shown = finish(
+        start(project, 2, tmp_path / "out", "--steps", "4", "--checkpoint-interval", "1")
+    )
     first, last = held(tmp_path / "out", 1), held(tmp_path / "out", 4)
     count = sum(parameter.numel() for parameter in first.values())
     assert f"model  {count:,} parameters, " in shown and " of them trained" in shown
@@ -139,7 +164,9 @@ def test_a_frozen_base_is_bitwise_unchanged_on_two_ranks(tmp_path: Path) -> None
 def held(out: Path, step: int) -> dict[str, torch.Tensor]:
     folder = out / "run-001" / "checkpoints" / f"step_{step:08d}"
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    model = {name: torch.empty(value.size) for name, value in stored.items() if name.startswith("model.")}
+    model = {
+        name: torch.empty(value.size) for name, value in stored.items() if name.startswith("model.")
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(model, checkpoint_id=folder, no_dist=True)

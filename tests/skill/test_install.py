@@ -64,14 +64,26 @@ def test_the_real_copy_is_whole_and_small(run: Run) -> None:
     assert code == 0 and time.process_time() - started < 1
     found = tree(PLACE)
     assert set(found) == {*installer.pack_files(), installer.MANIFEST}
-    assert answer["targets"][0]["bytes"] == sum(len(data) for data in installer.pack_files().values()) <= 3_200_000
+    assert (
+        answer["targets"][0]["bytes"]
+        == sum(len(data) for data in installer.pack_files().values())
+        <= 3_200_000
+    )
     assert answer["targets"][0]["digest"] == installer.digest(installer.pack_files())
     assert len(found) <= 60
-    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "references").iterdir()} <= set(found)
-    assert {"SKILL.md", "LICENSE", "examples/quickstart.yaml", "skill/__main__.py", "verifier/__main__.py"} <= set(
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "references").iterdir()} <= set(
         found
     )
-    assert not any(path.startswith(("tests", "benchmarks")) or "__pycache__" in path for path in found)
+    assert {
+        "SKILL.md",
+        "LICENSE",
+        "examples/quickstart.yaml",
+        "skill/__main__.py",
+        "verifier/__main__.py",
+    } <= set(found)
+    assert not any(
+        path.startswith(("tests", "benchmarks")) or "__pycache__" in path for path in found
+    )
 
 
 def test_the_code_of_a_copy_is_that_of_the_repository(run: Run) -> None:
@@ -81,7 +93,9 @@ def test_the_code_of_a_copy_is_that_of_the_repository(run: Run) -> None:
         for path in (ROOT / folder).rglob(pattern):
             name = path.relative_to(ROOT)
             there = sections.get(name.as_posix())
-            assert path.read_bytes() == ((PLACE / name).read_bytes() if there is None else there), name
+            assert path.read_bytes() == ((PLACE / name).read_bytes() if there is None else there), (
+                name
+            )
     for file in (PLACE / joined.SOURCES).glob("*.py"):
         text = file.read_text(encoding="utf-8")
         ast.parse(text)  # a scanner reads it as Python
@@ -99,19 +113,23 @@ def test_a_traceback_names_the_file_of_the_repository_and_its_line(run: Run) -> 
     )
     error = python("-c", code).stderr
     source = (ROOT / "verifier/config/reading/words.py").read_text(encoding="utf-8").splitlines()
-    (number, line) = re.findall(rf'{PLACE}/verifier/config/reading/words\.py", line (\d+), in similar\n +(.+)', error)[
-        -1
-    ]
+    (number, line) = re.findall(
+        rf'{PLACE}/verifier/config/reading/words\.py", line (\d+), in similar\n +(.+)', error
+    )[-1]
     assert source[int(number) - 1].strip() == line
 
 
-def test_bytecode_of_a_copy_stays_out_of_the_project(run: Run, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_bytecode_of_a_copy_stays_out_of_the_project(
+    run: Run, tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run("--client", "claude")
     python(f"{PLACE}/skill", "spec", "check", f"{PLACE}/examples/quickstart.yaml")
     found = {p.name for p in PLACE.rglob("*.pyc")}
-    assert {name.partition(".")[0] for name in found} <= {"__main__"}, "what Python itself compiles at its start"
+    assert {name.partition(".")[0] for name in found} <= {"__main__"}, (
+        "what Python itself compiles at its start"
+    )
     kept = list((tmp_path / "cache").rglob("*.pyc"))
     assert "verified_fsdp2.skill.spec" in {p.name.rpartition(".cpython")[0] for p in kept}
     before = {p: p.stat().st_mtime_ns for p in kept}
@@ -127,32 +145,51 @@ def test_the_copy_runs_by_itself(run: Run) -> None:
     done = python(f"{copy}/skill", "lint", FAULTS / "optim_before_shard.py", "--json", status=1)
     assert [f["rule"] for f in json.loads(done.stdout)["findings"]] == ["optim-before-shard"]
     python(f"{copy}/skill", "install", "--client", "claude")
-    assert file_tree(PLACE) == {path: data for path, data in file_tree(Path(copy)).items() if not path.endswith(".pyc")}
+    assert file_tree(PLACE) == {
+        path: data for path, data in file_tree(Path(copy)).items() if not path.endswith(".pyc")
+    }
     python(f"{copy}/skill", "install", "--uninstall")
     assert not file_tree(Path()), "what Python compiled from the copy goes with it"
 
 
 def test_a_thin_copy_calls_the_installed_package(run: Run) -> None:
     code, answer = run("--client", "claude", "--thin")
-    assert code == 0 and answer["targets"][0]["files"] <= 60 and answer["targets"][0]["bytes"] <= 1_200_000
+    assert (
+        code == 0
+        and answer["targets"][0]["files"] <= 60
+        and answer["targets"][0]["bytes"] <= 1_200_000
+    )
     found = set(tree(PLACE))
-    assert {"SKILL.md", "references/verify.md", "examples/chat-tokenizer/chat_template.jinja"} <= found and not [
-        p for p in found if "verifier/" in p
-    ]
+    assert {
+        "SKILL.md",
+        "references/verify.md",
+        "examples/chat-tokenizer/chat_template.jinja",
+    } <= found and not [p for p in found if "verifier/" in p]
     done = python(f"{PLACE}/skill", "lint", FAULTS / "optim_before_shard.py", "--json", status=1)
     assert [f["rule"] for f in json.loads(done.stdout)["findings"]] == ["optim-before-shard"]
     launcher = PLACE / "skill" / "__main__.py"
     launcher.write_text(launcher.read_text().replace(__version__, "0.0.1"))
-    assert f"has verified-fsdp2 {__version__}; this skill needs 0.0.1" in python(launcher, "doctor", status=2).stderr
+    assert (
+        f"has verified-fsdp2 {__version__}; this skill needs 0.0.1"
+        in python(launcher, "doctor", status=2).stderr
+    )
 
 
-def test_what_is_installed_writes_thin_copies_unless_a_full_one_is_there(run: Run, monkeypatch: Patch) -> None:
+def test_what_is_installed_writes_thin_copies_unless_a_full_one_is_there(
+    run: Run, monkeypatch: Patch
+) -> None:
     def kind() -> str:
         return "full" if (PLACE / "verifier").exists() else "thin"
 
     monkeypatch.setattr(installer, "_is_installed", installed)
     assert installed(), "the tests run on an installed package"
-    for words, expected in (((), "thin"), (("--full",), "full"), ((), "full"), (("--thin",), "thin"), ((), "thin")):
+    for words, expected in (
+        ((), "thin"),
+        (("--full",), "full"),
+        ((), "full"),
+        (("--thin",), "thin"),
+        ((), "thin"),
+    ):
         run("--client", "claude", *words)
         assert kind() == expected and run("--client", "claude", "--check")[0] == 0, words
     assert run("--thin", "--full")[0] == 2
@@ -166,7 +203,9 @@ def test_a_thin_copy_finds_the_environment_of_its_project(run: Run, tmp_path: Pa
     launcher.write_text(launcher.read_text().replace(__version__, "0.0.1"))
     command = Path(".venv/bin/fsdp2")
     command.parent.mkdir(parents=True)
-    command.write_text('#!/bin/sh\n[ "$1" = --version ] && echo verified-fsdp2 0.0.1 || echo "called with $*"\n')
+    command.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo verified-fsdp2 0.0.1 || echo "called with $*"\n'
+    )
     command.chmod(0o755)
     other = tmp_path / "other" / "fsdp2"
     other.parent.mkdir()
@@ -183,7 +222,10 @@ def test_check_finds_what_is_missing_and_what_was_edited(run: Run) -> None:
         assert run("--client", "claude", "--check")[0] == 0
         text = (PLACE / "SKILL.md").read_text()
         (PLACE / "SKILL.md").write_text("mine")
-        assert run("--client", "claude", "--check")[0] == 1 and (PLACE / "SKILL.md").read_text() == "mine"
+        assert (
+            run("--client", "claude", "--check")[0] == 1
+            and (PLACE / "SKILL.md").read_text() == "mine"
+        )
         (PLACE / "SKILL.md").write_text(text)
 
 
@@ -198,10 +240,14 @@ def test_the_tools_of_the_host_see_nothing_of_it(words: list[str], run: Run) -> 
         ["ruff", "format", "--check", "--no-cache", "."],
         ["mypy", "--cache-dir", "none", "."],
     )
-    before = [subprocess.run([sys.executable, "-m", *tool], capture_output=True, check=True).stdout for tool in tools]
+    before = [
+        subprocess.run([sys.executable, "-m", *tool], capture_output=True, check=True).stdout
+        for tool in tools
+    ]
     run(*words)
     assert [
-        subprocess.run([sys.executable, "-m", *tool], capture_output=True, check=True).stdout for tool in tools
+        subprocess.run([sys.executable, "-m", *tool], capture_output=True, check=True).stdout
+        for tool in tools
     ] == before
 
 
@@ -219,21 +265,29 @@ def test_the_tools_of_the_host_see_nothing_of_it(words: list[str], run: Run) -> 
     ("all", False, [".claude/skills", ".agents/skills"]),
     ("all", True, [".claude/skills", ".agents/skills"]),
 )
-def test_places(run: Run, small: object, tmp_path: Path, client: str, user: bool, folders: list[str]) -> None:
+def test_places(
+    run: Run, small: object, tmp_path: Path, client: str, user: bool, folders: list[str]
+) -> None:
     code, answer = run("--client", client, "--user" if user else "--project")
     base = tmp_path / ("home" if user else "project")
     assert code == 0 and answer["ok"]
-    assert [one["folder"] for one in answer["targets"]] == [str(base / folder / NAME) for folder in folders]
+    assert [one["folder"] for one in answer["targets"]] == [
+        str(base / folder / NAME) for folder in folders
+    ]
     served = {name for one in answer["targets"] for name in one["clients"]}
     assert served == (set(installer.PLACES) if client == "all" else {client})
-    assert {p.parent for p in base.rglob("SKILL.md")} == {base / folder / NAME for folder in folders}
+    assert {p.parent for p in base.rglob("SKILL.md")} == {
+        base / folder / NAME for folder in folders
+    }
     assert not tree(tmp_path / ("project" if user else "home"))
 
 
 def test_without_a_client_it_is_all_in_the_project(run: Run, small: object) -> None:
     assert run()[0] == 0
     names = [*SMALL, installer.MANIFEST]
-    assert set(tree(Path())) == {f"{folder}/{NAME}/{path}" for folder in installer.SHARED for path in names}
+    assert set(tree(Path())) == {
+        f"{folder}/{NAME}/{path}" for folder in installer.SHARED for path in names
+    }
 
 
 def test_clients_of_one_folder_share_one_copy(run: Run, small: object) -> None:
@@ -278,7 +332,10 @@ def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: Pat
 def test_an_upgrade_says_what_changed(run: Run, small: dict[str, bytes]) -> None:
     small["references/contract.md"] = b"- **old-rule**: a\n- **kept-rule**: a\n"
     run("--client", "claude")
-    small |= {"references/contract.md": b"- **new-rule**: a\n- **kept-rule**: a\n", "SKILL.md": b"other\n"}
+    small |= {
+        "references/contract.md": b"- **new-rule**: a\n- **kept-rule**: a\n",
+        "SKILL.md": b"other\n",
+    }
     texts = ["SKILL.md", "references/contract.md"]
     found = run("--client", "claude")[1]["targets"][0]["changed"]
     assert found == {"texts": texts, "rules_new": ["new-rule"], "rules_gone": ["old-rule"]}
@@ -300,7 +357,9 @@ def test_a_missing_file_is_written_again(run: Run, small: object) -> None:
     assert (PLACE / "SKILL.md").read_bytes() == SMALL["SKILL.md"]
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["the pack has it anew", "the pack has it no more"])
+@pytest.mark.parametrize(
+    "gone", [False, True], ids=["the pack has it anew", "the pack has it no more"]
+)
 def test_an_edited_file_is_kept_and_named(run: Run, small: dict[str, bytes], gone: bool) -> None:
     run("--client", "claude")
     edited = PLACE / "skill/cli.py"
@@ -339,7 +398,11 @@ def test_uninstall_removes_what_was_installed(run: Run, small: object) -> None:
     build_file_tree(Path(), {other: "another\n", **compiled})
     code, answer = run("--uninstall")
     assert code == 0
-    assert sorted(Path(one["folder"]).parts[-3] for one in answer["targets"]) == [".agents", ".claude", ".cursor"]
+    assert sorted(Path(one["folder"]).parts[-3] for one in answer["targets"]) == [
+        ".agents",
+        ".claude",
+        ".cursor",
+    ]
     assert set(tree(Path())) == {f"{cache}/mine.cpython-311.pyc", other}
     assert not Path(f".agents/skills/{NAME}").exists()
     code, answer = run("--uninstall", "--client", "codex")
@@ -388,18 +451,37 @@ UP = Path("../../../home")  # from a folder of the project, two below it
     ({".claude": "mine"}, "must be a folder"),
     ({"../home/elsewhere/a": "", COPY: UP / "elsewhere"}, "is a symbolic link to"),
     ({SKILLS: Path("../../home")}, "leads out of"),
-    ({f"{COPY}/skill": "../" / UP, f"{COPY}/{installer.MANIFEST}": EMPTY}, "is in the way: it must be a folder"),
-    ({f"{COPY}/SKILL.md/x/y": "", f"{COPY}/{installer.MANIFEST}": EMPTY}, "is in the way: it must be a file"),
+    (
+        {f"{COPY}/skill": "../" / UP, f"{COPY}/{installer.MANIFEST}": EMPTY},
+        "is in the way: it must be a folder",
+    ),
+    (
+        {f"{COPY}/SKILL.md/x/y": "", f"{COPY}/{installer.MANIFEST}": EMPTY},
+        "is in the way: it must be a file",
+    ),
     ({f"{COPY}/.git/x": ""}, "is a git clone"),
     ({f"{COPY}/SKILL.md": "mine"}, "was not written by `fsdp2 install`"),
     *(
         ({f"{COPY}/{installer.MANIFEST}": text}, "is not what `fsdp2 install` wrote")
-        for text in ("{", "[]", EMPTY.replace("{}", '{"../x": ""}'), EMPTY.replace("{}", '{"/x": ""}'))
+        for text in (
+            "{",
+            "[]",
+            EMPTY.replace("{}", '{"../x": ""}'),
+            EMPTY.replace("{}", '{"/x": ""}'),
+        )
     ),
-    ({f"{COPY}/{installer.MANIFEST}": EMPTY.replace("1", "9")}, "is not what `fsdp2 install` wrote"),
+    (
+        {f"{COPY}/{installer.MANIFEST}": EMPTY.replace("1", "9")},
+        "is not what `fsdp2 install` wrote",
+    ),
 )
 def test_odd_targets_are_refused_in_one_line(
-    run: Run, small: object, tmp_path: Path, there: dict[str, str | Path], message: str, words: list[str]
+    run: Run,
+    small: object,
+    tmp_path: Path,
+    there: dict[str, str | Path],
+    message: str,
+    words: list[str],
 ) -> None:
     build_file_tree(Path(), there)
     before = tree(tmp_path)
@@ -413,7 +495,9 @@ def test_odd_targets_are_refused_in_one_line(
 
 def test_a_folder_that_cannot_be_written(run: Run, small: object, monkeypatch: Patch) -> None:
     Path(".claude").mkdir()
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != ".claude")  # permissions do not stop root
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path).name != ".claude"
+    )  # permissions do not stop root
     code, error = run()
     assert code == 2 and "cannot be written" in error and not Path(".agents").exists()
 
@@ -467,7 +551,9 @@ def test_a_failure_in_the_second_folder_undoes_the_first(
 def test_a_pack_that_is_not_whole(tmp_path: Path) -> None:
     (tmp_path / "skill").mkdir()
     (tmp_path / "SKILL.md").write_text("")
-    with pytest.raises(installer.UserError, match=r"verified-fsdp2: LICENSE, __init__\.py is missing"):
+    with pytest.raises(
+        installer.UserError, match=r"verified-fsdp2: LICENSE, __init__\.py is missing"
+    ):
         installer.pack_files(tmp_path)
 
 
@@ -478,7 +564,10 @@ def test_the_text(command: Command, small: dict[str, bytes], tmp_path: Path) -> 
         return command("install", "--client", "claude", *words).out.splitlines()
 
     assert printed("--dry-run") == [f"would be installed: {folder} (3 files, 0.0 MB), for claude"]
-    assert printed() == [f"installed: {folder} (3 files, 0.0 MB), for claude", f"try it: python {folder}/skill doctor"]
+    assert printed() == [
+        f"installed: {folder} (3 files, 0.0 MB), for claude",
+        f"try it: python {folder}/skill doctor",
+    ]
     digest = installer.digest(small)
     same = f"up to date: {folder} ({__version__}, digest {digest}), for claude"
     assert printed() == [same, f"try it: python {folder}/skill doctor"]

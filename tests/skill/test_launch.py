@@ -33,17 +33,37 @@ ALL: dict[str, Any] = {
     "skypilot_accelerator": "A100-80GB",
     "skypilot_volume": "runs",
 }
-ODD = ["plain", "a b", "it's", 'a"b', "$(touch x)", "`touch x`", "a;touch x", "*", "-n", "a\nb", "gr\u00f6\u00dfe 1"]
+ODD = [
+    "plain",
+    "a b",
+    "it's",
+    'a"b',
+    "$(touch x)",
+    "`touch x`",
+    "a;touch x",
+    "*",
+    "-n",
+    "a\nb",
+    "gr\u00f6\u00dfe 1",
+]
 ODD += ["\\", "~"]
 
 
-def files(folder: Path, launch: dict[str, Any], settings: tuple[str, ...] = (), base: Any = DECODER) -> dict[str, str]:
+def files(
+    folder: Path, launch: dict[str, Any], settings: tuple[str, ...] = (), base: Any = DECODER
+) -> dict[str, str]:
     loaded = load(folder, {**base, "launch": launch}, settings)
-    return {path: text for path, text in scaffold.render(loaded).items() if path.startswith("launch/")}
+    return {
+        path: text for path, text in scaffold.render(loaded).items() if path.startswith("launch/")
+    }
 
 
 def only(folder: Path, engine: str, **more: Any) -> str:
-    own = {key: value for key, value in ALL.items() if key.startswith(engine) or "_" not in key or "per" in key}
+    own = {
+        key: value
+        for key, value in ALL.items()
+        if key.startswith(engine) or "_" not in key or "per" in key
+    }
     (text,) = files(folder, {**own, "engines": [engine], **more}).values()
     return text
 
@@ -71,7 +91,9 @@ def test_off_leaves_no_trace(tmp_path: Path, base: Any) -> None:
 @pytest.mark.parametrize("engine", FILES)
 def test_an_engine_is_one_file_and_a_line_of_the_readme(tmp_path: Path, engine: str) -> None:
     own = {key: value for key, value in ALL.items() if key.startswith(engine)}
-    loaded = load(tmp_path, {**DECODER, "launch": {"engines": [engine], "devices_per_node": 4, **own}})
+    loaded = load(
+        tmp_path, {**DECODER, "launch": {"engines": [engine], "devices_per_node": 4, **own}}
+    )
     rendered = scaffold.render(loaded)
     assert [path for path in rendered if path.startswith("launch")] == [FILES[engine]]
     assert f"| `launch/` | starts it on 1 node of 4: {engine};" in rendered["README.md"]
@@ -95,11 +117,21 @@ def test_bash_takes_every_script(tmp_path: Path, engine: str, device: str, nodes
 def test_ranks_of_several_nodes_meet_under_a_name_of_their_own(tmp_path: Path) -> None:
     """Nodes count restarts each for itself: the count is no name to meet under."""
     text, alone = only(tmp_path, "torchrun"), only(tmp_path, "torchrun", nodes=1)
-    options = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=join_timeout=600", "--max-restarts=3")
+    options = (
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=join_timeout=600",
+        "--max-restarts=3",
+    )
     assert [option for option in options if option not in text] == []
     assert not re.search("node-rank|standalone", text) and not re.search("rdzv|HEAD", alone)
     assert "--standalone" in alone
-    for engine, nodes, met in (("torchrun", 2, True), ("slurm", 2, True), ("torchrun", 1, False), ("ray", 2, False)):
+    for engine, nodes, met in (
+        ("torchrun", 2, True),
+        ("slurm", 2, True),
+        ("torchrun", 1, False),
+        ("ray", 2, False),
+    ):
         launch = {"engines": [engine], "nodes": nodes, "devices_per_node": 2}
         text = scaffold.render(load(tmp_path, {**DECODER, "launch": launch}))["distributed.py"]
         assert ("agree_on_name" in text) == met != ("TORCHELASTIC_RESTART_COUNT" in text)
@@ -107,12 +139,12 @@ def test_ranks_of_several_nodes_meet_under_a_name_of_their_own(tmp_path: Path) -
 
 def test_the_lines_that_sbatch_reads(tmp_path: Path) -> None:
     lines = re.findall(r"^#SBATCH (.*)$", only(tmp_path, "slurm"), re.M)
-    wanted = (
-        "--job-name=sample --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --cpus-per-task=12 --partition=gpu,long "
-    )
+    wanted = "--job-name=sample --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --cpus-per-task=12 --partition=gpu,long "
     wanted += "--account=research --time=1-00:00:00 --output=%x-%j.log --open-mode=append --requeue --signal=B:USR1@120"
     assert lines == wanted.split()
-    bare = only(tmp_path, "slurm", device="cpu", slurm_partition=None, slurm_account=None, slurm_time=None)
+    bare = only(
+        tmp_path, "slurm", device="cpu", slurm_partition=None, slurm_account=None, slurm_time=None
+    )
     assert not re.search(r"gpus|partition|account|#SBATCH --time", bare)
 
 
@@ -140,7 +172,10 @@ def test_the_train_job_and_the_sky_task(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ODD)
 def test_a_value_is_one_word_of_bash(value: str, tmp_path: Path) -> None:
-    assert shell(value).isascii() and bash("-c", f"printf %s {shell(value)}", cwd=tmp_path).stdout == value
+    assert (
+        shell(value).isascii()
+        and bash("-c", f"printf %s {shell(value)}", cwd=tmp_path).stdout == value
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -166,14 +201,40 @@ def test_odd_folders_of_runs_stay_values(tmp_path: Path, folder: str) -> None:
     ({"nodes": 2}, "launch.nodes", "does nothing without launch.engines"),
     ({"engines": ["ray"], "slurm_time": "10"}, "launch.slurm_time", "launch.engines has no slurm"),
     ({"engines": ["slrum"]}, "launch.engines[0]", "did you mean 'slurm'?"),
-    ({"engines": ["slurm"], "partition": "gpu"}, "launch.partition", "did you mean 'slurm_partition'?"),
-    ({"engines": ["slurm"], "slurm_partition": "a b"}, "launch.slurm_partition", "the name of a partition"),
-    ({"engines": ["slurm"], "slurm_time": "1 day"}, "launch.slurm_time", "a time as Slurm writes it"),
-    ({"engines": ["kubernetes"]}, "launch.kubernetes_image", "kubernetes needs the container image"),
-    ({"engines": ["skypilot"], "skypilot_volume": "v"}, "launch.skypilot_accelerator", "for example H100"),
-    ({"engines": ["torchrun"], "nodes": 3}, "launch.nodes", "16 is no multiple of train.micro_batch 1"),
+    (
+        {"engines": ["slurm"], "partition": "gpu"},
+        "launch.partition",
+        "did you mean 'slurm_partition'?",
+    ),
+    (
+        {"engines": ["slurm"], "slurm_partition": "a b"},
+        "launch.slurm_partition",
+        "the name of a partition",
+    ),
+    (
+        {"engines": ["slurm"], "slurm_time": "1 day"},
+        "launch.slurm_time",
+        "a time as Slurm writes it",
+    ),
+    (
+        {"engines": ["kubernetes"]},
+        "launch.kubernetes_image",
+        "kubernetes needs the container image",
+    ),
+    (
+        {"engines": ["skypilot"], "skypilot_volume": "v"},
+        "launch.skypilot_accelerator",
+        "for example H100",
+    ),
+    (
+        {"engines": ["torchrun"], "nodes": 3},
+        "launch.nodes",
+        "16 is no multiple of train.micro_batch 1",
+    ),
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, launch: dict[str, Any], key: str, message: str) -> None:
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, launch: dict[str, Any], key: str, message: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, {**DECODER, "launch": launch})
     found = {problem.key: problem for problem in caught.value.problems}
@@ -189,15 +250,29 @@ def test_meshes_and_names_that_do_not_fit(tmp_path: Path) -> None:
     load(tmp_path, {**DECODER, "launch": launch}, settings)
     for nodes, setting in ((3, "parallel.tp=2"), (1, "parallel.dp_replicate=2")):
         with pytest.raises(SpecError, match=r"parallel\.dp_replicate"):
-            load(tmp_path, {**DECODER, "launch": {**launch, "nodes": nodes, "devices_per_node": 1}}, [setting])
-    launch = {key: ALL[key] for key in ("kubernetes_image", "kubernetes_claim", "nodes", "devices_per_node")}
+            load(
+                tmp_path,
+                {**DECODER, "launch": {**launch, "nodes": nodes, "devices_per_node": 1}},
+                [setting],
+            )
+    launch = {
+        key: ALL[key]
+        for key in ("kubernetes_image", "kubernetes_claim", "nodes", "devices_per_node")
+    }
     for name, message in (("a-", "must end with"), ("a" * 60, "at most 54 characters")):
         with pytest.raises(SpecError, match=message):
-            load(tmp_path, {**DECODER, "name": name, "launch": {**launch, "engines": ["kubernetes"]}})
+            load(
+                tmp_path, {**DECODER, "name": name, "launch": {**launch, "engines": ["kubernetes"]}}
+            )
 
 
-def test_a_start_agrees_on_a_name_whatever_died_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load(tmp_path, {**DECODER, "launch": {"engines": ["torchrun"], "nodes": 2, "devices_per_node": 2}})
+def test_a_start_agrees_on_a_name_whatever_died_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(
+        tmp_path,
+        {**DECODER, "launch": {"engines": ["torchrun"], "nodes": 2, "devices_per_node": 2}},
+    )
     (tmp_path / "distributed_on_nodes.py").write_text(scaffold.render(loaded)["distributed.py"])
     monkeypatch.syspath_prepend(str(tmp_path))
     module = importlib.import_module("distributed_on_nodes")
@@ -239,10 +314,19 @@ def test_when_a_slurm_job_is_queued_again(tmp_path: Path, name: str) -> None:
     (tmp_path / "slurm.sbatch").write_text(only(tmp_path, "slurm"))
     commands = {"srun": does, "scontrol": '[ "$1" = show ] && echo n1 || echo "$*" >> asked'}
     for command, text in commands.items():
-        (tmp_path / command).write_text(f'#!/bin/bash\n[ {command} = srun ] && echo "$@" >> given\n{text}\n')
+        (tmp_path / command).write_text(
+            f'#!/bin/bash\n[ {command} = srun ] && echo "$@" >> given\n{text}\n'
+        )
         (tmp_path / command).chmod(0o755)
-    variables = {"JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "JOB_NUM_NODES": "2", "CPUS_PER_TASK": "2"}
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | {f"SLURM_{name}": value for name, value in variables.items()}
+    variables = {
+        "JOB_ID": "7",
+        "JOB_NODELIST": "n[1-2]",
+        "JOB_NUM_NODES": "2",
+        "CPUS_PER_TASK": "2",
+    }
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | {
+        f"SLURM_{name}": value for name, value in variables.items()
+    }
     for start in (1, 2):
         done = bash("slurm.sbatch", "--steps", "9", cwd=tmp_path, env=env)
         assert (done.returncode, done.stderr) == (status, "")

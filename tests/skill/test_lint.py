@@ -46,20 +46,42 @@ def report(run: Command) -> Report:
 def test_a_fault(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(LATE.parent)
     code, out, err = run("optim_before_shard.py")
-    said = ("FAIL optim-before-shard", "optim_before_shard.py:67 in main", "torch.optim.AdamW(", "fsdp2 lint ")
+    said = (
+        "FAIL optim-before-shard",
+        "optim_before_shard.py:67 in main",
+        "torch.optim.AdamW(",
+        "fsdp2 lint ",
+    )
     assert (code, err, [part for part in said if part not in out]) == (1, "", [])
     assert [run(LATE, *words)[0] for words in SELECTED] == [1, 1, 0, 0]
 
 
 def test_no_findings_is_no_pass(run: Command, report: Report) -> None:
     code, made = report(RIGHT)
-    assert (code, made["verdict"], made["tier"], made["findings"]) == (0, "no_findings", "static", [])
+    assert (code, made["verdict"], made["tier"], made["findings"]) == (
+        0,
+        "no_findings",
+        "static",
+        [],
+    )
     sources = made["facts"]["sources"]
-    assert (sources["files"], sources["without_training"], sources["calls_not_followed"]) == (1, 0, 0)
-    assert sources["functions"] == len([line for line in RIGHT.read_text().splitlines() if "def " in line]) + 1
+    assert (sources["files"], sources["without_training"], sources["calls_not_followed"]) == (
+        1,
+        0,
+        0,
+    )
+    assert (
+        sources["functions"]
+        == len([line for line in RIGHT.read_text().splitlines() if "def " in line]) + 1
+    )
     assert len(sources["rules"]) > 40 and made["limits"]
     code, out, _ = run(RIGHT)
-    assert code == 0 and out.count("\n") == 1 and "pass" not in out and f"{sources['functions']} " in out
+    assert (
+        code == 0
+        and out.count("\n") == 1
+        and "pass" not in out
+        and f"{sources['functions']} " in out
+    )
 
 
 OTHERS = """
@@ -97,15 +119,24 @@ def test_what_was_not_followed_is_named(report: Report, tmp_path: Path) -> None:
         ("engine.backward", 13, "outside the project"),
         ("engine.step", 14, "outside the project"),
     }
-    assert sources["calls_not_followed"] == 7 == sum(one["calls"] for one in sources["not_followed"])
-    assert [one["kind"] for one in sources["not_followed"]][:2] == ["not found"] * 2, "the project's own come first"
+    assert (
+        sources["calls_not_followed"] == 7 == sum(one["calls"] for one in sources["not_followed"])
+    )
+    assert [one["kind"] for one in sources["not_followed"]][:2] == ["not found"] * 2, (
+        "the project's own come first"
+    )
     assert all(one["file"] == str(script) and one["reason"] for one in sources["not_followed"])
 
 
 def test_the_list_is_bounded(run: Command, report: Report, tmp_path: Path) -> None:
-    script = written(tmp_path, RIGHT.read_text() + "\nimport lib\n" + "".join(f"lib.f{n}()\n" for n in range(50)))
+    script = written(
+        tmp_path, RIGHT.read_text() + "\nimport lib\n" + "".join(f"lib.f{n}()\n" for n in range(50))
+    )
     _, made = report(script)
-    assert (made["facts"]["sources"]["calls_not_followed"], len(made["facts"]["sources"]["not_followed"])) == (50, 20)
+    assert (
+        made["facts"]["sources"]["calls_not_followed"],
+        len(made["facts"]["sources"]["not_followed"]),
+    ) == (50, 20)
     assert run(script)[1].count("not followed: ") == 5
     assert run(script, "--verbose")[1].count("not followed: ") == 20
 
@@ -128,22 +159,35 @@ NO_TRAINING = {
 
 
 @pytest.mark.parametrize("kind", NO_TRAINING)
-def test_without_training_nothing_was_checked(report: Report, command: Command, tmp_path: Path, kind: str) -> None:
+def test_without_training_nothing_was_checked(
+    report: Report, command: Command, tmp_path: Path, kind: str
+) -> None:
     script = written(tmp_path, NO_TRAINING[kind], "hello.py")
     for given in (script, tmp_path):
         code, made = report(given)
-        assert (code, made["verdict"], made["facts"]["sources"]["without_training"]) == (4, "inconclusive", 1)
+        assert (code, made["verdict"], made["facts"]["sources"]["without_training"]) == (
+            4,
+            "inconclusive",
+            1,
+        )
         assert made["facts"]["sources"]["files_without_training"] == [str(script)]
         code, made = report(given, "--allow-no-training")
         assert (code, made["verdict"]) == (0, "no_findings")
     code, made = report(script, RIGHT)
-    assert (code, made["verdict"], made["facts"]["sources"]["without_training"]) == (0, "no_findings", 1)
+    assert (code, made["verdict"], made["facts"]["sources"]["without_training"]) == (
+        0,
+        "no_findings",
+        1,
+    )
     assert command("verify", script, "--tier", "static", "--json").data["verdict"] == "inconclusive"
 
 
 @pytest.mark.parametrize("name", ["text", "json", "junit", "sarif", "github", "html"])
 def test_no_format_says_pass(command: Command, tmp_path: Path, name: str) -> None:
-    script, report = written(tmp_path, NO_TRAINING["hello"]), ("--report", f"{name}={tmp_path / 'out'}")
+    script, report = (
+        written(tmp_path, NO_TRAINING["hello"]),
+        ("--report", f"{name}={tmp_path / 'out'}"),
+    )
     for path, code in ((script, 4), (RIGHT, 0)):
         for words, status in ((("lint", path), code), (("verify", path, "--tier", "static"), 4)):
             command(*words, *report, code=status)
@@ -152,7 +196,9 @@ def test_no_format_says_pass(command: Command, tmp_path: Path, name: str) -> Non
                 data = json.loads(text)
                 assert data["verdict"] != "pass" and data.pop("counts")["pass"] == 0
                 text = json.dumps(data)
-            assert not re.search(r"\b(?:pass|passed)\b", text.partition("</style>")[2] or text, re.IGNORECASE)
+            assert not re.search(
+                r"\b(?:pass|passed)\b", text.partition("</style>")[2] or text, re.IGNORECASE
+            )
 
 
 def test_pre_commit_gives_files_without_training() -> None:
@@ -163,8 +209,14 @@ def test_json_follows_the_schema(run: Command, report: Report, tmp_path: Path) -
     code, made = report(LATE, RIGHT)
     assert (code, made["verdict"], made["runs"]) == (1, "fail", [])
     (finding,) = made["findings"]
-    assert (finding["rule"], finding["tier"], finding["location"]["line"]) == ("optim-before-shard", "static", 67)
-    code, out, _ = run(LATE, "--report", f"json={tmp_path / 'new' / 'out.json'}", "--report", "text")
+    assert (finding["rule"], finding["tier"], finding["location"]["line"]) == (
+        "optim-before-shard",
+        "static",
+        67,
+    )
+    code, out, _ = run(
+        LATE, "--report", f"json={tmp_path / 'new' / 'out.json'}", "--report", "text"
+    )
     assert code == 1 and "FAIL optim-before-shard" in out
     jsonschema.validate(json.loads((tmp_path / "new" / "out.json").read_text()), REPORT)
 
@@ -176,12 +228,22 @@ def test_the_output_is_bounded(run: Command) -> None:
 
 
 def test_a_folder_is_sorted_and_environments_are_left_out(run: Command, tmp_path: Path) -> None:
-    for name in ("b.py", "a/z.py", ".hidden/x.py", "env/lib/x.py", "__pycache__/x.py", "node_modules/x.py"):
+    for name in (
+        "b.py",
+        "a/z.py",
+        ".hidden/x.py",
+        "env/lib/x.py",
+        "__pycache__/x.py",
+        "node_modules/x.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(LATE.read_text())
     (tmp_path / "env" / "pyvenv.cfg").write_text("")
     code, out, _ = run(tmp_path, "--json")
-    files = [Path(f["location"]["file"]).relative_to(tmp_path).as_posix() for f in json.loads(out)["findings"]]
+    files = [
+        Path(f["location"]["file"]).relative_to(tmp_path).as_posix()
+        for f in json.loads(out)["findings"]
+    ]
     assert (code, files) == (1, ["a/z.py", "b.py"])
 
 
@@ -207,13 +269,20 @@ def test_bad_usage(run: Command, tmp_path: Path, words: list[str], message: str)
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("plain old prose\n")
     (tmp_path / "b.py").write_bytes(b"\x00\xff\xfe")
-    names = {"empty": tmp_path / "empty", "text": tmp_path / "notes.txt", "binary": tmp_path / "b.py", "right": RIGHT}
+    names = {
+        "empty": tmp_path / "empty",
+        "text": tmp_path / "notes.txt",
+        "binary": tmp_path / "b.py",
+        "right": RIGHT,
+    }
     code, out, err = run(*[word.format(**names) for word in words])
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_no_path_and_a_file_that_cannot_be_read(run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_path_and_a_file_that_cannot_be_read(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(code=2)
     path = written(tmp_path, "x = 1\n")
     refused = PermissionError(errno.EACCES, "Permission denied")  # permissions do not stop root
@@ -232,14 +301,28 @@ def test_a_loop_of_links_cannot_be_read(run: Command, tmp_path: Path) -> None:
 
 
 @cases(
-    "words", [RIGHT], [LATE], ["--migrate", TESTS / "migrate" / "fsdp1_trainer.py"], ids=["right", "fault", "migrate"]
+    "words",
+    [RIGHT],
+    [LATE],
+    ["--migrate", TESTS / "migrate" / "fsdp1_trainer.py"],
+    ids=["right", "fault", "migrate"],
 )
 def test_nothing_heavy_is_imported(words: list[object]) -> None:
     done = python("-X", "importtime", "-m", "verified_fsdp2.skill", "lint", *words, status=None)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "verified_fsdp2.verifier.source.lint" in imported
     assert ("verified_fsdp2.verifier.source.migration_loop" in imported) is ("--migrate" in words)
-    heavy = {"torch", "numpy", "jsonschema", "yaml", "jinja2", "subprocess", "socket", "tempfile", "shutil"}
+    heavy = {
+        "torch",
+        "numpy",
+        "jsonschema",
+        "yaml",
+        "jinja2",
+        "subprocess",
+        "socket",
+        "tempfile",
+        "shutil",
+    }
     assert imported & heavy == set()
 
 
@@ -256,11 +339,16 @@ def test_verify_at_the_static_tier(command: Command) -> None:
 def test_what_the_reference_says(run: Command, command: Command, tmp_path: Path) -> None:
     text = (TESTS.parent / "references" / "reliability.md").read_text(encoding="utf-8")
     section = text.partition("## The static tier")[2].partition("\n## ")[0]
-    comment = next(line.partition("#")[2] for line in section.splitlines() if "ignore[root-only-wrap]" in line)
+    comment = next(
+        line.partition("#")[2] for line in section.splitlines() if "ignore[root-only-wrap]" in line
+    )
     source = (TESTS / "faults" / "root_only_wrap.py").read_text(encoding="utf-8")
     script = written(tmp_path, source)
     assert "WARNING root-only-wrap" in run(script)[1]
-    lines = [f"{line}  #{comment}" if "fully_shard(GPT()" in line else line for line in source.splitlines()]
+    lines = [
+        f"{line}  #{comment}" if "fully_shard(GPT()" in line else line
+        for line in source.splitlines()
+    ]
     script.write_text("\n".join(lines), encoding="utf-8")
     assert "WARNING" not in run(script)[1]
     static = command("verify", script, "--tier", "static", "--json", code=4).data

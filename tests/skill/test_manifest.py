@@ -24,7 +24,10 @@ BROKEN: dict[str, tuple[object, str]] = {
     "a list": ([], "it must be an object with the key 'manifest'"),
     "no format": ({}, "it must be an object with the key 'manifest'"),
     "format 0": ({**RIGHT, "manifest": 0}, "expected manifest 1, spec_version 1"),
-    "no version": ({**RIGHT, "generator": None}, "expected manifest 1, spec_version 1 and the generator's version"),
+    "no version": (
+        {**RIGHT, "generator": None},
+        "expected manifest 1, spec_version 1 and the generator's version",
+    ),
     "no spec version": ({**RIGHT, "spec_version": "1"}, "expected manifest 1, spec_version 1"),
     "no files": ({**RIGHT, "files": ["a.py"]}, "'files' must map paths to hashes"),
     "no hash": ({**RIGHT, "files": {"a.py": 1}}, "'files' must map paths to hashes"),
@@ -71,8 +74,13 @@ def test_no_project(workshop: Workshop, tmp_path: Path) -> None:
 
 def test_a_base_that_is_missing_or_edited(workshop: Workshop) -> None:
     workshop.make({"a.py": "a\n", "b.py": "b\n", "c.py": "c\n", "d.py": "d\n"})
-    bases = {f".fsdp2/base/{name}.py.base": None for name in "ac"} | {".fsdp2/base/b.py.base": "edited\n"}
-    build_file_tree(workshop.out, {**bases, ".fsdp2/base/d.py.base": "d\r\n", "a.py": "mine\n", "b.py": "mine\n"})
+    bases = {f".fsdp2/base/{name}.py.base": None for name in "ac"} | {
+        ".fsdp2/base/b.py.base": "edited\n"
+    }
+    build_file_tree(
+        workshop.out,
+        {**bases, ".fsdp2/base/d.py.base": "d\r\n", "a.py": "mine\n", "b.py": "mine\n"},
+    )
     for command in ("diff", "update"):
         lines = workshop.refused(command).splitlines()
         fix = "; without it fsdp2 cannot tell your edits of the file from its own text; restore .fsdp2 from version control"
@@ -91,8 +99,16 @@ def test_the_base_of_a_file_that_nobody_edited_is_the_file(workshop: Workshop) -
     assert file_tree(workshop.out) == whole
 
 
-@cases("version, newer", ("0.0.9", False), (__version__, False), ("copy " + __version__, False), ("10.0", True))
+@cases(
+    "version, newer",
+    ("0.0.9", False),
+    (__version__, False),
+    ("copy " + __version__, False),
+    ("10.0", True),
+)
 def test_versions_are_numbers(tmp_path: Path, version: str, newer: bool) -> None:
     build_file_tree(tmp_path, {manifest.MANIFEST: json.dumps({**RIGHT, "generator": version})})
-    with pytest.raises(manifest.UserError, match=r"newer version 10\.0") if newer else nullcontext():
+    with (
+        pytest.raises(manifest.UserError, match=r"newer version 10\.0") if newer else nullcontext()
+    ):
         assert manifest.read(tmp_path).generator == version

@@ -19,7 +19,11 @@ CLUSTER = {**SMALL, "parallel": {"dp_replicate": 2, "dp_shard": 8}, "train": TRA
 NOWHERE = {
     **CLUSTER,
     "model": {**DECODER, "vocabulary": 300},
-    "data": {"kind": "jsonl", "files": ["/nowhere/*.jsonl"], "tokenizer": "/nowhere/tokenizer.json"},
+    "data": {
+        "kind": "jsonl",
+        "files": ["/nowhere/*.jsonl"],
+        "tokenizer": "/nowhere/tokenizer.json",
+    },
 }
 
 
@@ -54,7 +58,9 @@ def of(replicate: int, shard: int | str, tp: int = 1, cp: int = 1) -> dict[str, 
         (of(1, "auto", cp=4), 0, 8, (1, 2, 1, 4)),
     ],
 )
-def test_the_shape_stays(parallel: dict[str, Any], nodes: int, nproc: int | str, expected: tuple[int, ...]) -> None:
+def test_the_shape_stays(
+    parallel: dict[str, Any], nodes: int, nproc: int | str, expected: tuple[int, ...]
+) -> None:
     launch = {"engines": ["slurm"] if nodes else [], "nodes": nodes, "devices_per_node": 8}
     assert verified(parallel, launch, nproc) == (expected and (*expected, 1)[:4])
 
@@ -77,9 +83,13 @@ def test_flags_exist_only_where_the_mesh_is_larger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "parallel", [of(1, 16), of(4, 4), of(4, "auto"), of(128, 16), of(1, 4, tp=4), of(4, 4, tp=2)], ids=str
+    "parallel",
+    [of(1, 16), of(4, 4), of(4, "auto"), of(128, 16), of(1, 4, tp=4), of(4, 4, tp=2)],
+    ids=str,
 )
-def test_a_smaller_mesh_is_formatted_and_lint_clean(tmp_path: Path, parallel: dict[str, Any]) -> None:
+def test_a_smaller_mesh_is_formatted_and_lint_clean(
+    tmp_path: Path, parallel: dict[str, Any]
+) -> None:
     batch = {**TRAIN, "global_batch": 4096, "micro_batch": 1}
     values = {"parallel": parallel, "train": batch, "data": {"kind": "synthetic", "samples": 8192}}
     project = write_project(tmp_path, {**CLUSTER, "model": {**DECODER, "heads": 4}, **values})
@@ -90,7 +100,10 @@ def test_a_smaller_mesh_is_formatted_and_lint_clean(tmp_path: Path, parallel: di
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("settings", "ranks", "flags"),
-    [((), 4, ["--dp-shard", "2"]), (("parallel={dp_shard: auto, tp: 4}", "model.heads=4"), 2, ["--tp", "2"])],
+    [
+        ((), 4, ["--dp-shard", "2"]),
+        (("parallel={dp_shard: auto, tp: 4}", "model.heads=4"), 2, ["--tp", "2"]),
+    ],
 )
 def test_same_losses_on_the_smaller_mesh(
     tmp_path: Path, settings: tuple[str, ...], ranks: int, flags: list[str]
@@ -118,9 +131,16 @@ def test_files_that_are_elsewhere(tmp_path: Path, command: Command) -> None:
     command("update", project, "--set", "train.steps=30", code=2)
     command("update", project, "--set", "train.steps=30", "--offline", code=0)
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=project, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "train.py"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    assert done.returncode == 2 and "/nowhere/*.jsonl" in done.stderr and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2 and "/nowhere/*.jsonl" in done.stderr and done.stderr.count("\n") == 1
+    )
 
 
 def test_offline_skips_files_and_nothing_else(tmp_path: Path) -> None:
@@ -134,7 +154,12 @@ def test_offline_skips_files_and_nothing_else(tmp_path: Path) -> None:
     chat = {"kind": "chat", "files": ["/nowhere/*.jsonl"], "tokenizer": "/nowhere"}
     spec.write_text(yaml.safe_dump({**NOWHERE, "data": chat}))
     load(spec, offline=True)
-    model = {"kind": "transformers", "pretrained": "/nowhere", "vocabulary": 300, "sequence_length": 32}
+    model = {
+        "kind": "transformers",
+        "pretrained": "/nowhere",
+        "vocabulary": 300,
+        "sequence_length": 32,
+    }
     spec.write_text(yaml.safe_dump({**NOWHERE, "model": model}))
     load(spec, offline=True)
     with pytest.raises(SpecError, match=r"config\.json"):

@@ -22,8 +22,16 @@ TESTS = Path(__file__).parents[1]
 ROWS = json.loads(Path(migration.__file__).with_suffix(".json").read_text(encoding="utf-8"))
 SCRIPTS = sorted((TESTS / "migrate").glob("*.py"))
 FSDP2 = [*sorted((TESTS / "zoo").glob("*.py")), *sorted((TESTS / "faults").glob("*.py"))]
-FSDP2 += [path for path in sorted((TESTS / "hosts").iterdir()) if path.is_dir() and path.name != "converted"]
-FSDP2 += [path for path in sorted((TESTS / "hosts" / "converted").glob("*.py")) if path.name != "before.py"]
+FSDP2 += [
+    path
+    for path in sorted((TESTS / "hosts").iterdir())
+    if path.is_dir() and path.name != "converted"
+]
+FSDP2 += [
+    path
+    for path in sorted((TESTS / "hosts" / "converted").glob("*.py"))
+    if path.name != "before.py"
+]
 LIBRARIES = ("accelerate", "lightning", "peft", "torch", "transformers")
 FSDP2 += [TESTS / "libraries" / name / "train.py" for name in LIBRARIES]
 
@@ -51,7 +59,11 @@ def found(script: Path) -> dict[int, set[str]]:
 
 def marked(script: Path) -> dict[int, set[str]]:
     lines = enumerate(script.read_text(encoding="utf-8").splitlines(), start=1)
-    return {number: set(line.partition(" # -> ")[2].split("; ")) for number, line in lines if " # -> " in line}
+    return {
+        number: set(line.partition(" # -> ")[2].split("; "))
+        for number, line in lines
+        if " # -> " in line
+    }
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
@@ -77,7 +89,9 @@ def test_in_one_line(tmp_path: Path, row: dict[str, str]) -> None:
 
 def test_the_script_before_a_conversion() -> None:
     """What it lists is what the script after it has otherwise."""
-    constructs = [item.construct for item in migrate([TESTS / "hosts" / "converted" / "before.py"]).items]
+    constructs = [
+        item.construct for item in migrate([TESTS / "hosts" / "converted" / "before.py"]).items
+    ]
     assert constructs[:3] == ["DistributedDataParallel", ".module", "with no_sync()"]
     assert constructs[3:] == ["model.state_dict()", "torch.save of the model alone"]
 
@@ -87,14 +101,25 @@ def test_every_row_is_whole_and_found_somewhere() -> None:
     assert names | {row["construct"] for row in INLINE} == set(ROWS)
     for name, row in ROWS.items():
         assert set(row) <= {"step", "action", "fsdp2", "mind", "rules", "section"}, name
-        assert row["step"] in STEPS and row["action"] in ("add", "replace", "drop", "move", "check"), name
-        assert (row["action"] == "drop") == row["fsdp2"].startswith("nothing") or name == "register_comm_hook", name
+        assert row["step"] in STEPS and row["action"] in (
+            "add",
+            "replace",
+            "drop",
+            "move",
+            "check",
+        ), name
+        assert (row["action"] == "drop") == row["fsdp2"].startswith(
+            "nothing"
+        ) or name == "register_comm_hook", name
         assert set(row.get("rules", ())) <= set(RULES), name
 
 
 def test_every_section_is_a_heading() -> None:
     page = TESTS.parent / "references" / "converting.md"
-    headings = {heading.lower() for heading in re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.M)}
+    headings = {
+        heading.lower()
+        for heading in re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.M)
+    }
     assert {"single", "ddp", "fsdp1", "accelerate", "lightning"} <= headings
     assert {row["section"] for row in ROWS.values() if "section" in row} <= headings
 
@@ -134,7 +159,10 @@ def test_modules_of_one_project_are_followed_from_the_script(tmp_path: Path) -> 
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
     (tmp_path / "parts.py").write_text(PARTS, encoding="utf-8")
     items = migrate([tmp_path]).items
-    places = {item.construct: [(Path(p["file"]).name, p["line"], p["function"]) for p in item.places] for item in items}
+    places = {
+        item.construct: [(Path(p["file"]).name, p["line"], p["function"]) for p in item.places]
+        for item in items
+    }
     assert places["DistributedDataParallel"] == [("parts.py", 5, "wrap")]
     assert places[".module"] == places["model.state_dict()"] == [("parts.py", 8, "save")]
 
@@ -146,7 +174,10 @@ def test_the_order_of_work_and_the_text(command: Command) -> None:
     assert heads == [step for step in STEPS if step in heads] and len(heads) == 4
     head, text = out.split("\n\n")[0].split(), " ".join(out.split())
     assert head[:3] == [str(script), "(DDP):", "23"] and head[-1] == "references/converting.md#ddp"
-    assert re.search(r"move optimizer before .* ddp_functions.py:69 .*optim-before-shard\)\n +-> below the last", out)
+    assert re.search(
+        r"move optimizer before .* ddp_functions.py:69 .*optim-before-shard\)\n +-> below the last",
+        out,
+    )
     assert text.endswith(f"fsdp2 lint COPY, fsdp2 verify COPY --reference {script}")
     none = command("lint", "--migrate", TESTS / "zoo" / "minimal.py", code=0)
     assert "nothing to migrate (it is FSDP2)" in none.out
@@ -193,4 +224,6 @@ if options['copy']:
 
 
 def test_lint_looks_into_a_branch_whose_setting_may_be_replaced(tmp_path: Path) -> None:
-    assert [hit.rule for hit in look([written(tmp_path, BRANCH)]).hits] == ["deepcopy-of-fsdp-model"]
+    assert [hit.rule for hit in look([written(tmp_path, BRANCH)]).hits] == [
+        "deepcopy-of-fsdp-model"
+    ]

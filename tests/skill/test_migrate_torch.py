@@ -40,7 +40,9 @@ PLACES = {  # where a name is looked up, by what the rows write before it
 def called(name: str) -> Any:
     """What a row calls by this name; None if torch has no such thing."""
     first, _, rest = name.rpartition(".") if name.startswith(".") else name.partition(".")
-    places = (DTensor, torch.Tensor) if name.startswith(".") else PLACES.get(first if rest else "", ())
+    places = (
+        (DTensor, torch.Tensor) if name.startswith(".") else PLACES.get(first if rest else "", ())
+    )
     for place in places:
         with contextlib.suppress(AttributeError):
             return attrgetter(rest or first)(place)
@@ -48,13 +50,23 @@ def called(name: str) -> Any:
 
 
 # Python, placeholders, libraries that the tests of tests/libraries run, and words before a parenthesis.
-OTHERS = {"isinstance", "list", "reversed", "model.$method", "$plain", "Accelerator", "FullyShardedDataParallelPlugin"}
+OTHERS = {
+    "isinstance",
+    "list",
+    "reversed",
+    "model.$method",
+    "$plain",
+    "Accelerator",
+    "FullyShardedDataParallelPlugin",
+}
 OTHERS |= {"TrainingArguments", "ModelParallelStrategy"}
 KEYWORDS: dict[str, Any] = {
     **dict.fromkeys(("mesh", "reshard_after_forward", "mp_policy"), fsdp.fully_shard),
     **dict.fromkeys(("offload_policy", "ignored_params"), fsdp.fully_shard),
     **dict.fromkeys(("param_dtype", "reduce_dtype"), fsdp.MixedPrecisionPolicy),
-    **dict.fromkeys(("full_state_dict", "cpu_offload", "broadcast_from_rank0"), dsd.StateDictOptions),
+    **dict.fromkeys(
+        ("full_state_dict", "cpu_offload", "broadcast_from_rank0"), dsd.StateDictOptions
+    ),
     "mesh_dim_names": init_device_mesh,
     "options": dsd.get_model_state_dict,
     "checkpoint_id": dcp.save,
@@ -66,19 +78,34 @@ OTHER_KEYWORDS = {"fsdp_plugin", "fsdp_version", "fsdp", "fsdp_config", "strateg
 
 def test_the_constructors_have_these_parameters() -> None:
     assert tuple(inspect.signature(fsdp.FullyShardedDataParallel).parameters) == FSDP1_PARAMETERS
-    assert tuple(inspect.signature(DistributedDataParallel).parameters)[: len(DDP_PARAMETERS)] == DDP_PARAMETERS
+    assert (
+        tuple(inspect.signature(DistributedDataParallel).parameters)[: len(DDP_PARAMETERS)]
+        == DDP_PARAMETERS
+    )
     starts = [row.split("=")[0] for row in ROWS]
-    assert [name for name in FSDP1_PARAMETERS[1:] if not any(row.startswith(f"FSDP {name}") for row in starts)] == []
+    assert [
+        name
+        for name in FSDP1_PARAMETERS[1:]
+        if not any(row.startswith(f"FSDP {name}") for row in starts)
+    ] == []
     ddp = {f"DDP {name}" for name in DDP_PARAMETERS}
     assert ddp - set(ROWS) == {f"DDP {name}" for name in _SILENT}
-    strategies = {row.partition("=")[2] for row in ROWS if row.startswith("FSDP sharding_strategy=")}
+    strategies = {
+        row.partition("=")[2] for row in ROWS if row.startswith("FSDP sharding_strategy=")
+    }
     assert {strategy.name for strategy in fsdp.ShardingStrategy} == strategies
 
 
 def test_the_functions_of_fsdp1_are_there() -> None:
-    own = {name for name in dir(fsdp.FullyShardedDataParallel) if name[0] != "_" and not hasattr(torch.nn.Module, name)}
+    own = {
+        name
+        for name in dir(fsdp.FullyShardedDataParallel)
+        if name[0] != "_" and not hasattr(torch.nn.Module, name)
+    }
     assert {name for name in own if "state_dict" in name} - {"get_state_dict_type"} <= set(_STATES)
-    assert all(hasattr(fsdp.FullyShardedDataParallel, name) or hasattr(fsdp, name) for name in _STATES)
+    assert all(
+        hasattr(fsdp.FullyShardedDataParallel, name) or hasattr(fsdp, name) for name in _STATES
+    )
 
 
 def test_every_function_that_a_row_calls_is_there() -> None:
@@ -89,4 +116,8 @@ def test_every_function_that_a_row_calls_is_there() -> None:
 def test_every_argument_that_a_row_gives_is_there() -> None:
     used = {name for text in TEXTS for name in re.findall(r"\b([a-z_0-9]+)=(?!=)", text)}
     assert used <= {*KEYWORDS, *OTHER_KEYWORDS}, "give the new one to KEYWORDS"
-    assert [name for name in used - OTHER_KEYWORDS if name not in inspect.signature(KEYWORDS[name]).parameters] == []
+    assert [
+        name
+        for name in used - OTHER_KEYWORDS
+        if name not in inspect.signature(KEYWORDS[name]).parameters
+    ] == []

@@ -7,7 +7,18 @@ import pytest
 from scripts import Command, written
 from trees import SPEC, build_file_tree
 
-MODULES = ("train", "model", "optim", "data", "checkpoint", "runs", "metrics", "settings", "record", "distributed")
+MODULES = (
+    "train",
+    "model",
+    "optim",
+    "data",
+    "checkpoint",
+    "runs",
+    "metrics",
+    "settings",
+    "record",
+    "distributed",
+)
 OTHERS = [
     "verify.yaml",
     "spec.yaml",
@@ -17,7 +28,9 @@ OTHERS = [
     ".gitignore",
     "pyproject.toml",
 ]
-PROJECT_FILES = sorted([*(f"{name}.py" for name in MODULES), *OTHERS])  # all but the manifest and what it keeps
+PROJECT_FILES = sorted(
+    [*(f"{name}.py" for name in MODULES), *OTHERS]
+)  # all but the manifest and what it keeps
 
 
 @pytest.fixture
@@ -53,7 +66,9 @@ def test_dry_run_writes_nothing_but_checks_all(tmp_path: Path, run: Command) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_settings_reach_the_project_and_an_older_one_needs_force(tmp_path: Path, run: Command) -> None:
+def test_settings_reach_the_project_and_an_older_one_needs_force(
+    tmp_path: Path, run: Command
+) -> None:
     run("--set", "train.steps=77", "--set", "train.seed=5", code=0)
     assert "seed: int = flag(5," in (tmp_path / "out" / "settings.py").read_text()
     assert "--force" in run(code=2).err

@@ -47,13 +47,19 @@ def test_what_is_compared_on_one_node(tmp_path: Path) -> None:
 
 def test_what_is_compared_on_several_nodes(tmp_path: Path) -> None:
     found = knobs(of(spec_at(tmp_path), 64, "train.micro_batch=1"))
-    assert found["dp_replicate"] == (1, 8, 4, 2) and found["reshard_after_forward"] == (True, False, 8)
+    assert found["dp_replicate"] == (1, 8, 4, 2) and found["reshard_after_forward"] == (
+        True,
+        False,
+        8,
+    )
     assert found["micro_batch"] == (1, 2)
 
 
 def test_an_imported_model_has_no_tensor_parallelism(tmp_path: Path) -> None:
     path = spec_at(tmp_path)
-    changes = ("model={kind: import, import: 'own:make', shard: [Block], vocabulary: 9, sequence_length: 8}",)
+    changes = (
+        "model={kind: import, import: 'own:make', shard: [Block], vocabulary: 9, sequence_length: 8}",
+    )
     found = knobs(of(path, 8, *changes))
     assert "tp" not in found and "chunked_loss" not in found
 
@@ -96,12 +102,18 @@ def test_counted_passes_are_those_of_a_whole_step(tmp_path: Path, command: Comma
     path = spec_at(tmp_path)
     keys = ("--set", "train.micro_batch=8", "--set", "parallel.dp_replicate=2")
     grid = ("--explore", "train.micro_batch=8,16", "--steps", 2)
-    whole = command("plan", path, "--nproc", 2, "--gpu", "h100", *keys, *grid, "--json", code=0).data
-    row = next(row for row in whole["explored"]["rows"] if row["settings"] == {"train.micro_batch": "8"})
+    whole = command(
+        "plan", path, "--nproc", 2, "--gpu", "h100", *keys, *grid, "--json", code=0
+    ).data
+    row = next(
+        row for row in whole["explored"]["rows"] if row["settings"] == {"train.micro_batch": "8"}
+    )
     record = whole["rehearsal"]
     assert row["peak"] == whole["peak"] and row["needed"] == whole["needed"]
     assert row["sent_bytes"] == sum(
-        one["count"] * one["bytes"] for one in record["collectives"] if one["step"] == 2 and one["group_size"] > 1
+        one["count"] * one["bytes"]
+        for one in record["collectives"]
+        if one["step"] == 2 and one["group_size"] > 1
     )
     assert row["tokens_per_second"] * row["bound"] == pytest.approx(record["tokens"])
     assert whole["bound"]["step"] == pytest.approx(row["bound"])
@@ -112,10 +124,15 @@ def test_spec_check_refuses_what_cannot_fit(tmp_path: Path, command: Command) ->
     path = spec_at(tmp_path, 1.6)
     done = command("spec", "check", path, "--json", code=2)
     (problem,) = done.data["problems"]
-    assert problem["key"] == "launch.device_memory" and problem["line"] == path.read_text().count("\n")
+    assert problem["key"] == "launch.device_memory" and problem["line"] == path.read_text().count(
+        "\n"
+    )
     assert "it fits with" in problem["message"]
     assert command("spec", "check", path, "--no-plan", code=0).out.startswith(str(path))
-    keys = [one.split(": ") for one in problem["message"].partition("it fits with ")[2].rpartition(" (")[0].split(", ")]
+    keys = [
+        one.split(": ")
+        for one in problem["message"].partition("it fits with ")[2].rpartition(" (")[0].split(", ")
+    ]
     changes = [word for key, value in keys for word in ("--set", f"{key}={value}")]
     assert "plan: fits" in command("spec", "check", path, *changes, code=0).out
 
@@ -126,11 +143,15 @@ def test_new_says_whether_it_fits(tmp_path: Path, command: Command) -> None:
     done = command("new", path, tmp_path / "out", code=0)
     plan = [line for line in done.out.splitlines() if line.startswith("plan: ")]
     assert len(plan) == 1 and "does not fit" in plan[0] and "--explore" in done.out
-    data = command("new", path, tmp_path / "b", "--json", "--set", "train.micro_batch=4", code=0).data
+    data = command(
+        "new", path, tmp_path / "b", "--json", "--set", "train.micro_batch=4", code=0
+    ).data
     assert data["plan"]["fits"] is True
 
 
-def test_without_a_device_nothing_is_planned(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_device_nothing_is_planned(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from verified_fsdp2.verifier.launch import client
 
     monkeypatch.setattr(client.Launcher, "__init__", None)
@@ -188,7 +209,11 @@ def test_a_script_has_a_grid_of_its_own_arguments(tmp_path: Path, command: Comma
     ],
 )
 def test_bad_input_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, words: tuple[str, ...], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    words: tuple[str, ...],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     spec_at(tmp_path)

@@ -24,7 +24,8 @@ def of(tmp_path: Path, *settings: str) -> Spec:
 
 # What the model cards and the safetensors of Llama 3.2 1B, 3.1 8B and 3.1 70B count.
 @pytest.mark.parametrize(
-    ("preset", "parameters"), [("1b", 1_235_814_400), ("8b", 8_030_261_248), ("70b", 70_553_706_496)]
+    ("preset", "parameters"),
+    [("1b", 1_235_814_400), ("8b", 8_030_261_248), ("70b", 70_553_706_496)],
 )
 def test_a_preset_has_the_size_of_its_model(tmp_path: Path, preset: str, parameters: int) -> None:
     assert of(tmp_path, f"model.preset={preset}").parameters == parameters
@@ -36,8 +37,17 @@ def test_presets_are_those_of_the_schema() -> None:
 
 def test_each_key_replaces_that_of_the_preset(tmp_path: Path) -> None:
     spec = of(tmp_path, "model.preset=8b", "model.layers=4", "model.rope_theta=10000.0")
-    assert (spec["model"]["layers"], spec["model"]["rope_theta"], spec["model"]["width"]) == (4, 10000.0, 4096)
-    assert spec.as_written()["model"] == {"kind": "decoder", "preset": "8b", "layers": 4, "rope_theta": 10000.0}
+    assert (spec["model"]["layers"], spec["model"]["rope_theta"], spec["model"]["width"]) == (
+        4,
+        10000.0,
+        4096,
+    )
+    assert spec.as_written()["model"] == {
+        "kind": "decoder",
+        "preset": "8b",
+        "layers": 4,
+        "rope_theta": 10000.0,
+    }
     scaffold.write(scaffold.render(spec), tmp_path / "project")
     again = load(tmp_path / "project" / "spec.yaml")
     assert again == spec
@@ -47,7 +57,10 @@ def test_each_key_replaces_that_of_the_preset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "calls"),
     [
-        ([], ["set_requires_all_reduce(number == len(batches))"]),  # each micro-batch is reduced over the shards
+        (
+            [],
+            ["set_requires_all_reduce(number == len(batches))"],
+        ),  # each micro-batch is reduced over the shards
         (["parallel.dp_replicate=1", "parallel.dp_shard=16"], []),  # and here over all ranks
         (
             ["model.layers=1", "model.vocabulary=512", "parallel={}"],
@@ -55,7 +68,9 @@ def test_each_key_replaces_that_of_the_preset(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_no_device_keeps_the_whole_gradients_of_a_large_model(settings: list[str], calls: list[str]) -> None:
+def test_no_device_keeps_the_whole_gradients_of_a_large_model(
+    settings: list[str], calls: list[str]
+) -> None:
     text = scaffold.render(load(LLAMA, settings))["train.py"]
     assert re.findall(r"set_requires_\w+\(.*\)", text) == calls
 
@@ -66,11 +81,21 @@ def test_no_device_keeps_the_whole_gradients_of_a_large_model(settings: list[str
         (["model.preset=70b"], "parallel.dp_shard", ("70,553,706,496", "131.4 GiB", "14 ranks")),
         (["parallel.dp_replicate=16", "parallel.dp_shard=1"], "parallel.dp_shard", ("119.7 GiB",)),
         (["launch.device_memory=14"], "parallel.dp_shard", ("15.0 GiB", "14;", "9 ranks")),
-        (["launch.device_memory=10", "optimizer={kind: sgd}"], "parallel.dp_shard", ("x 12 bytes", "11.2 GiB")),
-        (["launch.device_memory=10", "optimizer={kind: muon}"], "parallel.dp_shard", ("x 12 bytes", "11.2 GiB")),
+        (
+            ["launch.device_memory=10", "optimizer={kind: sgd}"],
+            "parallel.dp_shard",
+            ("x 12 bytes", "11.2 GiB"),
+        ),
+        (
+            ["launch.device_memory=10", "optimizer={kind: muon}"],
+            "parallel.dp_shard",
+            ("x 12 bytes", "11.2 GiB"),
+        ),
     ],
 )
-def test_devices_that_cannot_hold_the_state(settings: list[str], key: str, numbers: tuple[str, ...]) -> None:
+def test_devices_that_cannot_hold_the_state(
+    settings: list[str], key: str, numbers: tuple[str, ...]
+) -> None:
     with pytest.raises(SpecError) as caught:
         load(LLAMA, settings)
     (problem,) = caught.value.problems
@@ -79,7 +104,11 @@ def test_devices_that_cannot_hold_the_state(settings: list[str], key: str, numbe
 
 def test_devices_that_hold_it_or_are_not_known() -> None:
     spec = load(LLAMA)
-    assert (spec.parameters, spec.scaled, spec["verify"]["nproc"]) == (8_030_261_248, {"dp_shard": 2}, 4)
+    assert (spec.parameters, spec.scaled, spec["verify"]["nproc"]) == (
+        8_030_261_248,
+        {"dp_shard": 2},
+        4,
+    )
     load(LLAMA, ["model.preset=70b", "launch.device_memory=null"])
     load(LLAMA, ["model.preset=70b", "parallel.cpu_offload=true"])
     named = [
@@ -98,8 +127,14 @@ def test_devices_that_hold_it_or_are_not_known() -> None:
     [
         (["verify.model={heads: 3}"], "verify.model.heads"),
         (["verify.model={heads: 4, kv_heads: 3}"], "verify.model.kv_heads"),
-        (["verify.model={vocabulary: 255}", "parallel={dp_shard: 8, tp: 2}"], "verify.model.vocabulary"),
-        (["verify.model={}", "model={kind: import, import: 'a:b', shard: [B], vocabulary: 9}"], "verify.model"),
+        (
+            ["verify.model={vocabulary: 255}", "parallel={dp_shard: 8, tp: 2}"],
+            "verify.model.vocabulary",
+        ),
+        (
+            ["verify.model={}", "model={kind: import, import: 'a:b', shard: [B], vocabulary: 9}"],
+            "verify.model",
+        ),
     ],
 )
 def test_a_small_model_that_does_not_fit(settings: list[str], key: str) -> None:
@@ -123,5 +158,9 @@ def test_the_small_model_is_a_flag_and_the_large_one_the_default(tmp_path: Path)
 
 def test_no_trace_without_it(tmp_path: Path) -> None:
     project = write_project(tmp_path, {**SMALL, "model": DECODER, "train": TRAIN})
-    assert not [path for path in project.rglob("*.*") if path.is_file() and "debug" in path.read_text().lower()]
+    assert not [
+        path
+        for path in project.rglob("*.*")
+        if path.is_file() and "debug" in path.read_text().lower()
+    ]
     assert "preset" not in (project / "spec.yaml").read_text()

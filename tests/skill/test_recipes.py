@@ -16,7 +16,17 @@ def test_each_is_whole_and_formatted(tmp_path: Path) -> None:
     for name in NAMES:
         (tmp_path / f"{name.replace('-', '_')}.py").write_text(recipes.text(name))
     for words in (["check", "--select", "F,I,B,UP,SIM"], ["format", "--diff"]):
-        python("-m", "ruff", *words, "--isolated", "--no-cache", "--line-length", "88", ".", cwd=tmp_path)
+        python(
+            "-m",
+            "ruff",
+            *words,
+            "--isolated",
+            "--no-cache",
+            "--line-length",
+            "88",
+            ".",
+            cwd=tmp_path,
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -26,13 +36,29 @@ def test_it_holds_what_it_is_cut_for_and_nothing_of_the_project(name: str) -> No
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     assert {wanted for _, wanted in recipes.RECIPES[name].wanted} <= defined
     taken = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert not taken & {"distributed", "data", "model", "optim", "runs", "checkpoint", "metrics", "train", "export"}
+    assert not taken & {
+        "distributed",
+        "data",
+        "model",
+        "optim",
+        "runs",
+        "checkpoint",
+        "metrics",
+        "train",
+        "export",
+    }
 
 
 def test_options_are_those_of_a_spec(command: Command) -> None:
-    assert "clip_grad_norm_" not in command("recipe", "train-step", "--set", "train.max_norm=null", code=0).out
+    assert (
+        "clip_grad_norm_"
+        not in command("recipe", "train-step", "--set", "train.max_norm=null", code=0).out
+    )
     assert "clip_grad_norm_" in command("recipe", "train-step", code=0).out
-    assert "did you mean 'sgd'" in command("recipe", "optimizer", "--set", "optimizer.kind=sdg", code=2).err
+    assert (
+        "did you mean 'sgd'"
+        in command("recipe", "optimizer", "--set", "optimizer.kind=sdg", code=2).err
+    )
 
 
 def test_names(command: Command) -> None:

@@ -14,7 +14,12 @@ from verified_fsdp2.verifier.trace.events import Place
 
 LINE = Place(file="/home/someone/secret/train.py", line=7, function="main", code="key = 'abc'")
 WRONG = Finding(
-    "matches-ddp", "fail", "differs at /home/someone/secret/train.py:7", measured=0.5, limit=0.1, location=LINE
+    "matches-ddp",
+    "fail",
+    "differs at /home/someone/secret/train.py:7",
+    measured=0.5,
+    limit=0.1,
+    location=LINE,
 )
 OTHER = replace(WRONG, rule="root-not-wrapped")
 
@@ -37,7 +42,9 @@ def written(folder: Path) -> Path:
     return path
 
 
-def test_it_keeps_the_finding_and_leaves_out_what_is_the_users(command: Command, tmp_path: Path) -> None:
+def test_it_keeps_the_finding_and_leaves_out_what_is_the_users(
+    command: Command, tmp_path: Path
+) -> None:
     out = tmp_path / "finding.json"
     done = command("report", "matches-ddp", str(written(tmp_path)), "--out", str(out))
     assert out.read_text() == done.out
@@ -54,7 +61,13 @@ def test_it_keeps_the_finding_and_leaves_out_what_is_the_users(command: Command,
 
 @cases(
     "text",
-    *("{", "[]", "[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000, '{"schema": 2}'),
+    *(
+        "{",
+        "[]",
+        "[" * 100_000 + "]" * 100_000,
+        '{"a":' * 100_000 + "1" + "}" * 100_000,
+        '{"schema": 2}',
+    ),
     ids=["cut", "a list", "nested lists", "nested objects", "of the right version"],
 )
 def test_what_is_no_report(text: str, command: Command, tmp_path: Path) -> None:
@@ -78,6 +91,8 @@ def test_a_report_of_other_types(part: dict[str, Any], command: Command, tmp_pat
     assert str(path) in command("report", "matches-ddp", path, code=2).err
 
 
-def test_a_rule_without_a_finding_and_a_file_that_is_not_there(command: Command, tmp_path: Path) -> None:
+def test_a_rule_without_a_finding_and_a_file_that_is_not_there(
+    command: Command, tmp_path: Path
+) -> None:
     assert "'matches-ddp'" in command("report", "matches-dd", written(tmp_path), code=2).err
     command("report", "matches-ddp", tmp_path / "none", code=2)

@@ -60,7 +60,9 @@ def test_wrong_before_anything_is_run(
     Path("folder").mkdir()
     Path("other.py").write_text("")
     command("lint", "other.py", "--report", "json=other.json", code=4)
-    monkeypatch.setattr("verified_fsdp2.verifier.pipeline.verify", lambda *args, **more: pytest.fail("it ran"))
+    monkeypatch.setattr(
+        "verified_fsdp2.verifier.pipeline.verify", lambda *args, **more: pytest.fail("it ran")
+    )
     assert message in command("verify", "train.py", *words, code=2).err
 
 
@@ -104,7 +106,9 @@ def test_a_report_replaces_no_file_of_the_user(
 ) -> None:
     (script.parent / name).parent.mkdir(exist_ok=True)
     (script.parent / name).write_text(text)
-    monkeypatch.setattr("verified_fsdp2.verifier.pipeline.verify", lambda *args, **more: pytest.fail("it ran"))
+    monkeypatch.setattr(
+        "verified_fsdp2.verifier.pipeline.verify", lambda *args, **more: pytest.fail("it ran")
+    )
     for words in (("lint", "train.py"), ("lint", "--migrate", "train.py"), ("verify", "train.py")):
         assert name in command(*words, "--report", f"json={name}", code=2).err
     assert name in command("plan", "train.py", "--nproc", "2", "--html", name, code=2).err
@@ -120,9 +124,25 @@ def test_a_report_of_ours_and_an_empty_file_may_be_replaced(script: Path, comman
         command("verify", "train.py", "--tier", "static", *words, code=1)
     for _ in range(2):
         command(
-            "lint", "--migrate", "train.py", "--report", "text=migrate.txt", "--report", "json=migrate.json", code=0
+            "lint",
+            "--migrate",
+            "train.py",
+            "--report",
+            "text=migrate.txt",
+            "--report",
+            "json=migrate.json",
+            code=0,
         )
-        command("lint", "--migrate", DDP, "--report", "text=todo.txt", "--report", "json=todo.json", code=1)
+        command(
+            "lint",
+            "--migrate",
+            DDP,
+            "--report",
+            "text=todo.txt",
+            "--report",
+            "json=todo.json",
+            code=1,
+        )
     Path("plain").write_bytes(b"")
     Path("plain").rename("script")  # without a suffix, and empty
     command("lint", "script", "--report", "json=script", code=2)
@@ -180,17 +200,25 @@ def test_lint_with_a_baseline(script: Path, command: Command) -> None:
     out = lint()
     assert "KNOWN optim-before-shard [static]" in out and "train.py:69" in out
     held = json.loads(lint("--json"))["baseline"]
-    assert held["verdict"] == "no_findings" and [one["rule"] for one in held["standing"]] == ["optim-before-shard"]
+    assert held["verdict"] == "no_findings" and [one["rule"] for one in held["standing"]] == [
+        "optim-before-shard"
+    ]
     script.write_text(script.read_text().replace("lr=3e-3", "lr=2e-3"))
     lint(code=1)  # an edited line is looked at again
     script.write_bytes(RIGHT.read_bytes())
     assert lint().split("ms; ")[-1].endswith("1 gone (optim-before-shard)\n")
-    assert lint("--skip", "optimizer").split("ms; ")[-1].endswith("1 not judged (optim-before-shard)\n")
+    assert (
+        lint("--skip", "optimizer")
+        .split("ms; ")[-1]
+        .endswith("1 not judged (optim-before-shard)\n")
+    )
     lint("--migrate", code=2)
 
 
 def test_what_the_terminal_cannot_show_is_no_fault(script: Path) -> None:
-    script.write_text("# \u00e4\n" + script.read_text().replace("optimizer = ", "\u00f6ptimizer = optimizer = "))
+    script.write_text(
+        "# \u00e4\n" + script.read_text().replace("optimizer = ", "\u00f6ptimizer = optimizer = ")
+    )
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = python("-m", "verified_fsdp2.skill", "lint", "train.py", status=1, env=ascii_only)
     assert "\\xf6ptimizer = optimizer" in done.stdout

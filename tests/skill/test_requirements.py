@@ -14,7 +14,13 @@ tomllib = pytest.importorskip("tomllib", reason="new in Python 3.11")
 TRAIN = {"steps": 20, "global_batch": 8}
 LLAMA = {"model_type": "llama", "vocab_size": 256, "hidden_size": 64}
 TRANSFORMERS = {"kind": "transformers", "config": LLAMA, "vocabulary": 256, "sequence_length": 16}
-OWN = {"kind": "import", "import": "mine.model:build", "shard": ["B"], "vocabulary": 9, "sequence_length": 16}
+OWN = {
+    "kind": "import",
+    "import": "mine.model:build",
+    "shard": ["B"],
+    "vocabulary": 9,
+    "sequence_length": 16,
+}
 
 
 def made(tmp_path: Path, *settings: str, **sections: object) -> dict[str, str]:
@@ -27,16 +33,23 @@ def made(tmp_path: Path, *settings: str, **sections: object) -> dict[str, str]:
     [
         ({}, set()),
         ({"model": OWN}, set()),
-        ({"operation": {"progress": True, "plot": True, "tensorboard": True}}, {"matplotlib", "tensorboard", "tqdm"}),
+        (
+            {"operation": {"progress": True, "plot": True, "tensorboard": True}},
+            {"matplotlib", "tensorboard", "tqdm"},
+        ),
         ({"model": TRANSFORMERS}, {"transformers"}),
         ({"launch": {"engines": ["ray"]}, "train": {**TRAIN, "global_batch": 16}}, {"ray[train]"}),
     ],
 )
-def test_requirements_are_what_is_imported(tmp_path: Path, sections: dict[str, object], expected: set[str]) -> None:
+def test_requirements_are_what_is_imported(
+    tmp_path: Path, sections: dict[str, object], expected: set[str]
+) -> None:
     project = tomllib.loads(made(tmp_path, "torch='2.13'", **sections)["pyproject.toml"])["project"]
     torch, *others = project["dependencies"]
     assert torch == "torch==2.13.*"
-    assert set(others) >= expected and not {"mine", "data", "json", "torch", "ray", "PIL"} & {*others}
+    assert set(others) >= expected and not {"mine", "data", "json", "torch", "ray", "PIL"} & {
+        *others
+    }
     assert others == sorted(others) and (sections or others == [])
 
 
@@ -46,7 +59,9 @@ def test_torch_is_that_of_the_spec_or_the_installed_one(tmp_path: Path) -> None:
     assert '"torch==2.9.*"' in made(tmp_path, "torch='2.9'")["pyproject.toml"]
 
 
-@pytest.mark.parametrize(("torch", "called"), [("2.13", "_set_pg_timeout("), ("2.15", "dist.set_timeout(")])
+@pytest.mark.parametrize(
+    ("torch", "called"), [("2.13", "_set_pg_timeout("), ("2.15", "dist.set_timeout(")]
+)
 def test_time_outs_are_set_as_this_torch_wants_it(tmp_path: Path, torch: str, called: str) -> None:
     text = made(tmp_path, f"torch='{torch}'")["distributed.py"]
     assert called in text and ("_set_pg_timeout" in text) == (torch == "2.13")
@@ -54,8 +69,16 @@ def test_time_outs_are_set_as_this_torch_wants_it(tmp_path: Path, torch: str, ca
 
 @pytest.mark.parametrize(
     ("directory", "ignored"),
-    [("out", "/out/"), ("runs/a/", "/runs/a/"), ("/scratch/runs", None), ("../out", None), ("o*t", None)],
+    [
+        ("out", "/out/"),
+        ("runs/a/", "/runs/a/"),
+        ("/scratch/runs", None),
+        ("../out", None),
+        ("o*t", None),
+    ],
 )
-def test_git_ignores_runs_inside_the_project(tmp_path: Path, directory: str, ignored: str | None) -> None:
+def test_git_ignores_runs_inside_the_project(
+    tmp_path: Path, directory: str, ignored: str | None
+) -> None:
     lines = made(tmp_path, f"checkpoint.directory='{directory}'")[".gitignore"].splitlines()
     assert lines == ["__pycache__/", ".pytest_cache/", *([ignored] if ignored else [])]

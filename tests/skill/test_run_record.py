@@ -45,10 +45,14 @@ def test_a_changed_rate_takes_effect_on_resume_and_is_shown(stopped: Path, tmp_p
     assert refused.splitlines()[-1].startswith("error: --seed was 0")
 
 
-def test_settings_of_this_start_replace_those_of_the_checkpoint(modules: Modules, alone: None) -> None:
+def test_settings_of_this_start_replace_those_of_the_checkpoint(
+    modules: Modules, alone: None
+) -> None:
     module = modules.load()
     state = train_state(module, lr=0.05)
-    before = [{key: group[key] for key in module.SETTINGS} for group in state.optimizer.param_groups]
+    before = [
+        {key: group[key] for key in module.SETTINGS} for group in state.optimizer.param_groups
+    ]
     for group in state.optimizer.param_groups:
         group.update(lr=0.7, initial_lr=0.7, weight_decay=0.3)
     state.scheduler.last_epoch = 4
@@ -64,13 +68,27 @@ def test_settings_of_this_start_replace_those_of_the_checkpoint(modules: Modules
 @cases(
     "old, new, lines",
     ({"settings": {"lr": 1.0}}, {"settings": {"lr": 1.0}}, []),
-    ({"versions": {"torch": "2.12"}}, {"versions": {"torch": "2.13"}}, ["versions.torch 2.12 -> 2.13"]),
+    (
+        {"versions": {"torch": "2.12"}},
+        {"versions": {"torch": "2.13"}},
+        ["versions.torch 2.12 -> 2.13"],
+    ),
     ({"ranks": {"a": 2}}, {"ranks": {"a": 1, "b": 1}}, ["ranks.a 2 -> 1", "ranks.b None -> 1"]),
-    ({"settings": {"out": "a"}, "command": ["x"]}, {"settings": {"out": "b"}, "command": ["y"]}, []),
-    ({"spec": ["a: 1", "b: 2"]}, {"spec": ["a: 1", "b: 3"]}, ["spec.yaml -b: 2", "spec.yaml +b: 3"]),
+    (
+        {"settings": {"out": "a"}, "command": ["x"]},
+        {"settings": {"out": "b"}, "command": ["y"]},
+        [],
+    ),
+    (
+        {"spec": ["a: 1", "b: 2"]},
+        {"spec": ["a: 1", "b: 3"]},
+        ["spec.yaml -b: 2", "spec.yaml +b: 3"],
+    ),
     ({"data": {"samples": 1}}, {"data": {"samples": 2}}, ["data.samples 1 -> 2"]),
 )
-def test_differences_are_named_one_line_each(generate: Generate, old: object, new: object, lines: list[str]) -> None:
+def test_differences_are_named_one_line_each(
+    generate: Generate, old: object, new: object, lines: list[str]
+) -> None:
     assert [*generate(SPEC, "record").differences(old, new)] == lines
 
 
@@ -96,8 +114,18 @@ def test_flags_are_typed_and_default_to_the_spec(generate: Generate, monkeypatch
     flags = ["--lr", "1", "--warmup-steps", "4", "--seed", "9", "--max-norm", "2", "--resume"]
     monkeypatch.setattr(sys, "argv", ["train.py", *flags])
     found = module.parse_settings()
-    assert (found.lr, found.warmup_steps, found.seed, found.max_norm, found.resume) == (1.0, 4, 9, 2.0, True)
-    assert isinstance(found.lr, float) and (found.steps, found.global_batch, found.out) == (20, 8, "out")
+    assert (found.lr, found.warmup_steps, found.seed, found.max_norm, found.resume) == (
+        1.0,
+        4,
+        9,
+        2.0,
+        True,
+    )
+    assert isinstance(found.lr, float) and (found.steps, found.global_batch, found.out) == (
+        20,
+        8,
+        "out",
+    )
 
 
 @pytest.mark.launch
@@ -108,7 +136,9 @@ def test_the_last_save_after_a_signal_starts_no_process(tmp_path: Path) -> None:
     text = file.read_text()
     assert text.count("response = dcp.async_save(") == 1
     file.write_text(text.replace("response = dcp.async_save(", "response = time.sleep("))
-    process = start(project, 1, tmp_path / "out", "--steps", "1000000", "--checkpoint-interval", "1000000")
+    process = start(
+        project, 1, tmp_path / "out", "--steps", "1000000", "--checkpoint-interval", "1000000"
+    )
     shown = ""
     for line in process.stdout or ():
         shown += line
@@ -119,4 +149,6 @@ def test_the_last_save_after_a_signal_starts_no_process(tmp_path: Path) -> None:
     last = steps_of(tmp_path / "out")[-1]["step"]
     saved, ended = shown.splitlines()[-2:]
     assert saved.startswith(f"saved step_{last:08d}, ") and ended.startswith("stopped by a signal")
-    assert [path.name for path in (tmp_path / "out/run-001/checkpoints").iterdir()] == [f"step_{last:08d}"]
+    assert [path.name for path in (tmp_path / "out/run-001/checkpoints").iterdir()] == [
+        f"step_{last:08d}"
+    ]

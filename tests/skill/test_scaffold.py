@@ -18,7 +18,9 @@ from trees import build_file_tree
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.errors import UserError
 
-GIVEN = yaml.safe_load(Path(__file__).with_name("scaffold_options.yaml").read_text(encoding="utf-8"))
+GIVEN = yaml.safe_load(
+    Path(__file__).with_name("scaffold_options.yaml").read_text(encoding="utf-8")
+)
 DECODER, IMPORTED = GIVEN["specs"]["decoder"], GIVEN["specs"]["imported"]
 LIMITS: dict[str, int] = GIVEN["limits"]
 ASIDE = {
@@ -38,7 +40,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def load(
-    tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[str] = (), inputs: bool = True
+    tmp_path: Path,
+    data: dict[str, object] = DECODER,
+    settings: Sequence[str] = (),
+    inputs: bool = True,
 ) -> spec.Spec:
     if inputs:
         write_inputs(tmp_path)
@@ -47,12 +52,22 @@ def load(
 
 
 def write_inputs(tmp_path: Path) -> None:
-    files = {"a.txt": "some text\n" * 10, "a.jsonl": '{"text": "some text"}\n' * 10, "a.bin": b"\1\0" * 100}
+    files = {
+        "a.txt": "some text\n" * 10,
+        "a.jsonl": '{"text": "some text"}\n' * 10,
+        "a.bin": b"\1\0" * 100,
+    }
     files |= {"a.parquet": "PAR1" * 3, "chats.jsonl": '{"prompt": "a", "completion": "b"}\n'}
     files |= {"chat/tokenizer_config.json": '{"chat_template": "x"}'}
     files["tokenizer.json"] = '{"model": {"type": "WordLevel", "vocab": {"some": 0}}}'
     files["splits/dataset_dict.json"] = '{"splits": ["train"]}'
-    folders = ("checkpoint/.metadata", "images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json")
+    folders = (
+        "checkpoint/.metadata",
+        "images/cat/a",
+        "images/dog/a",
+        "dataset/state.json",
+        "splits/train/state.json",
+    )
     build_file_tree(tmp_path, files | dict.fromkeys(folders, "content"))
     config = '{"model_type": "gpt2", "vocab_size": 256}'
     weights = b"\2" + bytes(7) + b"{}"
@@ -76,7 +91,10 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
     ):
         singles = [[], *(choice for choices in options for choice in choices if choice)]
         count = 24 if len(options) > 20 else 12
-        mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(count)]
+        mixed = [
+            list(itertools.chain(*(chance.choice(choices) for choices in options)))
+            for _ in range(count)
+        ]
         yield from ((base, settings) for settings in singles + mixed)
     yield from (
         (DECODER, settings)
@@ -95,7 +113,9 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
     yield (IMPORTED, GIVEN["reshard"][0])
     yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
     yield from (
-        (specs["transformers"], settings) for settings in GIVEN["documents"] if "model.vocabulary=300" not in settings
+        (specs["transformers"], settings)
+        for settings in GIVEN["documents"]
+        if "model.vocabulary=300" not in settings
     )
     for base in (DECODER, IMPORTED, specs["transformers"]):
         yield from ((base, settings) for settings in GIVEN["base_dtype"])
@@ -135,7 +155,9 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
-def test_every_combination_is_formatted_and_lint_clean(different: set[tuple[str, str]], tmp_path: Path) -> None:
+def test_every_combination_is_formatted_and_lint_clean(
+    different: set[tuple[str, str]], tmp_path: Path
+) -> None:
     for number, (path, text) in enumerate(sorted(different)):
         build_file_tree(tmp_path / str(number), {path: text})
     modules = [path.removesuffix(".py") for path in LIMITS]
@@ -169,7 +191,9 @@ def test_size_of_an_example(path: Path) -> None:
 
 def test_a_run_of_a_day_can_be_written() -> None:
     """Its tokenizer and its first weights are made on the way; both parts have the same model."""
-    first, second = (spec.load(EXAMPLES / "day" / f"{name}.yaml", offline=True) for name in ("pretrain", "chat"))
+    first, second = (
+        spec.load(EXAMPLES / "day" / f"{name}.yaml", offline=True) for name in ("pretrain", "chat")
+    )
     assert first["model"] == second["model"]
     assert {"export.py", "generate.py", "prepare.py", "experts.py"} <= scaffold.render(first).keys()
     assert {"lora.py", "chat.py", "starting.py"} <= scaffold.render(second).keys()
@@ -202,8 +226,12 @@ def test_no_constant_or_function_without_use(rendered: list[dict[str, str]]) -> 
                     assert uses[name] > 1, f"{path}: {name}"
 
 
-@pytest.mark.parametrize("trace", GIVEN["traces"], ids=lambda trace: " ".join([trace["file"], *trace["settings"]]))
-def test_what_is_on_is_there_and_what_is_off_leaves_no_trace(tmp_path: Path, trace: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "trace", GIVEN["traces"], ids=lambda trace: " ".join([trace["file"], *trace["settings"]])
+)
+def test_what_is_on_is_there_and_what_is_off_leaves_no_trace(
+    tmp_path: Path, trace: dict[str, Any]
+) -> None:
     text = scaffold.render(load(tmp_path, settings=trace["settings"]))[trace["file"]]
     assert [word for word in trace.get("absent", ()) if word in text] == []
     assert [word for word in trace.get("present", ()) if word not in text] == []
@@ -211,13 +239,25 @@ def test_what_is_on_is_there_and_what_is_off_leaves_no_trace(tmp_path: Path, tra
 
 def test_verify_yaml_is_the_contract(tmp_path: Path) -> None:
     files = scaffold.render(load(tmp_path, settings=["verify.reshard_to=[1, 4]", "verify.steps=5"]))
-    arguments = {"args": "--out {checkpoint}", "save_args": "--checkpoint-interval 3", "resume_args": "--resume"}
-    ranks = {"script": "train.py", "nproc": 2, "reshard_to": [1, 4], "steps": 5, "single_args": "--micro-batch 16"}
+    arguments = {
+        "args": "--out {checkpoint}",
+        "save_args": "--checkpoint-interval 3",
+        "resume_args": "--resume",
+    }
+    ranks = {
+        "script": "train.py",
+        "nproc": 2,
+        "reshard_to": [1, 4],
+        "steps": 5,
+        "single_args": "--micro-batch 16",
+    }
     assert yaml.safe_load(files["verify.yaml"]) == arguments | ranks
 
 
 def test_verify_yaml_names_the_ranks_that_a_fixed_mesh_leaves_out(tmp_path: Path) -> None:
-    text = scaffold.render(load(tmp_path, settings=["verify.reshard_to=[1, 4]", "parallel.dp_shard=2"]))["verify.yaml"]
+    text = scaffold.render(
+        load(tmp_path, settings=["verify.reshard_to=[1, 4]", "parallel.dp_shard=2"])
+    )["verify.yaml"]
     assert yaml.safe_load(text)["reshard_to"] == [1]
     assert "# Not on [4] ranks" in text
 
@@ -245,7 +285,11 @@ def test_every_expression_of_a_template_goes_through_a_filter() -> None:
 
 
 def test_every_template_belongs_to_a_file(made: dict[str, Any]) -> None:
-    parts = {name for path in TEMPLATES.iterdir() for name in re.findall(r'include "(.+?)"', path.read_text())}
+    parts = {
+        name
+        for path in TEMPLATES.iterdir()
+        for name in re.findall(r'include "(.+?)"', path.read_text())
+    }
     assert {path.name for path in TEMPLATES.iterdir()} == set(made["templates"]) | parts
 
 

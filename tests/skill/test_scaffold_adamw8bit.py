@@ -49,11 +49,16 @@ dist.destroy_process_group()
 
 
 def test_without_torchao_the_start_says_what_to_install(tmp_path: Path) -> None:
-    assert "pip install torchao" in python("-c", WITHOUT, cwd=write_project(tmp_path, SPEC, EIGHT)).stdout
+    assert (
+        "pip install torchao"
+        in python("-c", WITHOUT, cwd=write_project(tmp_path, SPEC, EIGHT)).stdout
+    )
 
 
 def test_matrices_have_moments_of_8_bits(tmp_path: Path) -> None:
-    assert python("-c", KINDS, cwd=write_project(tmp_path, SPEC, EIGHT)).stdout.split("\n")[0] == "[]"
+    assert (
+        python("-c", KINDS, cwd=write_project(tmp_path, SPEC, EIGHT)).stdout.split("\n")[0] == "[]"
+    )
 
 
 @pytest.mark.full

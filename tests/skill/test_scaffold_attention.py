@@ -15,7 +15,10 @@ from verified_fsdp2.skill.spec import SpecError, load
 
 NEAR, FAR, NORMED = "model.window=3", "model.full_attention_every=2", "model.qk_norm=true"
 TOKENS = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
-DOCUMENTS = ["data={kind: jsonl, files: ['*.jsonl'], packing: documents, too_long: drop}", "model.vocabulary=256"]
+DOCUMENTS = [
+    "data={kind: jsonl, files: ['*.jsonl'], packing: documents, too_long: drop}",
+    "model.vocabulary=256",
+]
 
 
 def reach(model: Any, *inputs: torch.Tensor) -> torch.Tensor:
@@ -64,7 +67,11 @@ def test_queries_and_keys_are_normalised_in_each_head(tmp_path: Path) -> None:
         spec = load(tmp_path / "spec.yaml", [NORMED])
         assert sum(p.numel() for p in model.parameters()) == spec.parameters
         part = modules["model"].Attention(model.config)
-        x, rope, heads = torch.randn(2, 16, 32), model.rope, lambda y: y.unflatten(-1, (-1, 16)).transpose(1, 2)
+        x, rope, heads = (
+            torch.randn(2, 16, 32),
+            model.rope,
+            lambda y: y.unflatten(-1, (-1, 16)).transpose(1, 2),
+        )
         q, k, v = (heads(x @ layer.weight.T) for layer in (part.query, part.key, part.value))
         rotate = modules["model"].rotate
         q, k = (rotate(functional.rms_norm(one, (16,), eps=1e-5), rope) for one in (q, k))
@@ -75,7 +82,11 @@ def test_queries_and_keys_are_normalised_in_each_head(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_the_same_losses_with_tensor_parallelism(tmp_path: Path) -> None:
-    spec = {**SMALL, "train": {"steps": 20, "global_batch": 8}, "verify": {"nproc": 2, "reshard_to": [4]}}
+    spec = {
+        **SMALL,
+        "train": {"steps": 20, "global_batch": 8},
+        "verify": {"nproc": 2, "reshard_to": [4]},
+    }
     project = write_project(tmp_path, spec, NEAR, FAR, NORMED, "parallel.tp=2")
     straight = run(project, 1, tmp_path / "one", 4)
     assert_close(run(project, 2, tmp_path / "two", 4), straight, 5e-5)
@@ -90,7 +101,13 @@ def test_the_same_losses_with_tensor_parallelism(tmp_path: Path) -> None:
     ([NEAR, "model.full_attention_every=1"], "model.full_attention_every"),
     ([NEAR, "model.full_attention_every=3"], "model.full_attention_every"),
     (["model.qk_norm=1"], "model.qk_norm"),
-    (["model={kind: import, import: 'a:b', shard: [B], vocabulary: 64, sequence_length: 16}", NEAR], "model.window"),
+    (
+        [
+            "model={kind: import, import: 'a:b', shard: [B], vocabulary: 64, sequence_length: 16}",
+            NEAR,
+        ],
+        "model.window",
+    ),
 )
 def test_what_is_refused(tmp_path: Path, settings: list[str], key: str) -> None:
     with pytest.raises(SpecError) as caught:
@@ -102,6 +119,10 @@ def test_what_is_refused(tmp_path: Path, settings: list[str], key: str) -> None:
 def test_the_small_model_of_a_verification_has_a_window_too(tmp_path: Path) -> None:
     small = "verify.model={layers: 2, width: 64, vocabulary: 64, sequence_length: 16}"
     project = write(
-        tmp_path, {"kind": "decoder", "preset": "1b"}, small, "model.window=512", "model.full_attention_every=8"
+        tmp_path,
+        {"kind": "decoder", "preset": "1b"},
+        small,
+        "model.window=512",
+        "model.full_attention_every=8",
     )
     assert "    window=8,\n    full_attention_every=2,\n" in (project / "model.py").read_text()

@@ -19,7 +19,12 @@ pytest.importorskip("jinja2")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = {**DECODER, "vocabulary": 258, "sequence_length": 64}
-CHAT = {"kind": "chat", "files": ["chats.jsonl"], "tokenizer": "tokenizer", "validation_fraction": 0.2}
+CHAT = {
+    "kind": "chat",
+    "files": ["chats.jsonl"],
+    "tokenizer": "tokenizer",
+    "validation_fraction": 0.2,
+}
 PLAIN = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -104,21 +109,29 @@ def test_a_bad_record_is_named(project: Project, bad: Any, message: str) -> None
 @cases(
     "template, record, message",
     (FORGETS, said("a", "b", "c", "d"), "message 1 is not written alike .* needs generation marks"),
-    (REFUSES, {"messages": [{"role": "tool", "content": "x"}, *said("a", "b")["messages"]]}, "refuses it: no tools"),
+    (
+        REFUSES,
+        {"messages": [{"role": "tool", "content": "x"}, *said("a", "b")["messages"]]},
+        "refuses it: no tools",
+    ),
     (
         "{% for m in messages %}{{ m.role }}{% endfor %}{% generation %}{% endgeneration %}",
         said("a", "b"),
         "shows no answer",
     ),
 )
-def test_a_template_that_does_not_fit(project: Project, template: str, record: Any, message: str) -> None:
+def test_a_template_that_does_not_fit(
+    project: Project, template: str, record: Any, message: str
+) -> None:
     data = written(project, [record], template)
     with pytest.raises(data.SetupError, match=rf"chats\.jsonl:1: .*{message}"):
         project.prepare()
 
 
 @pytest.mark.parametrize("too_long", ["truncate", "drop"])
-def test_a_long_conversation(project: Project, too_long: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_conversation(
+    project: Project, too_long: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What has no answer left is left out, and counted."""
     records = [said("a", "b"), said("a" * 60, "b"), said("a", "b" * 60), said("a", "c")]
     data = written(project, records, packing=False, too_long=too_long)
@@ -158,15 +171,21 @@ def test_records_in_parquet(project: Project) -> None:
 
     rows = [said("a", "b"), said("c", "d", "e", "f"), said("g", "h")]
     rows[1]["messages"][0]["name"] = "Ann"
-    parquet.write_table(pa.Table.from_pylist(rows), project.folder / "chats.parquet", row_group_size=2)
+    parquet.write_table(
+        pa.Table.from_pylist(rows), project.folder / "chats.parquet", row_group_size=2
+    )
     keys = {"format": "parquet", "files": ["chats.parquet"], "packing": False}
     data = written(project, [], **keys)
     project.prepare()
     train, held_out = data.load_data(64, 258)
-    answers = [shown(part[n][1]).replace("_", "") for part in (train, held_out) for n in range(len(part))]
+    answers = [
+        shown(part[n][1]).replace("_", "") for part in (train, held_out) for n in range(len(part))
+    ]
     assert answers == ["b|", "d|f|", "h|"]
     rows.append({"messages": [{"role": "user", "content": "x", "name": None}]})
-    parquet.write_table(pa.Table.from_pylist(rows), project.folder / "chats.parquet", row_group_size=2)
+    parquet.write_table(
+        pa.Table.from_pylist(rows), project.folder / "chats.parquet", row_group_size=2
+    )
     with pytest.raises(data.SetupError, match=r"chats\.parquet: row 3: has no answer"):
         project.prepare()
     content = bytearray((project.folder / "chats.parquet").read_bytes())

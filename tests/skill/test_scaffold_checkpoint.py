@@ -13,7 +13,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from checkpoint_project import Modules, flip, forward, held, names, saved, started, train_state, update
+from checkpoint_project import (
+    Modules,
+    flip,
+    forward,
+    held,
+    names,
+    saved,
+    started,
+    train_state,
+    update,
+)
 from records import Capsys, Patch
 from scripts import wait_until
 from trees import code_of
@@ -22,7 +32,9 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.mark.parametrize("mode", ["sync", "thread"])
-def test_what_is_saved_is_the_state_at_the_call(modules: Modules, tmp_path: Path, mode: str) -> None:
+def test_what_is_saved_is_the_state_at_the_call(
+    modules: Modules, tmp_path: Path, mode: str
+) -> None:
     """A forward pass changes buffers before the copy is done, an update all else after it."""
     module = modules.load(mode)
     folder = tmp_path / "run" / "checkpoints"
@@ -77,7 +89,9 @@ def test_two_saves_of_one_step_are_one(modules: Modules, tmp_path: Path, mode: s
 
 
 @pytest.mark.parametrize("mode", ["sync", "thread"])
-def test_a_save_that_fails_is_one_clear_error(modules: Modules, tmp_path: Path, monkeypatch: Patch, mode: str) -> None:
+def test_a_save_that_fails_is_one_clear_error(
+    modules: Modules, tmp_path: Path, monkeypatch: Patch, mode: str
+) -> None:
     module = modules.load(mode)
     folder = tmp_path / "run" / "checkpoints"
     (folder / "step_00000001").mkdir(parents=True)
@@ -93,12 +107,16 @@ def test_a_save_that_fails_is_one_clear_error(modules: Modules, tmp_path: Path, 
         checkpoints.save(state)
     message = str(error.value)
     assert message.startswith("step_00000007 could not be saved: OSError: [Errno 28] ")
-    assert re.search(rf"[\d,]+ MiB were free\); last good checkpoint: {folder}/step_00000001$", message)
+    assert re.search(
+        rf"[\d,]+ MiB were free\); last good checkpoint: {folder}/step_00000001$", message
+    )
     assert "\n" not in message
     assert names(folder) == ["step_00000001"]
 
 
-def test_a_copy_that_fails_ends_before_the_update(modules: Modules, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_copy_that_fails_ends_before_the_update(
+    modules: Modules, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """DCP reports a copy that fails at once as done; only its other future knows."""
     module = modules.load("thread")
     state, checkpoints = started(module, tmp_path / "run", 1)
@@ -112,7 +130,9 @@ def test_a_copy_that_fails_ends_before_the_update(modules: Modules, tmp_path: Pa
         checkpoints.before_update()
 
 
-def test_a_save_that_is_too_slow_is_reported_once(modules: Modules, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_save_that_is_too_slow_is_reported_once(
+    modules: Modules, tmp_path: Path, capsys: Capsys
+) -> None:
     module = modules.load("sync", "checkpoint.grace_seconds=100")
     state, checkpoints = started(module, tmp_path / "run", 1)
     checkpoints.since -= 50.0  # the step took this long
@@ -122,11 +142,15 @@ def test_a_save_that_is_too_slow_is_reported_once(modules: Modules, tmp_path: Pa
         checkpoints.since -= 120.0 * 2
         state.step += 2
         checkpoints.save(state)
-    message = "".join(line for line in capsys.readouterr().out.splitlines(True) if not line.startswith("saved "))
+    message = "".join(
+        line for line in capsys.readouterr().out.splitlines(True) if not line.startswith("saved ")
+    )
     assert re.fullmatch(r"warning: .* 1\d\d\.\d s, .* 100 s from SIGTERM .*\n", message), message
 
 
-def test_retention_keeps_the_newest_and_nothing_half(modules: Modules, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_retention_keeps_the_newest_and_nothing_half(
+    modules: Modules, tmp_path: Path, monkeypatch: Patch
+) -> None:
     module = modules.load()
     folder = tmp_path / "run" / "checkpoints"
     saved(module, tmp_path / "run", 3, keep=2)
@@ -142,10 +166,17 @@ def test_retention_keeps_the_newest_and_nothing_half(modules: Modules, tmp_path:
     monkeypatch.setattr(shutil, "rmtree", crash)
     with pytest.raises(KeyboardInterrupt):
         module.Checkpointer(tmp_path / "run", 1, 3).save(state)
-    assert names(folder) == ["step_00000001.damaged", "step_00000002.tmp", "step_00000003", "step_00000004"]
+    assert names(folder) == [
+        "step_00000001.damaged",
+        "step_00000002.tmp",
+        "step_00000003",
+        "step_00000004",
+    ]
 
 
-def test_a_checkpoint_of_another_model_is_refused_in_one_line(modules: Modules, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_in_one_line(
+    modules: Modules, tmp_path: Path
+) -> None:
     module = modules.load()
     saved(module, tmp_path / "run", 1)
     state = train_state(module)
@@ -164,12 +195,17 @@ def test_export_holds_the_weights_of_the_model(
 ) -> None:
     module = modules.load("sync", "checkpoint.export=true")
     saved(module, tmp_path / "run", 2)
-    checkpoint, out = tmp_path / "run" / "checkpoints" / "step_00000002", tmp_path / "weights.safetensors"
+    checkpoint, out = (
+        tmp_path / "run" / "checkpoints" / "step_00000002",
+        tmp_path / "weights.safetensors",
+    )
     assert export(checkpoint, out) == 0
     found = load_file(out)
     state = train_state(module)
     module.load_checkpoint(checkpoint, state)
-    wanted = {k: getattr(v, "full_tensor", lambda v=v: v)() for k, v in state.model.state_dict().items()}
+    wanted = {
+        k: getattr(v, "full_tensor", lambda v=v: v)() for k, v in state.model.state_dict().items()
+    }
     tied = wanted.pop("head.weight")
     assert found.keys() == wanted.keys()
     assert torch.equal(tied, wanted["embedding.weight"])
@@ -184,7 +220,11 @@ def test_export_holds_the_weights_of_the_model(
     assert export(checkpoint, tmp_path / "more.safetensors") == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["error"] * 3
-    assert "cannot be written" in lines[0] and "no SHA256SUMS" in lines[1] and "is damaged: .metadata" in lines[2]
+    assert (
+        "cannot be written" in lines[0]
+        and "no SHA256SUMS" in lines[1]
+        and "is damaged: .metadata" in lines[2]
+    )
     assert names(tmp_path) == ["project", "run", "spec.yaml", "weights.safetensors"]
     assert all(torch.equal(value, wanted[name]) for name, value in load_file(out).items())
     monkeypatch.setattr(__import__("export"), "find_spec", lambda _: None)

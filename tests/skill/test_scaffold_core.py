@@ -60,7 +60,9 @@ def test_schedules(imported: Generate, kind: str, warmup: int) -> None:
         assert found[90] == pytest.approx(1.0) and found[95] == pytest.approx(0.55)
     if kind == "cosine":
         quarter = warmup + (100 - warmup) / 4
-        wanted = 0.1 + 0.9 * (1 + math.cos(math.pi * (round(quarter) - warmup) / (100 - warmup))) / 2
+        wanted = (
+            0.1 + 0.9 * (1 + math.cos(math.pi * (round(quarter) - warmup) / (100 - warmup))) / 2
+        )
         assert found[round(quarter)] == pytest.approx(wanted)
 
 
@@ -75,7 +77,9 @@ def names(module: ModuleType, model: nn.Module) -> dict[str, tuple[float, float]
 
 
 def test_every_trainable_parameter_is_in_one_group(imported: Generate) -> None:
-    groups = "optimizer.groups=[{match: norm, lr: 0.5}, {match: 'norm|embedding', weight_decay: 0.25}]"
+    groups = (
+        "optimizer.groups=[{match: norm, lr: 0.5}, {match: 'norm|embedding', weight_decay: 0.25}]"
+    )
     assert names(imported("optim", groups), Net()) == {
         "embedding.weight": (0.01, 0.25),
         "norm.weight": (0.5, 0.0),
@@ -93,7 +97,9 @@ def test_a_group_without_a_parameter_is_refused(imported: Generate, match: str) 
 
 def test_groups_of_sgd_without_weight_decay(imported: Generate) -> None:
     groups = "optimizer.groups=[{match: head, lr: 1}]"
-    found = names(imported("optim", "optimizer.kind=sgd", "optimizer.weight_decay=0", groups), Net())
+    found = names(
+        imported("optim", "optimizer.kind=sgd", "optimizer.weight_decay=0", groups), Net()
+    )
     assert found["head.weight"] == (1.0, 0.0) and found["norm.bias"] == (0.01, 0.0)
 
 
@@ -121,11 +127,18 @@ class Net(nn.Module):
 @pytest.mark.launch
 @cases(
     "policy, bad, status, said",
-    ("stop", [6], 1, "error: step 3: loss nan, gradient norm nan; stopped before the weights changed"),
+    (
+        "stop",
+        [6],
+        1,
+        "error: step 3: loss nan, gradient norm nan; stopped before the weights changed",
+    ),
     ("skip", [6], 0, "step      3  not finite: this update was skipped"),
     ("skip", [*range(6, 99)], 1, "error: 10 updates in a row were not finite"),
 )
-def test_all_ranks_agree_on_what_is_not_finite(tmp_path: Path, policy: str, bad: Any, status: int, said: str) -> None:
+def test_all_ranks_agree_on_what_is_not_finite(
+    tmp_path: Path, policy: str, bad: Any, status: int, said: str
+) -> None:
     """Only rank 1 sees it. It calls the model once before the first step, then twice in each."""
     model = {"kind": "import", "import": "own:Net", "shard": ["Block"], "arguments": {"bad": bad}}
     sizes = {"vocabulary": 64, "sequence_length": 16}
@@ -139,7 +152,9 @@ def test_all_ranks_agree_on_what_is_not_finite(tmp_path: Path, policy: str, bad:
         assert "step     14  loss" in done.stdout and "step      4  not finite" not in done.stdout
 
 
-def test_rank_0_first_tells_the_error_of_rank_0(imported: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_first_tells_the_error_of_rank_0(
+    imported: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = imported("distributed")
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     seen_by_others: list[Any] = []

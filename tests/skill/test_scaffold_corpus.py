@@ -124,13 +124,19 @@ def test_one_document_a_sample(project: Project) -> None:
     data = project.load({**JSONL, "packing": False, "separator": ".", "too_long": "truncate"})
     project.prepare()
     train, held_out = data.load_data(8)
-    assert [bytes(sample) for sample in inputs(train)] == [b"abc" + bytes(5), b"abcdefgh", b"ab" + bytes(6)]
+    assert [bytes(sample) for sample in inputs(train)] == [
+        b"abc" + bytes(5),
+        b"abcdefgh",
+        b"ab" + bytes(6),
+    ]
     assert train[1][1].tolist() == list(b"bcdefghi")
     assert train[2][1].tolist() == [*b"b.", *[data.IGNORE_INDEX] * 6]
     assert [bytes(sample) for sample in inputs(held_out)] == [b"xyz" + bytes(5)]
 
 
-def test_tokens_are_made_once_and_anew_when_a_file_changes(project: Project, capsys: Capsys) -> None:
+def test_tokens_are_made_once_and_anew_when_a_file_changes(
+    project: Project, capsys: Capsys
+) -> None:
     def made() -> int:
         return len(list((project.folder / "project" / "tokens").glob("*/complete.json")))
 
@@ -139,7 +145,9 @@ def test_tokens_are_made_once_and_anew_when_a_file_changes(project: Project, cap
         assert corpus(project, {**JSONL, **WITH_TOKENIZER}) == [1, 2, 3, 4]
     assert made() == 1
     write(project, {"a.jsonl": b'{"text": "two"}\n' * 3})
-    with pytest.raises(sys.modules["corpus"].SetupError, match=r"other data or settings: run python prepare\.py"):
+    with pytest.raises(
+        sys.modules["corpus"].SetupError, match=r"other data or settings: run python prepare\.py"
+    ):
         sys.modules["corpus"].load_corpus(256)
     assert corpus(project, {**JSONL, **WITH_TOKENIZER}) == [2, 4] * 3
     assert corpus(project, {**JSONL, **WITH_TOKENIZER, "separator": ""}) == [2] * 3
@@ -209,7 +217,9 @@ def datasets(project: Project, content: object, split: str | None) -> None:
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{}")
     if split:
-        (project.folder / "corpus" / "dataset_dict.json").write_text(json.dumps({"splits": [split]}))
+        (project.folder / "corpus" / "dataset_dict.json").write_text(
+            json.dumps({"splits": [split]})
+        )
     (project.folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     package = ModuleType("datasets")
     package.DatasetDict = Splits  # type: ignore[attr-defined]
@@ -242,7 +252,9 @@ def test_rows_of_a_dataset(project: Project, split: str | None) -> None:
     (Rows(["one", "two", None]), {}, "row 2 has no text in 'text'"),
     (Rows([]), {}, "hold no text"),
 )
-def test_bad_datasets(project: Project, content: object, keys: dict[str, str], message: str) -> None:
+def test_bad_datasets(
+    project: Project, content: object, keys: dict[str, str], message: str
+) -> None:
     datasets(project, content, keys.get("split"))
     data = project.load({"kind": "datasets", "folder": "corpus", **keys})
     with pytest.raises(data.SetupError, match=message):
@@ -261,25 +273,67 @@ Content = bytes | Callable[[Project], bytes]
     (TOKENS, "a.npy", b"123", r"a\.npy cannot be read"),
     (TOKENS, "a.npy", b"no array at all", r"a\.npy cannot be read: .*magic string"),
     (TOKENS, "a.npy", lambda p: npy(p, np.arange(9), cut=1), r"a\.npy cannot be read: mmap length"),
-    (TOKENS, "a.npy", lambda p: npy(p, np.ones(9, "f4")), r"a\.npy must hold .* float32 of shape \(9,\)"),
-    (TOKENS, "a.npy", lambda p: npy(p, np.ones((3, 3), "i4")), r"a\.npy must hold .* int32 of shape \(3, 3\)"),
+    (
+        TOKENS,
+        "a.npy",
+        lambda p: npy(p, np.ones(9, "f4")),
+        r"a\.npy must hold .* float32 of shape \(9,\)",
+    ),
+    (
+        TOKENS,
+        "a.npy",
+        lambda p: npy(p, np.ones((3, 3), "i4")),
+        r"a\.npy must hold .* int32 of shape \(3, 3\)",
+    ),
     (TOKENS, "a.npy", lambda p: npy(p, np.array([], "i4")), r"a\.npy (must hold|cannot be read)"),
-    (TOKENS, "a.npy", lambda p: npy(p, np.array([1, 2, -1])), r"a\.npy: token 2 is -1, not one of 256 ids"),
-    (TOKENS, "a.npy", lambda p: npy(p, np.array([5, 256])), r"a\.npy: token 1 is 256, not one of 256 ids"),
+    (
+        TOKENS,
+        "a.npy",
+        lambda p: npy(p, np.array([1, 2, -1])),
+        r"a\.npy: token 2 is -1, not one of 256 ids",
+    ),
+    (
+        TOKENS,
+        "a.npy",
+        lambda p: npy(p, np.array([5, 256])),
+        r"a\.npy: token 1 is 256, not one of 256 ids",
+    ),
     (TOKENS, "a.npy", lambda p: npy(p, np.array([1, 2])), "2 tokens are too few"),
-    (JSONL, "a.jsonl", b'{"text": "a"}\n{"text": "b}', r"a\.jsonl:2 cannot be read: Unterminated string"),
-    (JSONL, "a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}', r"a\.jsonl:3 has no text in the field 'text'"),
+    (
+        JSONL,
+        "a.jsonl",
+        b'{"text": "a"}\n{"text": "b}',
+        r"a\.jsonl:2 cannot be read: Unterminated string",
+    ),
+    (
+        JSONL,
+        "a.jsonl",
+        b'{"text": "a"}\n\n{"txt": "b"}',
+        r"a\.jsonl:3 has no text in the field 'text'",
+    ),
     (JSONL, "a.jsonl", b'{"text": 7}', r"a\.jsonl:1 has no text in the field 'text'"),
     (JSONL, "a.jsonl", b'["text"]', r"a\.jsonl:1 has no text in the field 'text'"),
     (JSONL, "a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1 cannot be read: 'utf-8' codec"),
-    (JSONL, "a.jsonl", b'{"text": "\\ud83d"}', r"a\.jsonl:1 cannot be read: .*surrogates not allowed"),
+    (
+        JSONL,
+        "a.jsonl",
+        b'{"text": "\\ud83d"}',
+        r"a\.jsonl:1 cannot be read: .*surrogates not allowed",
+    ),
     (JSONL, "a.jsonl", b"\n", "hold no text"),
     (TEXT, "a.txt", b"good \xff bad", r"a\.txt is not UTF-8 text \(byte offset 5\)"),
     (TEXT, "a.txt", b" \n", "the files hold no text"),
     ({**TEXT, "separator": ""}, "a.txt", b"x", "1 tokens are too few"),
-    ({**TEXT, **WITH_TOKENIZER}, "a.txt", b"one\n" * 30_000 + b"\xff", r"a\.txt is not .* \(byte offset 120000\)"),
+    (
+        {**TEXT, **WITH_TOKENIZER},
+        "a.txt",
+        b"one\n" * 30_000 + b"\xff",
+        r"a\.txt is not .* \(byte offset 120000\)",
+    ),
 )
-def test_bad_files(project: Project, keys: dict[str, Any], name: str, content: Content, message: str) -> None:
+def test_bad_files(
+    project: Project, keys: dict[str, Any], name: str, content: Content, message: str
+) -> None:
     good = b'{"text": "one two three"}\n' if keys["kind"] == "jsonl" else b"123456"
     write(project, {"fine.bin": good})
     data = project.load(keys)
@@ -308,9 +362,14 @@ def test_bad_tokenizers(project: Project, content: str, vocabulary: int, message
 
 @pytest.mark.parametrize(
     ("package", "keys"),
-    [("tokenizers", {**TEXT, **WITH_TOKENIZER}), ("datasets", {"kind": "datasets", "folder": "corpus"})],
+    [
+        ("tokenizers", {**TEXT, **WITH_TOKENIZER}),
+        ("datasets", {"kind": "datasets", "folder": "corpus"}),
+    ],
 )
-def test_a_missing_package_is_named_with_the_command(project: Project, package: str, keys: dict[str, Any]) -> None:
+def test_a_missing_package_is_named_with_the_command(
+    project: Project, package: str, keys: dict[str, Any]
+) -> None:
     write(project, {"a.txt": b"one two", "state.json": b"{}"})
     data = project.load(keys)
     project.monkeypatch.setitem(sys.modules, package, None)

@@ -80,7 +80,9 @@ def test_made_up_samples_can_be_learnt_and_are_always_the_same(project: Project)
         data.GlobalBatches(range(7), 8, 1, 0)
 
 
-def taken(project: Project, data: ModuleType, samples: Any, steps: range, world_size: int, micro: int) -> list[Any]:
+def taken(
+    project: Project, data: ModuleType, samples: Any, steps: range, world_size: int, micro: int
+) -> list[Any]:
     """The samples of these steps, each in the order of the ranks, which must call the model equally often."""
     found: list[list[Any]] = [[] for _ in steps]
     for rank in range(world_size):
@@ -89,7 +91,11 @@ def taken(project: Project, data: ModuleType, samples: Any, steps: range, world_
         for number, step in enumerate(steps):
             batches = loader.micro_batches(8 * step)
             assert [len(part) for _, part in batches] == [micro] * (8 // (micro * world_size))
-            found[number] += [row for pair in batches for row in zip(*(part.tolist() for part in pair), strict=True)]
+            found[number] += [
+                row
+                for pair in batches
+                for row in zip(*(part.tolist() for part in pair), strict=True)
+            ]
         loader.stream = None  # its workers end now, not when the garbage collector comes by
     return found
 
@@ -97,7 +103,9 @@ def taken(project: Project, data: ModuleType, samples: Any, steps: range, world_
 @forks
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_global_batch_does_not_depend_on_the_ranks(project: Project, world_size: int, workers: int) -> None:
+def test_the_global_batch_does_not_depend_on_the_ranks(
+    project: Project, world_size: int, workers: int
+) -> None:
     data = project.load({"kind": "synthetic", "samples": 30, "workers": workers})
     train, _ = data.load_data(16, 256)
     steps = range(4)  # the last crosses the end of an epoch
@@ -123,12 +131,17 @@ def test_validation_reads_each_sample_once(project: Project, world_size: int) ->
 
 
 @forks
-def test_workers_read_ahead_and_go_on_at_the_position_on_another_number_of_ranks(project: Project) -> None:
+def test_workers_read_ahead_and_go_on_at_the_position_on_another_number_of_ranks(
+    project: Project,
+) -> None:
     """A run that is resumed, on more ranks and with other micro-batches, takes the positions of a straight one."""
     data = project.load(WORKERS)
     train, _ = data.load_data(16, 256)
     straight = taken(project, data, train, range(6), 1, 4)
-    first, rest = taken(project, data, train, range(2), 2, 2), taken(project, data, train, range(2, 6), 4, 1)
+    first, rest = (
+        taken(project, data, train, range(2), 2, 2),
+        taken(project, data, train, range(2, 6), 4, 1),
+    )
     assert first + rest == straight
 
     project.rank(data, 1, 2)
@@ -140,7 +153,9 @@ def test_workers_read_ahead_and_go_on_at_the_position_on_another_number_of_ranks
     assert loader.stream is stream
     loader.micro_batches(8)  # as after a batch that was only tried
     assert loader.stream is not stream
-    assert torch.equal(torch.get_rng_state(), before), "the random numbers of training are left alone"
+    assert torch.equal(torch.get_rng_state(), before), (
+        "the random numbers of training are left alone"
+    )
     loader.stream = None
 
 
@@ -174,7 +189,9 @@ def test_workers_end_with_their_rank(project: Project) -> None:
         loader.micro_batches(0)
         raise ValueError("the rank ends")
     """
-    done = python("-c", textwrap.dedent(script), cwd=project.folder / "project", status=1, timeout=60)
+    done = python(
+        "-c", textwrap.dedent(script), cwd=project.folder / "project", status=1, timeout=60
+    )
     assert done.stderr.count("Error") == 1
 
 
@@ -191,7 +208,9 @@ def own_data(project: Project, **keys: Any) -> ModuleType:
 
 @forks
 @pytest.mark.parametrize("workers", [0, 2])
-def test_own_samples_are_augmented_alike_on_any_number_of_ranks(project: Project, workers: int) -> None:
+def test_own_samples_are_augmented_alike_on_any_number_of_ranks(
+    project: Project, workers: int
+) -> None:
     data = own_data(project, workers=workers, arguments={"count": 12})
     train, held_out = data.load_data(2)
     assert (len(train), len(held_out)) == (12, 6)
@@ -199,10 +218,16 @@ def test_own_samples_are_augmented_alike_on_any_number_of_ranks(project: Project
 
     steps = range(3)  # two epochs
     alone = taken(project, data, train, steps, 1, 2)
-    assert alone == taken(project, data, train, steps, 2, 1) == taken(project, data, train, steps, 4, 2)
+    assert (
+        alone
+        == taken(project, data, train, steps, 2, 1)
+        == taken(project, data, train, steps, 4, 2)
+    )
     assert len({tuple(pixels) for step in alone for pixels, _ in step}) == 24
     project.rank(data, 0, 1)
-    first, second = (list(data.GlobalBatches(train, 8, 2, 0).fixed_batches(held_out, 1)) for _ in range(2))
+    first, second = (
+        list(data.GlobalBatches(train, 8, 2, 0).fixed_batches(held_out, 1)) for _ in range(2)
+    )
     assert [part.tolist() for part, _ in first] == [part.tolist() for part, _ in second]
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -218,14 +243,18 @@ def test_own_samples_are_augmented_alike_on_any_number_of_ranks(project: Project
     ("samples, [(samples[0][0], torch.tensor(1.0))]", "must be int64, not torch.float32"),
     ("samples, [(samples[0][0], torch.tensor(2))]", "go from 2 to 2; 2 is the limit"),
 )
-def test_own_samples_that_training_cannot_use(project: Project, returned: str, message: str) -> None:
+def test_own_samples_that_training_cannot_use(
+    project: Project, returned: str, message: str
+) -> None:
     data = own_data(project)
     samples = "samples = [(torch.rand(3), torch.tensor(0))]"
     write_own(project, f"import torch\ndef load():\n    {samples}\n    return {returned}\n")
     importlib.invalidate_caches()
     with pytest.raises(data.SetupError, match=message):
         data.load_data(2)
-    data = project.load({"kind": "import", "import": "own_data:load"}, {**IMPORTED, "sequence_length": 3})
+    data = project.load(
+        {"kind": "import", "import": "own_data:load"}, {**IMPORTED, "sequence_length": 3}
+    )
     write_own(project, OWN_DATA)
     with pytest.raises(data.SetupError, match=r"must be \(3,\), not \(3,\) and \(\)"):
         data.load_data(3, 2)

@@ -40,6 +40,11 @@ def test_bad_data_stop_all_ranks_before_one_trains(tmp_path: Path) -> None:
     np.arange(2000, dtype=np.uint16).tofile(tmp_path / "a.bin")
     out = write_project(tmp_path, SPEC, "data={kind: tokens, files: [a.bin]}")
     shown = finish(start(out, 2, tmp_path / "out"), status=1)  # torchrun's; that of a rank is 2
-    assert len(re.findall(r"^error: .*a\.bin: token 64 is 64, not one of 64 ids$", shown, re.MULTILINE)) == 1
+    assert (
+        len(
+            re.findall(r"^error: .*a\.bin: token 64 is 64, not one of 64 ids$", shown, re.MULTILINE)
+        )
+        == 1
+    )
     assert re.search(r"exitcode *: 2", shown)
     assert not list((tmp_path / "out").glob("run-*"))

@@ -41,7 +41,10 @@ def test_one_trajectory_on_1_2_and_4_ranks_and_after_resumes_without_it(tmp_path
     ["train.micro_batch=2", "checkpoint.mode=thread", "memory.activation_checkpointing=full"],
     ["train.max_norm=null", "memory.chunked_loss=true", "parallel.reshard_after_forward=false"],
     ["optimizer={kind: schedule_free, lr: 0.01}", "schedule.kind=constant"],
-    ["optimizer.groups=[{match: stacked, lr: 0.001}]", "parallel.prefetch={forward: 1, backward: 1}"],
+    [
+        "optimizer.groups=[{match: stacked, lr: 0.001}]",
+        "parallel.prefetch={forward: 1, backward: 1}",
+    ],
 )
 def test_with_other_settings(tmp_path: Path, settings: list[str]) -> None:
     project = write_project(tmp_path, SPEC, *EP, *settings)
@@ -72,15 +75,31 @@ def test_with_other_settings(tmp_path: Path, settings: list[str]) -> None:
         "memory.activation_checkpointing",
         "must be none, full or every-nth with parallel.ep 2, found 'op-selective'",
     ),
-    ([*EP, "memory.compile=true"], "memory.compile", "must be false with parallel.ep 2, found true"),
-    ([*EP, "parallel.cpu_offload=true"], "parallel.cpu_offload", "must be false with parallel.ep 2, found true"),
+    (
+        [*EP, "memory.compile=true"],
+        "memory.compile",
+        "must be false with parallel.ep 2, found true",
+    ),
+    (
+        [*EP, "parallel.cpu_offload=true"],
+        "parallel.cpu_offload",
+        "must be false with parallel.ep 2, found true",
+    ),
     (
         [*EP, "parallel.reshard_after_forward=[true, false]"],
         "parallel.reshard_after_forward",
         "must be true or false with parallel.ep 2, found a list",
     ),
-    ([*EP, "checkpoint.generate=true"], "checkpoint.generate", "must be false with parallel.ep 2, found true"),
-    ([*EP, "finetune={kind: lora, targets: [query]}"], "finetune.kind", "must be full with parallel.ep 2"),
+    (
+        [*EP, "checkpoint.generate=true"],
+        "checkpoint.generate",
+        "must be false with parallel.ep 2, found true",
+    ),
+    (
+        [*EP, "finetune={kind: lora, targets: [query]}"],
+        "finetune.kind",
+        "must be full with parallel.ep 2",
+    ),
     (
         [*EP, "parallel.reshard_after_forward=2"],
         "parallel.reshard_after_forward",
@@ -100,6 +119,8 @@ def test_a_project_without_it_has_no_trace_of_it(tmp_path: Path) -> None:
     assert "expert_parallel.py" not in texts
     assert "expert_parallel.py" in scaffold.render(load(tmp_path / "spec.yaml", EP))
     traces = [
-        path for path, text in texts.items() if path.endswith(".py") and re.search(r"\bep\b|expert_par|EP\b", text)
+        path
+        for path, text in texts.items()
+        if path.endswith(".py") and re.search(r"\bep\b|expert_par|EP\b", text)
     ]
     assert traces == []

@@ -35,8 +35,12 @@ def naive(made: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
         scores = torch.sigmoid(made.router @ token)
         chosen = (scores + made.bias).topk(made.top_k).indices.tolist()
         total = sum(scores[one] for one in chosen) if made.top_k > 1 else 1.0
-        parts = [down[one] @ (functional.silu(gate[one] @ token) * (up[one] @ token)) for one in chosen]
-        rows.append(scale * sum(scores[one] / total * part for one, part in zip(chosen, parts, strict=True)))
+        parts = [
+            down[one] @ (functional.silu(gate[one] @ token) * (up[one] @ token)) for one in chosen
+        ]
+        rows.append(
+            scale * sum(scores[one] / total * part for one, part in zip(chosen, parts, strict=True))
+        )
     return torch.stack(rows).view_as(x)
 
 
@@ -50,14 +54,17 @@ def test_each_token_goes_through_its_experts(generate: Generate, top_k: int, sca
     torch.testing.assert_close(found, wanted)
     assert counts.sum() == 21 * top_k and (counts[3] == 0) == (top_k < 5)
     for one, other in zip(
-        *(torch.autograd.grad(y.square().sum(), made.parameters()) for y in (found, wanted)), strict=True
+        *(torch.autograd.grad(y.square().sum(), made.parameters()) for y in (found, wanted)),
+        strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_the_grouped_product_is_that_of_each_expert(generate: Generate) -> None:
     module = generate(SPEC, "experts", EXPERTS, "precision.param_dtype=bfloat16")
-    weights = [weight.detach() for weight in layer(module, dtype=torch.bfloat16).stacked.parameters()]
+    weights = [
+        weight.detach() for weight in layer(module, dtype=torch.bfloat16).stacked.parameters()
+    ]
     stacked = [weight.unflatten(0, (5, -1)).requires_grad_() for weight in weights]
     x, counts = torch.randn(20, 8).bfloat16(), torch.tensor([4, 0, 9, 7, 0])
     results = [compute(x, counts, *stacked) for compute in (module.all_at_once, module.one_by_one)]
@@ -65,7 +72,9 @@ def test_the_grouped_product_is_that_of_each_expert(generate: Generate) -> None:
     grads = [torch.autograd.grad(result.square().sum(), stacked) for result in results]
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other)
-        assert not one[1].any() and one[0].any()  # an expert without tokens has a gradient all the same
+        assert (
+            not one[1].any() and one[0].any()
+        )  # an expert without tokens has a gradient all the same
 
 
 @pytest.mark.usefixtures("alone")
@@ -76,7 +85,9 @@ def test_the_bias_evens_out_the_load(generate: Generate) -> None:
     before = made(x)[1]
     module.balance_experts(made, before[None].clone())
     direction = torch.tensor([1.0 if 5 * number < 128 else -1.0 for number in before])
-    torch.testing.assert_close(made.bias, torch.tensor([0.0, 0.3, 0.0, -9.0, 0.0]) + 0.01 * direction)
+    torch.testing.assert_close(
+        made.bias, torch.tensor([0.0, 0.3, 0.0, -9.0, 0.0]) + 0.01 * direction
+    )
     made.bias.zero_()
     for _ in range(300):
         module.balance_experts(made, made(x)[1][None])
@@ -88,14 +99,21 @@ def test_the_bias_evens_out_the_load(generate: Generate) -> None:
 def test_size_initial_values_and_counts_of_the_model(tmp_path: Path) -> None:
     with imported(write(tmp_path, {**DECODER, "layers": 3}, EXPERTS)) as modules:
         model = built(modules)
-        assert sum(p.numel() for p in model.parameters()) == load(tmp_path / "spec.yaml", [EXPERTS]).parameters
+        assert (
+            sum(p.numel() for p in model.parameters())
+            == load(tmp_path / "spec.yaml", [EXPERTS]).parameters
+        )
         model(TOKENS)
         again = model.routed
         assert again.shape == (2, 5) and again.sum(1).tolist() == [128, 128]
         for block in model.blocks[1:]:
             assert not block.experts.bias.any()
-            assert block.experts.stacked.gate.full_tensor().std().item() == pytest.approx(32**-0.5, rel=0.05)
-            assert block.experts.stacked.down.full_tensor().std().item() == pytest.approx((32 * 6) ** -0.5, rel=0.05)
+            assert block.experts.stacked.gate.full_tensor().std().item() == pytest.approx(
+                32**-0.5, rel=0.05
+            )
+            assert block.experts.stacked.down.full_tensor().std().item() == pytest.approx(
+                (32 * 6) ** -0.5, rel=0.05
+            )
         assert [name for name in model.state_dict() if "bias" in name] == [
             "blocks.1.experts.bias",
             "blocks.2.experts.bias",
@@ -107,23 +125,39 @@ def test_adapters_leave_the_experts_and_their_balance_alone(tmp_path: Path) -> N
     lora = "finetune={kind: lora, rank: 2, targets: [query, gate]}"
     with imported(write(tmp_path / "plain", {**DECODER, "layers": 3}, EXPERTS)) as modules:
         wanted = built(modules)(TOKENS)
-    with imported(project := write(tmp_path / "lora", {**DECODER, "layers": 3}, EXPERTS, lora)) as modules:
+    with imported(
+        project := write(tmp_path / "lora", {**DECODER, "layers": 3}, EXPERTS, lora)
+    ) as modules:
         model = built(modules)
         found = model(TOKENS)
         assert torch.equal(found, wanted)
         functional.cross_entropy(found.flatten(0, 1), TOKENS.flatten()).backward()
-    trained = {name.partition(".lora_")[0] for name, one in model.named_parameters() if one.grad is not None}
+    trained = {
+        name.partition(".lora_")[0]
+        for name, one in model.named_parameters()
+        if one.grad is not None
+    }
     layers = [f"blocks.{number}.attention.query" for number in range(3)]
-    assert trained == {*layers, "blocks.0.feed_forward.gate", *(f"blocks.{n}.shared_experts.gate" for n in (1, 2))}
-    assert "balance" not in "".join((project / name).read_text() for name in ("train.py", "model.py", "experts.py"))
+    assert trained == {
+        *layers,
+        "blocks.0.feed_forward.gate",
+        *(f"blocks.{n}.shared_experts.gate" for n in (1, 2)),
+    }
+    assert "balance" not in "".join(
+        (project / name).read_text() for name in ("train.py", "model.py", "experts.py")
+    )
 
 
 @pytest.mark.launch
-def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(tmp_path: Path) -> None:
+def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(
+    tmp_path: Path,
+) -> None:
     """A bias that moves fast: tokens that are counted twice, or on one rank alone, would change the losses."""
     experts = "model.experts={number: 5, balance_rate: 0.1}"
     found = []
-    for number, more in enumerate(([], ["memory.activation_checkpointing=full", "train.micro_batch=2"])):
+    for number, more in enumerate(
+        ([], ["memory.activation_checkpointing=full", "train.micro_batch=2"])
+    ):
         (tmp_path / str(number)).mkdir()
         project = write_project(tmp_path / str(number), SPEC, experts, *more)
         found.append(run(project, 1 + number, tmp_path / f"out-{number}", 4))
@@ -144,7 +178,10 @@ def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(tmp
     ([EXPERTS, "precision.fp8=true", "precision.param_dtype=bfloat16"], "precision.fp8"),
     ([EXPERTS, "finetune={kind: lora, targets: [experts.gate]}"], "finetune.targets[0]"),
     ([EXPERTS, "model.window=8", "checkpoint.export=huggingface"], "checkpoint.export"),
-    (["model.experts={number: 4, shared: 0}", "checkpoint.export=huggingface"], "checkpoint.export"),
+    (
+        ["model.experts={number: 4, shared: 0}", "checkpoint.export=huggingface"],
+        "checkpoint.export",
+    ),
     (["model.experts={number: 4, ffn: 32}", "model.ffn=64"], "model.ffn"),
     ([EXPERTS, "finetune={kind: freeze, train: ['0.experts']}"], "finetune.train[0]"),
 )
@@ -163,6 +200,12 @@ def test_a_preset_with_experts_needs_its_memory(tmp_path: Path) -> None:
         write(tmp_path, model, launch, small, "model.experts={number: 64, ffn: 2048}")
     (problem,) = caught.value.problems
     assert problem.key == "launch.nodes" and "54,746,419,200" in problem.message
-    project = write(tmp_path, model, launch, small, "model.experts={number: 8, top_k: 1, ffn: 1024, first_dense: 31}")
+    project = write(
+        tmp_path,
+        model,
+        launch,
+        small,
+        "model.experts={number: 8, top_k: 1, ffn: 1024, first_dense: 31}",
+    )
     text = (project / "model.py").read_text()
     assert "expert_ffn=96,\n    dense_layers=1,\n" in text and "dense_layers: int = 31" in text

@@ -24,17 +24,25 @@ MODELS: dict[str, dict[str, Any]] = {
     "normed near": {**DECODER, "qk_norm": True, "window": 5},
     "normed near and far": {**DECODER, "qk_norm": True, "window": 5, "full_attention_every": 2},
     "experts": {**DECODER, "kv_heads": 1, "experts": {"number": 5, "first_dense": 1, "scale": 2.5}},
-    "normed experts": {**DECODER, "qk_norm": True, "experts": {"number": 4, "top_k": 1, "shared": 2, "ffn": 24}},
+    "normed experts": {
+        **DECODER,
+        "qk_norm": True,
+        "experts": {"number": 4, "top_k": 1, "shared": 2, "ffn": 24},
+    },
     "near": {**DECODER, "window": 5},
     "near and far": {**DECODER, "kv_heads": 1, "layers": 5, "window": 5, "full_attention_every": 2},
 }
-NEEDED = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+NEEDED = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="transformers is not installed"
+)
 
 
 def saved(modules: dict[str, ModuleType], model: Any, run: Path) -> Path:
     settings = __import__("settings").Settings()
     optimizer = modules["optim"].build_optimizer(model, settings)
-    state = modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer, settings))
+    state = modules["checkpoint"].TrainState(
+        model, optimizer, modules["optim"].build_scheduler(optimizer, settings)
+    )
     (run / "checkpoints").mkdir(parents=True)
     (run / "run.json").write_text("{}")
     modules["checkpoint"].Checkpointer(run, 1, -1).save(state)
@@ -46,7 +54,9 @@ def saved(modules: dict[str, ModuleType], model: Any, run: Path) -> Path:
 @pytest.mark.filterwarnings("ignore")  # those of transformers
 @pytest.mark.parametrize("limit", [None, 9000], ids=["one file", "several"])
 @pytest.mark.parametrize("name", MODELS)
-def test_transformers_computes_the_same_logits(tmp_path: Path, name: str, limit: int | None) -> None:
+def test_transformers_computes_the_same_logits(
+    tmp_path: Path, name: str, limit: int | None
+) -> None:
     from transformers import AutoModelForCausalLM
 
     out = tmp_path / "exported"
@@ -82,7 +92,9 @@ def test_transformers_computes_the_same_logits(tmp_path: Path, name: str, limit:
 def test_adapters_are_merged(tmp_path: Path, name: str, base: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    lora = f"{{kind: lora, rank: 2, alpha: 6, dropout: 0.1, targets: [query, up], base_dtype: {base}}}"
+    lora = (
+        f"{{kind: lora, rank: 2, alpha: 6, dropout: 0.1, targets: [query, up], base_dtype: {base}}}"
+    )
     settings = (EXPORT, f"finetune={lora}", f"precision.param_dtype={base}")
     out = tmp_path / "exported"
     with imported(write(tmp_path, MODELS[name], *settings)) as modules:
@@ -95,12 +107,19 @@ def test_adapters_are_merged(tmp_path: Path, name: str, base: str) -> None:
         weights = {part: value.full_tensor().float() for part, value in model.named_parameters()}
     opened = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     layer = weights["blocks.1.attention.query.weight"]
-    added = weights["blocks.1.attention.query.lora_B.weight"] @ weights["blocks.1.attention.query.lora_A.weight"]
-    torch.testing.assert_close(opened.model.layers[1].self_attn.q_proj.weight.data, layer + 3 * added)
+    added = (
+        weights["blocks.1.attention.query.lora_B.weight"]
+        @ weights["blocks.1.attention.query.lora_A.weight"]
+    )
+    torch.testing.assert_close(
+        opened.model.layers[1].self_attn.q_proj.weight.data, layer + 3 * added
+    )
     assert not [key for key in opened.state_dict() if "lora" in key]
     if base == "float32":
         with torch.no_grad():
-            torch.testing.assert_close(opened(TOKENS).logits, model.train(False)(TOKENS), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                opened(TOKENS).logits, model.train(False)(TOKENS), rtol=1e-5, atol=1e-5
+            )
 
 
 @pytest.fixture
@@ -108,7 +127,9 @@ def tokenizer(tmp_path: Path) -> Path:
     """The folder of a transformers tokenizer, with a chat template: bytes, and two marks."""
     from shutil import copytree
 
-    return copytree(Path(__file__).parents[2] / "examples" / "chat-tokenizer", tmp_path / "tokenizer")
+    return copytree(
+        Path(__file__).parents[2] / "examples" / "chat-tokenizer", tmp_path / "tokenizer"
+    )
 
 
 CHAT = "{kind: chat, files: [chats.jsonl], tokenizer: tokenizer, packing: "
@@ -118,7 +139,9 @@ TEXT = "{kind: text, files: ['{stdlib}/abc.py'], tokenizer: tokenizer/tokenizer.
 @NEEDED
 @pytest.mark.usefixtures("alone")
 @pytest.mark.filterwarnings("ignore")  # those of transformers
-@pytest.mark.parametrize("data", [TEXT, CHAT + "false}", CHAT + "documents}"], ids=["text", "chat", "packed"])
+@pytest.mark.parametrize(
+    "data", [TEXT, CHAT + "false}", CHAT + "documents}"], ids=["text", "chat", "packed"]
+)
 def test_the_tokenizer_goes_along_and_a_chat_is_answered(
     tmp_path: Path, tokenizer: Path, data: str, capsys: Capsys
 ) -> None:
@@ -142,8 +165,12 @@ def test_the_tokenizer_goes_along_and_a_chat_is_answered(
         with torch.no_grad():
             first = int(model(inputs, *extra)[0, -1].argmax())
         capsys.readouterr()
-        assert code_of(modules["generate"], checkpoint, "def", "--tokens", 1, "--temperature", 0) == 0
-    wanted = opened.decode([first] if data != TEXT else [*prompt, first], skip_special_tokens=data != TEXT)
+        assert (
+            code_of(modules["generate"], checkpoint, "def", "--tokens", 1, "--temperature", 0) == 0
+        )
+    wanted = opened.decode(
+        [first] if data != TEXT else [*prompt, first], skip_special_tokens=data != TEXT
+    )
     assert capsys.readouterr().out == f"{wanted}\n"
 
 
@@ -174,18 +201,25 @@ def greedy(model: Any, tokens: Sequence[int], number: int) -> list[int]:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("settings", [[], ["memory.chunked_loss=true"]], ids=["plain", "chunked"])
-def test_the_most_probable_continuation(tmp_path: Path, settings: list[str], capsys: Capsys) -> None:
+def test_the_most_probable_continuation(
+    tmp_path: Path, settings: list[str], capsys: Capsys
+) -> None:
     """Longer than the sequence length: then the model sees the last tokens."""
     with imported(write(tmp_path, DECODER, "checkpoint.generate=true", *settings)) as modules:
         model = built(modules)
         checkpoint = saved(modules, model, tmp_path / "run")
         wanted = greedy(model, [3, 1, 4], 20)
         capsys.readouterr()
-        assert code_of(modules["generate"], checkpoint, "3 1 4", "--tokens", 20, "--temperature", 0) == 0
+        assert (
+            code_of(modules["generate"], checkpoint, "3 1 4", "--tokens", 20, "--temperature", 0)
+            == 0
+        )
         assert capsys.readouterr().out.split() == list(map(str, wanted))
         drawn = []
         for seed in (0, 0, 1):
-            assert code_of(modules["generate"], checkpoint, "3 1 4", "--top-k", 5, "--seed", seed) == 0
+            assert (
+                code_of(modules["generate"], checkpoint, "3 1 4", "--top-k", 5, "--seed", seed) == 0
+            )
             drawn.append(capsys.readouterr().out)
         assert drawn[0] == drawn[1] != drawn[2]
         assert code_of(modules["generate"], checkpoint, "3 64") == 2
@@ -208,5 +242,7 @@ def test_text_is_continued_with_adapters(tmp_path: Path, capsys: Capsys) -> None
         checkpoint = saved(modules, model, tmp_path / "run")
         wanted = bytes(greedy(model, b"def", 9)).decode(errors="replace")
         capsys.readouterr()
-        assert code_of(modules["generate"], checkpoint, "def", "--tokens", 9, "--temperature", 0) == 0
+        assert (
+            code_of(modules["generate"], checkpoint, "def", "--tokens", 9, "--temperature", 0) == 0
+        )
     assert capsys.readouterr().out == f"{wanted}\n"

@@ -32,11 +32,19 @@ def image_data(project: Project) -> ModuleType:
         red[:, 10:30, 0] = 255  # what the crop keeps
         image(project, f"cat/{number}.png", red)
         image(project, f"dog/{number}.png", np.full((40, 20), 51, np.uint8))
-    keys = {"kind": "images", "folder": "images", "image_size": 8, "workers": 0, "validation_fraction": 0.25}
+    keys = {
+        "kind": "images",
+        "folder": "images",
+        "image_size": 8,
+        "workers": 0,
+        "validation_fraction": 0.25,
+    }
     return project.load(keys, IMPORTED)
 
 
-def test_images_are_scaled_cropped_and_normalised(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_are_scaled_cropped_and_normalised(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = image_data(project)
     train, held_out = data.load_data(project.out, 2)
     assert (len(train), len(held_out)) == (9, 3)

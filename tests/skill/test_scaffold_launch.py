@@ -35,10 +35,16 @@ SPEC = {
 }
 
 
-def start(project: Path, ranks: int, out: Path, *flags: str, restarts: int = 0) -> subprocess.Popen[str]:
-    launcher = [*TORCHRUN, str(ranks), "--max-restarts", str(restarts)] if ranks > 1 else ["-W", "error"]
+def start(
+    project: Path, ranks: int, out: Path, *flags: str, restarts: int = 0
+) -> subprocess.Popen[str]:
+    launcher = (
+        [*TORCHRUN, str(ranks), "--max-restarts", str(restarts)] if ranks > 1 else ["-W", "error"]
+    )
     command = [sys.executable, *launcher, "train.py", "--out", str(out), *flags]
-    return subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def shown_until(process: subprocess.Popen[str], step: int) -> str:
@@ -62,7 +68,9 @@ def finish(process: subprocess.Popen[str], status: int = 0) -> str:
     return output.replace(TEARDOWN_ABORT, "")
 
 
-def run(project: Path, ranks: int, out: Path, steps: int = STEPS, *flags: str) -> list[dict[str, Any]]:
+def run(
+    project: Path, ranks: int, out: Path, steps: int = STEPS, *flags: str
+) -> list[dict[str, Any]]:
     """The steps of a run with `start`'s flags in forked ranks, which import torch once for all runs."""
     forked(project, ranks, "--out", out, "--steps", steps, *flags)
     return steps_of(out)
@@ -73,10 +81,14 @@ def steps_of(out: Path) -> list[dict[str, Any]]:
     return [{key: record[key] for key in EXACT} for record in records if "loss" in record]
 
 
-def assert_close(found: list[dict[str, Any]], wanted: list[dict[str, Any]], limit: float = 1e-6) -> None:
+def assert_close(
+    found: list[dict[str, Any]], wanted: list[dict[str, Any]], limit: float = 1e-6
+) -> None:
     assert [record["step"] for record in found] == [record["step"] for record in wanted]
     for one, other in zip(found, wanted, strict=True):
-        assert {key: one[key] for key in EXACT} == pytest.approx({key: other[key] for key in EXACT}, rel=limit)
+        assert {key: one[key] for key in EXACT} == pytest.approx(
+            {key: other[key] for key in EXACT}, rel=limit
+        )
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +128,23 @@ def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
     shown += finish(process, status=1)
     assert "continue with --resume" in shown
     last = steps_of(tmp_path / "out")[-1]["step"]
-    assert [path.name for path in (tmp_path / "out/run-001/checkpoints").iterdir()] == [f"step_{last:08d}"]
+    assert [path.name for path in (tmp_path / "out/run-001/checkpoints").iterdir()] == [
+        f"step_{last:08d}"
+    ]
 
 
 @pytest.mark.full
-def test_ranks_that_torchrun_restarts_go_on_by_themselves(straight: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_ranks_that_torchrun_restarts_go_on_by_themselves(
+    straight: list[dict[str, Any]], tmp_path: Path
+) -> None:
     flags = ("--steps", "40", "--checkpoint-interval", "2")
-    process = start(write_project(tmp_path, SPEC, "checkpoint.mode=thread"), 2, tmp_path / "out", *flags, restarts=1)
+    process = start(
+        write_project(tmp_path, SPEC, "checkpoint.mode=thread"),
+        2,
+        tmp_path / "out",
+        *flags,
+        restarts=1,
+    )
     shown = shown_until(process, 5)
     os.kill(children(process.pid)[1], signal.SIGKILL)
     shown += finish(process)
@@ -141,22 +163,33 @@ def test_a_damaged_checkpoint_is_refused(
     folder = stopped_at(4, undisturbed, tmp_path) / "run-001" / "checkpoints"
     flip(folder / "step_00000004" / "__1_0.distcp")
     shown = finish(start(sample, 2, tmp_path, "--steps", str(STEPS), "--resume"))
-    assert f"warning: {folder}/step_00000004 is damaged (__1_0.distcp), it is step_00000004.damaged now" in shown
+    assert (
+        f"warning: {folder}/step_00000004 is damaged (__1_0.distcp), it is step_00000004.damaged now"
+        in shown
+    )
     assert f"run    {tmp_path}/run-001, step 3 of {STEPS}" in shown
     assert steps_of(tmp_path) == straight
     for checkpoint in folder.glob("step_*"):
         flip(checkpoint / ".metadata")
     shown = finish(start(sample, 1, tmp_path, "--resume"), status=2)
-    assert shown.splitlines()[-1] == f"error: nothing to resume: no complete checkpoint in {tmp_path}"
+    assert (
+        shown.splitlines()[-1] == f"error: nothing to resume: no complete checkpoint in {tmp_path}"
+    )
 
 
 @pytest.mark.full
-def test_a_full_disk_leaves_the_last_good_checkpoint(sample: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_last_good_checkpoint(
+    sample: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     """A limit on the size of a file stands for the disk: it gets in the way of the data, and of nothing else."""
     stopped_at(2, undisturbed, tmp_path)
-    limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
+    limit = (
+        "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
+    )
     program = limit + "runpy.run_path('train.py', run_name='__main__')"
-    done = python("-c", program, "--out", tmp_path, "--steps", "5", "--resume", cwd=sample, status=None)
+    done = python(
+        "-c", program, "--out", tmp_path, "--steps", "5", "--resume", cwd=sample, status=None
+    )
     assert done.returncode == 1 or TEARDOWN_ABORT in done.stderr
     folder = tmp_path / "run-001" / "checkpoints"
     last = folder / "step_00000002"
@@ -169,8 +202,14 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(sample: Path, undisturbed: 
 
 @pytest.mark.full
 def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
-    settings = ["parallel.dp_replicate=2", "precision.param_dtype=bfloat16", "checkpoint.mode=thread"]
-    out = write_project(tmp_path, SPEC, *settings, "verify.nproc=4", "verify.reshard_to=[2]", "checkpoint.keep=2")
+    settings = [
+        "parallel.dp_replicate=2",
+        "precision.param_dtype=bfloat16",
+        "checkpoint.mode=thread",
+    ]
+    out = write_project(
+        tmp_path, SPEC, *settings, "verify.nproc=4", "verify.reshard_to=[2]", "checkpoint.keep=2"
+    )
     straight = run(out, 4, tmp_path, 6, "--checkpoint-interval", "2")
     folder = tmp_path / "run-001" / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000006"]
@@ -184,7 +223,9 @@ def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
     (["--micro-batch", "3"], "error: a global batch of 8 samples does not divide"),
     (["--resume"], "error: nothing to resume"),
 )
-def test_what_the_user_can_correct_is_one_line(sample: Path, tmp_path: Path, flags: list[str], message: str) -> None:
+def test_what_the_user_can_correct_is_one_line(
+    sample: Path, tmp_path: Path, flags: list[str], message: str
+) -> None:
     output = finish(start(sample, 1, tmp_path, *flags), status=2)
     assert output.startswith(message) and output.count("\n") == 1
 

@@ -9,12 +9,41 @@ import yaml as pyyaml
 
 from scripts import python
 from verified_fsdp2.skill import scaffold, spec
-from verified_fsdp2.skill.scaffold.literals import FILTERS, factory_call, markdown, own_import, py, text, yaml
+from verified_fsdp2.skill.scaffold.literals import (
+    FILTERS,
+    factory_call,
+    markdown,
+    own_import,
+    py,
+    text,
+    yaml,
+)
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
-HOSTILE = ["plain", "it's", 'say "so"', "both ' and \"", "three \"\"\" and '''", "back\\slash\\", "line\nbreak\r\ttab"]
-HOSTILE += ["{{ 7 * 7 }} {% raw %} {# note #}", "-->", "# comment", "`code` ``more``", "null", "1e4", "yes"]
-HOSTILE += ["\u00e9\u2028\U0001f600\x7f\x85", '"; import os; "', *("x" * n for n in (75, 79, 83, 200)), " "]
+HOSTILE = [
+    "plain",
+    "it's",
+    'say "so"',
+    "both ' and \"",
+    "three \"\"\" and '''",
+    "back\\slash\\",
+    "line\nbreak\r\ttab",
+]
+HOSTILE += [
+    "{{ 7 * 7 }} {% raw %} {# note #}",
+    "-->",
+    "# comment",
+    "`code` ``more``",
+    "null",
+    "1e4",
+    "yes",
+]
+HOSTILE += [
+    "\u00e9\u2028\U0001f600\x7f\x85",
+    '"; import os; "',
+    *("x" * n for n in (75, 79, 83, 200)),
+    " ",
+]
 NESTED = {"a": HOSTILE, "b": {"c": [1, [2]]}}
 VALUES: list[Any] = [*HOSTILE, 0, -1, True, None, 1e-8, 1e16, 0.1, [], {}, HOSTILE, NESTED]
 
@@ -36,7 +65,9 @@ def test_statements_are_formatted() -> None:
     assert formatted(code) == code
 
 
-@pytest.mark.parametrize("value", [*HOSTILE, 3, True, None, [1, 4]], ids=lambda value: ascii(value)[:20])
+@pytest.mark.parametrize(
+    "value", [*HOSTILE, 3, True, None, [1, 4]], ids=lambda value: ascii(value)[:20]
+)
 def test_a_yaml_value_reads_back(value: object) -> None:
     assert pyyaml.safe_load(f"key: {yaml(value)}  # note") == {"key": value}
 
@@ -66,14 +97,21 @@ def test_the_import_of_an_own_module() -> None:
 
 
 def test_a_hostile_spec_gives_projects_that_mean_what_it_says(tmp_path: Path) -> None:
-    names = [name for name in HOSTILE if not set(name) & set("\r\n\t\x85\u2028\x7f") and name != " "]
+    names = [
+        name for name in HOSTILE if not set(name) & set("\r\n\t\x85\u2028\x7f") and name != " "
+    ]
     files = [f"{number}-{name.replace('/', '_')[:90]}.txt" for number, name in enumerate(names)]
     for file in files:
         (tmp_path / file).write_text("text")
     model = {"kind": "import", "import": "package:build", "shard": ["Block"]}
     data = {
         "version": 1,
-        "model": {**model, "arguments": {"hostile": HOSTILE}, "vocabulary": 256, "sequence_length": 8},
+        "model": {
+            **model,
+            "arguments": {"hostile": HOSTILE},
+            "vocabulary": 256,
+            "sequence_length": 8,
+        },
         "data": {"kind": "text", "files": files},
         "train": {"steps": 20, "global_batch": 8},
         "checkpoint": {"directory": "-->`'\"\\n{{ x }}\n''' \"\"\""},
@@ -84,7 +122,11 @@ def test_a_hostile_spec_gives_projects_that_mean_what_it_says(tmp_path: Path) ->
 
     def constant(path: str, name: str) -> object:
         for node in ast.parse(rendered[path]).body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and node.targets[0].id == name
+            ):
                 return ast.literal_eval(node.value)
         raise AssertionError(name)
 

@@ -19,7 +19,12 @@ from scripts import TORCHRUN, python
 from trees import SMALL, Generate, code_of, write_project
 
 Clock = SimpleNamespace
-SPEC = {**SMALL, "name": "sample", "train": {"steps": 40, "global_batch": 8}, "verify": {"reshard_to": []}}
+SPEC = {
+    **SMALL,
+    "name": "sample",
+    "train": {"steps": 40, "global_batch": 8},
+    "verify": {"reshard_to": []},
+}
 
 
 @pytest.fixture
@@ -67,7 +72,9 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_lines_are_whole_not_rounded_and_appended(load: Generate, tmp_path: Path, capsys: Any) -> None:
+def test_lines_are_whole_not_rounded_and_appended(
+    load: Generate, tmp_path: Path, capsys: Any
+) -> None:
     module = load("metrics")
     train(module.Metrics(tmp_path, 0, 9), range(1, 3))
     again = module.Metrics(tmp_path, 2, 9)
@@ -79,7 +86,10 @@ def test_lines_are_whole_not_rounded_and_appended(load: Generate, tmp_path: Path
     assert found[-1] == {"step": 3, "validation_loss": 2 / 7}
     assert found[0]["grad_norm"] == 1 and found[0]["lr"] == 0.1 and found[0]["peak_memory_mib"] > 10
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("step      1  loss 0.3333  norm 1.0000  lr 1.00e-01") and len(shown) == 4
+    assert (
+        shown[0].startswith("step      1  loss 0.3333  norm 1.0000  lr 1.00e-01")
+        and len(shown) == 4
+    )
     assert shown[3] == "step      3  validation loss 0.2857"
 
 
@@ -103,8 +113,12 @@ def test_throughput_counts_steps_alone(
     assert [record.get("tokens_per_second") for record in records(tmp_path)] == rates
 
 
-def test_nothing_waits_for_the_device_between_two_lines(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
-    module = load("metrics", "train.log_interval=4", "operation.tensorboard=true", "operation.mfu=true")
+def test_nothing_waits_for_the_device_between_two_lines(
+    load: Generate, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    module = load(
+        "metrics", "train.log_interval=4", "operation.tensorboard=true", "operation.mfu=true"
+    )
     monkeypatch.setattr(Scalar, "reads", 0)
     train(module.Metrics(tmp_path, 0, 40, 4, 1.0), range(1, 8))
     assert Scalar.reads == 2  # loss and norm of step 4
@@ -123,7 +137,11 @@ def test_what_is_not_finite_is_null(load: Generate, tmp_path: Path, capsys: Any)
 @cases(
     "settings, present, said",
     (["tensorboard"], [], "a package is missing: pip install tensorboard"),
-    (["tensorboard", "wandb", "progress"], ["tqdm"], "packages are missing: pip install tensorboard wandb"),
+    (
+        ["tensorboard", "wandb", "progress"],
+        ["tqdm"],
+        "packages are missing: pip install tensorboard wandb",
+    ),
 )
 def test_a_missing_package_is_said_with_its_fix(
     load: Generate, monkeypatch: Patch, settings: list[str], present: list[str], said: str
@@ -148,7 +166,9 @@ def test_tensorboard_has_each_step_once_after_a_resume(load: Generate, tmp_path:
     board.Reload()
     scalars = board.Scalars("loss")
     assert [scalar.step for scalar in scalars] == list(range(1, 9))
-    assert [scalar.value for scalar in scalars] == pytest.approx([1 / (3 * step) for step in range(1, 9)])
+    assert [scalar.value for scalar in scalars] == pytest.approx(
+        [1 / (3 * step) for step in range(1, 9)]
+    )
     assert [scalar.step for scalar in board.Scalars("validation_loss")] == [8]
 
 
@@ -179,7 +199,11 @@ def test_calls_of_wandb_after_a_resume(load: Generate, tmp_path: Path, monkeypat
     train(again, range(4, 6))
     again.close()
     settings = again.wandb.settings
-    assert (settings["mode"], settings["project"], settings["name"]) == ("offline", "sample", tmp_path.name)
+    assert (settings["mode"], settings["project"], settings["name"]) == (
+        "offline",
+        "sample",
+        tmp_path.name,
+    )
     assert settings["config"]["train"]["steps"] == 40
     assert first.wandb.settings["id"] is None and settings["id"] == first.wandb.id
     assert [step for step, _ in first.wandb.logged] == [1, 2, 3]
@@ -198,7 +222,9 @@ def test_calls_of_wandb_online(load: Generate, tmp_path: Path, monkeypatch: Patc
     train(again, range(4, 6))
     again.close()
     assert [run.wandb.settings["mode"] for run in (first, again)] == ["online", "online"]
-    assert again.wandb.settings["id"] == first.wandb.id and again.wandb.settings["resume"] == "allow"
+    assert (
+        again.wandb.settings["id"] == first.wandb.id and again.wandb.settings["resume"] == "allow"
+    )
     assert [step for step, _ in again.wandb.logged] == [4, 5] and again.wandb.finished
 
 
@@ -207,7 +233,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_bar_on_a_terminal_and_lines_elsewhere(
+    load: Generate, tmp_path: Path, monkeypatch: Patch
+) -> None:
     module = load("metrics", "operation.progress=true")
     out, errors = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
@@ -219,7 +247,10 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Generate, tmp_path: Path,
     metrics.close()
     assert "4/5" in errors.getvalue()
     shown = out.getvalue().splitlines()
-    assert [line[:24] for line in shown[:2]] == ["step      3  loss 0.1111", "step      4  loss 0.0833"]
+    assert [line[:24] for line in shown[:2]] == [
+        "step      3  loss 0.1111",
+        "step      4  loss 0.0833",
+    ]
     assert shown[-1] == "step      4  validation loss 0.2500"
     monkeypatch.setattr(sys, "stdout", lines := io.StringIO())
     metrics = module.Metrics(tmp_path, 4, 5)
@@ -258,18 +289,24 @@ def test_flops_are_what_torch_counts(load: Generate, tied: str) -> None:
     ("NVIDIA H20", "bfloat16", None),
     (None, "bfloat16", None),
 )
-def test_peak_of_a_device(load: Generate, monkeypatch: Patch, name: str | None, dtype: str, peak: float | None) -> None:
+def test_peak_of_a_device(
+    load: Generate, monkeypatch: Patch, name: str | None, dtype: str, peak: float | None
+) -> None:
     flops = load("flops", "operation.mfu=true", f"precision.param_dtype={dtype}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: name is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     if peak is not None:
         assert flops.peak_tflops() == peak
         return
-    with pytest.raises(flops.SetupError, match=f"the peak of {name or 'a CPU'}: set operation.peak_tflops"):
+    with pytest.raises(
+        flops.SetupError, match=f"the peak of {name or 'a CPU'}: set operation.peak_tflops"
+    ):
         flops.peak_tflops()
 
 
-def test_mfu_is_the_ideal_time_of_a_step_over_its_own(load: Generate, tmp_path: Path, clock: Clock) -> None:
+def test_mfu_is_the_ideal_time_of_a_step_over_its_own(
+    load: Generate, tmp_path: Path, clock: Clock
+) -> None:
     settings = ["operation.mfu=true", "operation.peak_tflops=2", "train.log_interval=2"]
     flops = load("flops", *settings)
     model = SimpleNamespace(
@@ -283,11 +320,23 @@ def test_mfu_is_the_ideal_time_of_a_step_over_its_own(load: Generate, tmp_path: 
     assert [record["mfu"] for record in records(tmp_path)] == [0.25, 0.25, 0.25]
 
 
-def event(name: str, start: float, end: float, category: str = "cpu_op", thread: int = 1) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, "tid": thread}
+def event(
+    name: str, start: float, end: float, category: str = "cpu_op", thread: int = 1
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": start,
+        "dur": end - start,
+        "tid": thread,
+    }
 
 
-STEPS = [event("ProfilerStep#2", 0, 100, "user_annotation"), event("ProfilerStep#3", 100, 290, "user_annotation")]
+STEPS = [
+    event("ProfilerStep#2", 0, 100, "user_annotation"),
+    event("ProfilerStep#3", 100, 290, "user_annotation"),
+]
 ON_CPU = [
     {"ph": "M", "name": "process_name"},
     *STEPS,
@@ -313,13 +362,19 @@ def test_shares_of_the_traced_time(
 ) -> None:
     module = load("profiling", "operation.profile=true")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    shares = {"computation_share": 50 / 300, "communication_share": 90 / 300, "exposed_communication_share": 70 / 300}
+    shares = {
+        "computation_share": 50 / 300,
+        "communication_share": 90 / 300,
+        "exposed_communication_share": 70 / 300,
+    }
     assert module.shares(events) == pytest.approx({"step_seconds": 1e-4, **shares})
 
 
 def test_time_of_an_operator_without_what_it_calls(load: Generate) -> None:
     module = load("profiling", "operation.profile=true")
-    found = module.own_seconds([*ON_CPU[3:5], event("aten::mm", 20, 25, thread=2), event("aten::mm", 60, 70)])
+    found = module.own_seconds(
+        [*ON_CPU[3:5], event("aten::mm", 20, 25, thread=2), event("aten::mm", 60, 70)]
+    )
     assert found == pytest.approx({"aten::linear": 20e-6, "aten::mm": 45e-6})
 
 
@@ -397,7 +452,9 @@ def test_each_set_of_validation_has_its_values_its_row_and_its_curve(
     (lines({"loss": 1.0}), "metrics.jsonl:1 is no line of metrics"),
     (lines({"step": 1, "loss": "x"}), "metrics.jsonl:1 is no line of metrics"),
 )
-def test_a_bad_file_of_metrics_is_one_line(plot: ModuleType, capsys: Capsys, content: str | None, said: str) -> None:
+def test_a_bad_file_of_metrics_is_one_line(
+    plot: ModuleType, capsys: Capsys, content: str | None, said: str
+) -> None:
     if content is not None:
         Path("metrics.jsonl").write_text(content)
     assert code_of(plot, Path.cwd()) == 2
@@ -405,7 +462,9 @@ def test_a_bad_file_of_metrics_is_one_line(plot: ModuleType, capsys: Capsys, con
     assert error.startswith("error: ") and said in error
 
 
-def test_no_run_no_package_and_no_place_to_write(plot: ModuleType, monkeypatch: Patch, capsys: Capsys) -> None:
+def test_no_run_no_package_and_no_place_to_write(
+    plot: ModuleType, monkeypatch: Patch, capsys: Capsys
+) -> None:
     assert code_of(plot) == 2
     Path("metrics.jsonl").write_text(GOOD)
     assert code_of(plot, ".", "--out", "absent/a.png") == 2
@@ -430,7 +489,9 @@ def test_a_profile_changes_nothing_and_says_where_the_time_goes(tmp_path: Path) 
     rest = [record for record in profiled if record not in shares]
     assert [record["step"] for record in rest] == [1, 2, 3, 4, 5, 6, 6]
     for key in ("loss", "grad_norm", "validation_loss"):
-        assert [r.get(key, 0) for r in rest] == pytest.approx([r.get(key, 0) for r in plain], rel=1e-6)
+        assert [r.get(key, 0) for r in rest] == pytest.approx(
+            [r.get(key, 0) for r in plain], rel=1e-6
+        )
 
     traces = folder / "profiled" / "run-001" / "profile_steps_3_to_5"
     ranks = ["trace-rank-0.json.gz", "trace-rank-1.json.gz"]

@@ -19,7 +19,9 @@ from trees import DECODER, write_project
 SIZES = {"web": 400, "code": 90, "wiki": 41}  # tokens
 WEIGHTS = {"web": 0.5, "code": 0.3, "wiki": 0.2}
 BASE = {"web": 0, "code": 64, "wiki": 128}  # the token ids of a source start there
-MIXTURE = [{"name": name, "files": [f"{name}.bin"], "weight": weight} for name, weight in WEIGHTS.items()]
+MIXTURE = [
+    {"name": name, "files": [f"{name}.bin"], "weight": weight} for name, weight in WEIGHTS.items()
+]
 
 
 def write_tokens(folder: Path, apart: int = 1) -> None:
@@ -36,7 +38,9 @@ def source_of(sample: Any) -> str:
     return next(name for name in reversed(BASE) if int(sample[0][0]) >= BASE[name])
 
 
-def test_each_block_draws_by_weight_and_each_source_goes_through_its_epochs(project: Project) -> None:
+def test_each_block_draws_by_weight_and_each_source_goes_through_its_epochs(
+    project: Project,
+) -> None:
     data = mixed(project, validation_fraction=0.2)
     train, held_out = data.load_data(project.out, 8, 256)
     assert {name: len(part) for name, part in held_out.items()} == {"web": 10, "code": 3, "wiki": 1}
@@ -58,12 +62,17 @@ def test_each_block_draws_by_weight_and_each_source_goes_through_its_epochs(proj
 
 @forks
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_draws_depend_neither_on_the_ranks_nor_on_where_a_run_was_resumed(project: Project, workers: int) -> None:
+def test_the_draws_depend_neither_on_the_ranks_nor_on_where_a_run_was_resumed(
+    project: Project, workers: int
+) -> None:
     data = mixed(project, workers=workers)
     train, _ = data.load_data(project.out, 8, 256)
     straight = taken(project, data, train, range(5), 1, 4)
     assert taken(project, data, train, range(5), 4, 1) == straight
-    first, rest = taken(project, data, train, range(2), 2, 2), taken(project, data, train, range(2, 5), 4, 1)
+    first, rest = (
+        taken(project, data, train, range(2), 2, 2),
+        taken(project, data, train, range(2, 5), 4, 1),
+    )
     assert first + rest == straight
 
 
@@ -73,22 +82,31 @@ def test_shares_add_up_and_follow_the_weights(project: Project) -> None:
     assert sorted(mixture.share_out([1, 1, 1])) == [3333, 3333, 3334]
     assert mixture.share_out([2, 6]) == [2500, 7500]
     assert mixture.share_out([1, 9999]) == [1, 9999]
-    with pytest.raises(importlib.import_module("distributed").SetupError, match="source code has no sample"):
+    with pytest.raises(
+        importlib.import_module("distributed").SetupError, match="source code has no sample"
+    ):
         mixture.Mixture([range(3), range(0), range(2)])
 
 
-def test_validation_files_are_evaluated_whole_and_training_keeps_all_of_its_own(project: Project) -> None:
+def test_validation_files_are_evaluated_whole_and_training_keeps_all_of_its_own(
+    project: Project,
+) -> None:
     data = mixed(project, validation={"seen": "web.bin", "both": ["code.bin", "wiki.bin"]})
     train, held_out = data.load_data(project.out, 8, 256)
     windows = {name: math.ceil((size - 1) / 8) for name, size in SIZES.items()}
     assert len(train) == sum(windows.values())
-    assert {name: len(part) for name, part in held_out.items()} == {"seen": 50, "both": math.ceil(130 / 8)}
+    assert {name: len(part) for name, part in held_out.items()} == {
+        "seen": 50,
+        "both": math.ceil(130 / 8),
+    }
     data = project.load({"kind": "tokens", "files": ["web.bin"], "validation": "wiki.bin"})
     train, held_out = data.load_data(project.out, 8, 256)
     assert (len(train), len(held_out)) == (windows["web"], windows["wiki"])
     assert source_of(held_out[0]) == "wiki"
     (project.folder / "short.bin").write_bytes(b"\1\0")
-    data = project.load({"kind": "tokens", "files": ["web.bin"], "validation": {"short": "short.bin"}})
+    data = project.load(
+        {"kind": "tokens", "files": ["web.bin"], "validation": {"short": "short.bin"}}
+    )
     with pytest.raises(data.SetupError, match=r"short\.bin: too little for one sample"):
         data.load_data(project.out, 8, 256)
 
@@ -110,7 +128,10 @@ def test_records_of_several_sources_are_prepared_each(project: Project) -> None:
     data = project.load({**keys, "validation_fraction": 0.1})
     project.prepare()  # of the sources nothing is made again
     train, held_out = data.load_data(8)
-    assert (len(train), {name: len(part) for name, part in held_out.items()}) == (36, {"web": 2, "code": 2})
+    assert (len(train), {name: len(part) for name, part in held_out.items()}) == (
+        36,
+        {"web": 2, "code": 2},
+    )
     assert len(list((project.folder / "project" / "tokens").glob("*/complete.json"))) == 3
 
 
@@ -118,21 +139,40 @@ def test_records_of_several_sources_are_prepared_each(project: Project) -> None:
 @pytest.mark.full
 def test_a_mixture_is_resumed_on_more_ranks_and_other_weights_are_refused(tmp_path: Path) -> None:
     write_tokens(tmp_path, apart=0)
-    data = {"kind": "tokens", "mixture": MIXTURE, "validation": {"seen": "web.bin", "both": ["code.bin", "wiki.bin"]}}
+    data = {
+        "kind": "tokens",
+        "mixture": MIXTURE,
+        "validation": {"seen": "web.bin", "both": ["code.bin", "wiki.bin"]},
+    }
     spec = {"version": 1, "model": DECODER, "data": data, "precision": {"param_dtype": "float32"}}
-    out = write_project(tmp_path, {**spec, "train": {"steps": 20, "global_batch": 8, "validate_interval": 4}})
+    out = write_project(
+        tmp_path, {**spec, "train": {"steps": 20, "global_batch": 8, "validate_interval": 4}}
+    )
     shown = finish(start(out, 1, tmp_path / "straight", "--steps", "8"))
-    records = [json.loads(line) for line in (tmp_path / "straight/run-001/metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for line in (tmp_path / "straight/run-001/metrics.jsonl").read_text().splitlines()
+    ]
     validated = [record for record in records if "validation_loss/seen" in record]
     assert [record["step"] for record in validated] == [4, 8]
     table = [line.split() for line in shown.splitlines()]
     for name in ("seen", "both"):
         losses = [record[f"validation_loss/{name}"] for record in validated]
-        assert [record[f"perplexity/{name}"] for record in validated] == [math.exp(loss) for loss in losses]
+        assert [record[f"perplexity/{name}"] for record in validated] == [
+            math.exp(loss) for loss in losses
+        ]
         best, at = min(losses), 4 * losses.index(min(losses)) + 4
-        assert [name, f"{losses[1]:.4f}", f"{math.exp(losses[1]):.2f}", f"{best:.4f}", str(at)] in table
+        assert [
+            name,
+            f"{losses[1]:.4f}",
+            f"{math.exp(losses[1]):.2f}",
+            f"{best:.4f}",
+            str(at),
+        ] in table
     run(out, 1, tmp_path / "parts", 4)
-    assert_close(run(out, 2, tmp_path / "parts", 8, "--resume"), steps_of(tmp_path / "straight"), 1e-5)
+    assert_close(
+        run(out, 2, tmp_path / "parts", 8, "--resume"), steps_of(tmp_path / "straight"), 1e-5
+    )
     written = (out / "mixture.py").read_text()
     (out / "mixture.py").write_text(written.replace('"web": 0.5', '"web": 0.6'))
     shown = finish(start(out, 1, tmp_path / "parts", "--resume"), status=2)

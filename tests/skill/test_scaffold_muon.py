@@ -57,7 +57,9 @@ def test_two_steps_of_both_kinds_of_parameters(tmp_path: Path) -> None:
                 if "blocks" in name and own.ndim == 2:
                     momenta[name] = 0.9 * momenta[name] + 0.1 * own.grad
                     update = orthogonal(0.1 * own.grad + 0.9 * momenta[name])
-                    own.data = own.data * (1 - 0.01 * 0.1) - 0.01 * 0.2 * max(own.shape) ** 0.5 * update
+                    own.data = (
+                        own.data * (1 - 0.01 * 0.1) - 0.01 * 0.2 * max(own.shape) ** 0.5 * update
+                    )
             adamw.step()
             optimizer.step()
         found = values(model)
@@ -74,7 +76,12 @@ def test_matrices_of_the_blocks_of_a_model_of_ones_own(tmp_path: Path) -> None:
         model = built(modules)
         optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
     names = {param: name for name, param in model.named_parameters()}
-    found = {names[param] for group in optimizer.param_groups if group["muon"] for param in group["params"]}
+    found = {
+        names[param]
+        for group in optimizer.param_groups
+        if group["muon"]
+        for param in group["params"]
+    }
     assert found == {"blocks.0.inner.weight", "blocks.1.inner.weight"}
 
 

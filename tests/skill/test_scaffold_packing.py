@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from data_project import DECODER, Project
 
 JSONL = {"kind": "jsonl", "files": ["notes.jsonl"], "validation_fraction": 0.1, "separator": ""}
-LLAMA = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+}
 LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 LENGTH = 64
 
@@ -37,14 +43,18 @@ def samples(project: Project, model: dict[str, Any], packing: object) -> list[tu
     return [part[n] for part in data.load_data(LENGTH) for n in range(len(part))]
 
 
-def gradients(model: nn.Module, batches: list[tuple[Tensor, ...]], masked: bool) -> tuple[float, list[Tensor]]:
+def gradients(
+    model: nn.Module, batches: list[tuple[Tensor, ...]], masked: bool
+) -> tuple[float, list[Tensor]]:
     """Summed loss and its gradients, with the call of the generated train.py."""
     model.zero_grad()
     total = 0.0
     for batch in batches:
         inputs, targets, *positions = (part[None] for part in batch)
         logits = model(inputs, *positions) if masked else model(inputs)
-        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100, reduction="sum")
+        loss = F.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), ignore_index=-100, reduction="sum"
+        )
         loss.backward()
         total += loss.item()
     return total, [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -64,7 +74,10 @@ def test_every_document_is_in_one_sample_whole(project: Project, texts: list[str
     for inputs, targets, positions in samples(project, model, "documents"):
         filled = int((inputs != 0).sum())
         bounds = [*np.flatnonzero((positions == 0) & (inputs != 0)).tolist(), filled]
-        documents = [bytes([*inputs[a:b].tolist(), int(targets[b - 1])]).decode() for a, b in pairwise(bounds)]
+        documents = [
+            bytes([*inputs[a:b].tolist(), int(targets[b - 1])]).decode()
+            for a, b in pairwise(bounds)
+        ]
         assert len(documents[0]) - 1 > room  # it had none in the sample before
         assert all(positions[a:b].tolist() == list(range(b - a)) for a, b in pairwise(bounds))
         assert (targets[filled:] == -100).all()
@@ -74,7 +87,9 @@ def test_every_document_is_in_one_sample_whole(project: Project, texts: list[str
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_decoder_computes_what_it_does_unpacked(project: Project, texts: list[str], kv_heads: int) -> None:
+def test_decoder_computes_what_it_does_unpacked(
+    project: Project, texts: list[str], kv_heads: int
+) -> None:
     config = {**DECODER, "layers": 2, "heads": 4, "kv_heads": kv_heads, "sequence_length": LENGTH}
     results = []
     for packing in (False, "documents"):
@@ -88,14 +103,18 @@ def test_decoder_computes_what_it_does_unpacked(project: Project, texts: list[st
     same(*results)
 
 
-def test_transformers_model_computes_what_it_does_unpacked(project: Project, texts: list[str]) -> None:
+def test_transformers_model_computes_what_it_does_unpacked(
+    project: Project, texts: list[str]
+) -> None:
     transformers = pytest.importorskip("transformers")
     config = {"kind": "transformers", "config": LLAMA, "vocabulary": 256, "sequence_length": LENGTH}
     results = []
     for packing in (False, "documents"):
         batches = samples(project, config, packing)
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**LLAMA)
+        )
 
         class Logits(nn.Module):
             def __init__(self, inner: nn.Module) -> None:
@@ -107,11 +126,16 @@ def test_transformers_model_computes_what_it_does_unpacked(project: Project, tex
                 return found
 
         results.append(gradients(Logits(model), batches, packing == "documents"))
-    assert "position_ids=positions, use_cache=False" in (project.folder / "project" / "train.py").read_text()
+    assert (
+        "position_ids=positions, use_cache=False"
+        in (project.folder / "project" / "train.py").read_text()
+    )
     same(*results)
 
 
-def test_block_mask_of_flex_attention_is_the_mask_of_the_cpu(project: Project, texts: list[str]) -> None:
+def test_block_mask_of_flex_attention_is_the_mask_of_the_cpu(
+    project: Project, texts: list[str]
+) -> None:
     """FlexAttention, not compiled here, on the same function of positions."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

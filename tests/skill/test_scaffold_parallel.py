@@ -18,7 +18,9 @@ from verified_fsdp2.skill.spec import SpecError
 WORLD = 8
 LAYERS = 3
 GROUPS = LAYERS + 1  # the blocks and the root
-AGAIN = 6  # matrix products of a block that are computed again: nothing needs the result of the seventh
+AGAIN = (
+    6  # matrix products of a block that are computed again: nothing needs the result of the seventh
+)
 EVERY_SECOND = 3  # of them, with selective activation checkpointing
 SPEC: dict[str, Any] = {
     **SMALL,
@@ -27,7 +29,9 @@ SPEC: dict[str, Any] = {
     "train": {"steps": 20, "global_batch": 8, "max_norm": 0.5},
     "verify": {"nproc": 8, "reshard_to": []},
 }
-GIVEN = yaml.safe_load(Path(__file__).with_name("scaffold_layouts.yaml").read_text(encoding="utf-8"))
+GIVEN = yaml.safe_load(
+    Path(__file__).with_name("scaffold_layouts.yaml").read_text(encoding="utf-8")
+)
 VARIANTS: dict[str, list[str]] = GIVEN["variants"]
 
 
@@ -80,9 +84,17 @@ def test_what_backward_computes_again(seen: Mapping[str, Any]) -> None:
     attention = "_scaled_dot_product_flash_attention_for_cpu.default"
     plain = again["default"]["mm.default"]
     assert again["default"] == {"mm.default": plain, "silu.default": 0, attention: 0}
-    assert again["full"] == {"mm.default": plain + LAYERS * AGAIN, "silu.default": LAYERS, attention: LAYERS}
+    assert again["full"] == {
+        "mm.default": plain + LAYERS * AGAIN,
+        "silu.default": LAYERS,
+        attention: LAYERS,
+    }
     assert again["every"] == {"mm.default": plain + AGAIN, "silu.default": 1, attention: 1}
-    assert again["selective"] == {"mm.default": plain + LAYERS * EVERY_SECOND, "silu.default": LAYERS, attention: 0}
+    assert again["selective"] == {
+        "mm.default": plain + LAYERS * EVERY_SECOND,
+        "silu.default": LAYERS,
+        attention: 0,
+    }
 
 
 @pytest.mark.full
@@ -118,7 +130,9 @@ def test_refused_in_the_spec(tmp_path: Path, row: dict[str, Any]) -> None:
     assert row["message"] in str(caught.value)
 
 
-@pytest.mark.parametrize("row", GIVEN["present"], ids=lambda row: " ".join([row["file"], *row["settings"]]))
+@pytest.mark.parametrize(
+    "row", GIVEN["present"], ids=lambda row: " ".join([row["file"], *row["settings"]])
+)
 def test_what_is_on_is_there_and_nothing_else(tmp_path: Path, row: dict[str, Any]) -> None:
     text, present = scaffold.render(load(tmp_path, row["settings"]))[row["file"]], row["words"]
     words = "data_part loss_parallel tp_size ColwiseParallel PrepareModuleOutput split_matrices RESHARD_TO SAVED_OPS "
@@ -126,7 +140,12 @@ def test_what_is_on_is_there_and_nothing_else(tmp_path: Path, row: dict[str, Any
     words += " own_part sequence_part cp_size split_sequences cp_mesh"
     others = {'"tp"', '"cp"', "gc.", 'device="cpu"', "float8", *words.split()}
     assert [word for word in present if word not in text] == []
-    assert sorted(word for word in others if word in text and not any(word in known for known in present)) == []
+    assert (
+        sorted(
+            word for word in others if word in text and not any(word in known for known in present)
+        )
+        == []
+    )
 
 
 def test_a_step_of_parallelize_comes_after_the_other(tmp_path: Path) -> None:
@@ -137,7 +156,9 @@ def test_a_step_of_parallelize_comes_after_the_other(tmp_path: Path) -> None:
         ("split_sequences(", ["parallel.cp=2", *VARIANTS["full"], *VARIANTS["ahead"]]),
         ("compute_in_float8(", [*VARIANTS["float8"], *VARIANTS["compiled"], *VARIANTS["ahead"]]),
     ):
-        code = scaffold.render(load(tmp_path, settings))["model.py"].partition("def parallelize(")[2]
+        code = scaffold.render(load(tmp_path, settings))["model.py"].partition("def parallelize(")[
+            2
+        ]
         steps = [step for step in (first, *behind) if step in code]
         assert len(steps) >= 4
         assert steps == sorted(steps, key=code.index)
@@ -174,5 +195,9 @@ def test_project_without_context_parallelism_has_no_trace_of_it(tmp_path: Path) 
     texts = scaffold.render(load(tmp_path))
     assert "context_parallel.py" not in texts
     assert "context_parallel.py" in scaffold.render(load(tmp_path, ["parallel.cp=2"]))
-    traces = [path for path, text in texts.items() if path.endswith(".py") and re.search(r"\bcp\b|context_par", text)]
+    traces = [
+        path
+        for path, text in texts.items()
+        if path.endswith(".py") and re.search(r"\bcp\b|context_par", text)
+    ]
     assert traces == []

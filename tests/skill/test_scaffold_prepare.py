@@ -25,12 +25,16 @@ train: {steps: 20, global_batch: 8}
 
 def start(project: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "prepare.py", "--workers", "2"]
-    return subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def test_a_killed_start_is_continued(tmp_path: Path) -> None:
     texts = [f"{number} {'x' * (number % 50)}" for number in range(2000)]
-    (tmp_path / "notes.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "notes.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     project = write_project(tmp_path, yaml.safe_load(SPEC))
     code = (project / "prepare.py").read_text()
     slow = code.replace("PART = 2**23", "PART = 2**9").replace(
@@ -52,7 +56,9 @@ def test_a_killed_start_is_continued(tmp_path: Path) -> None:
         assert again.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     assert {path: path.stat().st_mtime_ns for path in now if path in kept} == kept
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):  # an orphan stays until the system has reaped it
+    while any(
+        Path(f"/proc/{pid}").exists() for pid in workers
+    ):  # an orphan stays until the system has reaped it
         assert time.monotonic() < deadline
         time.sleep(0.02)
     again.send_signal(signal.SIGINT)
@@ -63,4 +69,6 @@ def test_a_killed_start_is_continued(tmp_path: Path) -> None:
     shown, _ = last.communicate(timeout=60)
     assert last.returncode == 0 and "2,000 documents" in shown
     (tokens,) = project.glob("tokens/*/tokens.bin")
-    assert np.fromfile(tokens, np.uint8).tobytes() == "".join(f"{text}\n" for text in texts).encode()
+    assert (
+        np.fromfile(tokens, np.uint8).tobytes() == "".join(f"{text}\n" for text in texts).encode()
+    )

@@ -34,7 +34,9 @@ class Ray:
         self.reports: list[tuple[dict[str, Any], str | None]] = []
 
     def report(self, metrics: dict[str, Any], checkpoint: str | None) -> None:
-        self.reports.append((metrics, checkpoint and Path(checkpoint, "path.txt").read_text().strip()))
+        self.reports.append(
+            (metrics, checkpoint and Path(checkpoint, "path.txt").read_text().strip())
+        )
 
     def broadcast(self, data: tuple[int, bool]) -> tuple[int, bool]:
         return self.reported.pop(0) if self.rank else data
@@ -75,16 +77,27 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, ray: Ray) -> Any:
     return module
 
 
-def test_metrics_and_complete_checkpoints_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_and_complete_checkpoints_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = Ray(0, [])
     worker(tmp_path, monkeypatch, ray).report_while([sys.executable, "train.py"], tmp_path / "out")
     places = [str(tmp_path / f"out/run-001/checkpoints/step_{step:08d}") for step in (4, 5)]
-    metrics = [{"step": 3, "loss": 1 / 3}, {"step": 4, "loss": 0.25}, {"step": 4, "validation_loss": 0.5}]
+    metrics = [
+        {"step": 3, "loss": 1 / 3},
+        {"step": 4, "loss": 0.25},
+        {"step": 4, "validation_loss": 0.5},
+    ]
     assert [one for one in ray.reports if one[1] is None] == [(one, None) for one in metrics]
-    assert [one for one in ray.reports if one[1]] == [({"step": 4, "loss": 0.25}, places[0]), ({"step": 5}, places[1])]
+    assert [one for one in ray.reports if one[1]] == [
+        ({"step": 4, "loss": 0.25}, places[0]),
+        ({"step": 5}, places[1]),
+    ]
 
 
-def test_of_many_lines_the_last_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_lines_the_last_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = Ray(0, [])
     module = worker(tmp_path, monkeypatch, ray)
     monkeypatch.setattr(module, "MOST_LINES", 2)
@@ -98,18 +111,26 @@ def test_of_many_lines_the_last_are_reported(tmp_path: Path, monkeypatch: pytest
 
 def test_other_workers_report_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = Ray(1, [(0, False), (2, False), (3, True)])
-    worker(tmp_path, monkeypatch, ray).report_while([sys.executable, "-c", "pass"], tmp_path / "out")
+    worker(tmp_path, monkeypatch, ray).report_while(
+        [sys.executable, "-c", "pass"], tmp_path / "out"
+    )
     assert ray.reports == [({}, None)] * 5 and not ray.reported
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+def test_a_rank_that_fails_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
     ray = Ray(rank, [(0, True)])
     with pytest.raises(RuntimeError, match=f"rank {rank} ended with status 3"):
-        worker(tmp_path, monkeypatch, ray).report_while([sys.executable, "-c", "exit(3)"], tmp_path / "out")
+        worker(tmp_path, monkeypatch, ray).report_while(
+            [sys.executable, "-c", "exit(3)"], tmp_path / "out"
+        )
 
 
-def test_a_line_that_is_being_written_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_being_written_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = worker(tmp_path, monkeypatch, Ray(0, []))
     with (tmp_path / "out" / "run-001" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')

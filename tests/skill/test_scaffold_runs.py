@@ -90,7 +90,12 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(
     aside = "(__0_0.distcp), it is step_00000003.damaged-again now\n"
     warning = capsys.readouterr().out.splitlines(True)[3]  # after a line for each save
     assert warning == f"warning: {folder / 'step_00000003'} is damaged {aside}"
-    assert names(folder) == ["step_00000001", "step_00000002", "step_00000003.damaged", "step_00000003.damaged-again"]
+    assert names(folder) == [
+        "step_00000001",
+        "step_00000002",
+        "step_00000003.damaged",
+        "step_00000003.damaged-again",
+    ]
     for step in (1, 2):
         flip(folder / f"step_{step:08d}" / "SHA256SUMS", 3)
     assert runs.newest_intact(tmp_path / "run") is None
@@ -108,7 +113,10 @@ def test_the_newest_run_that_has_a_checkpoint_is_resumed(modules: Modules, tmp_p
         saved(module, out / f"run-{number:03d}", 2)
     (out / "run-999x").mkdir()
     assert runs.open_run(out, resume=False) == (out / "run-1000", None)
-    assert runs.open_run(out, resume=True) == (out / "run-999", out / "run-999/checkpoints/step_00000002")
+    assert runs.open_run(out, resume=True) == (
+        out / "run-999",
+        out / "run-999/checkpoints/step_00000002",
+    )
 
 
 def test_what_a_crash_has_left_goes(modules: Modules, tmp_path: Path) -> None:
@@ -116,7 +124,9 @@ def test_what_a_crash_has_left_goes(modules: Modules, tmp_path: Path) -> None:
     folder = tmp_path / "run-001" / "checkpoints"
     (folder / "step_00000003.tmp").mkdir()
     (folder / "step_00000003.tmp" / "__0_0.distcp").write_bytes(b"half")
-    records = [{"step": step, "loss": 1.0} for step in (1, 2, 3)] + [{"step": 2, "validation_loss": 1.0}]
+    records = [{"step": step, "loss": 1.0} for step in (1, 2, 3)] + [
+        {"step": 2, "validation_loss": 1.0}
+    ]
     metrics = tmp_path / "run-001" / "metrics.jsonl"
     metrics.write_text("".join(json.dumps(record) + "\n" for record in records) + '{"step": 2, "lo')
     __import__("runs").open_run(tmp_path, resume=True)
@@ -137,14 +147,22 @@ def test_a_restart_by_torchrun_goes_on_with_its_own_run_and_no_other(
     saved(module, tmp_path / "run-003", 2)
     assert runs.open_run(tmp_path, resume=False) == (tmp_path / "run-002", None)
     assert (tmp_path / "run-002" / "metrics.jsonl").read_text() == ""
-    shutil.copytree(tmp_path / "run-003" / "checkpoints", tmp_path / "run-002" / "checkpoints", dirs_exist_ok=True)
-    assert runs.open_run(tmp_path, resume=False)[1] == tmp_path / "run-002/checkpoints/step_00000002"
+    shutil.copytree(
+        tmp_path / "run-003" / "checkpoints",
+        tmp_path / "run-002" / "checkpoints",
+        dirs_exist_ok=True,
+    )
+    assert (
+        runs.open_run(tmp_path, resume=False)[1] == tmp_path / "run-002/checkpoints/step_00000002"
+    )
     store = dist.HashStore()
     third = tmp_path / "run-003"
     assert runs.open_run(tmp_path, resume=True) == (third, third / "checkpoints/step_00000002")
 
 
-def test_an_output_folder_that_cannot_be_written(runs: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_output_folder_that_cannot_be_written(
+    runs: ModuleType, tmp_path: Path, monkeypatch: Any
+) -> None:
     (tmp_path / "file").write_text("in the way")
     for out in (tmp_path / "file", tmp_path / "file" / "out"):
         with pytest.raises(runs.SetupError, match=f"{out}: .*Not a directory"):

@@ -14,7 +14,10 @@ from scripts import python
 from trees import DECODER, SMALL, write_project
 from verified_fsdp2.skill.spec import SpecError
 
-SETTINGS = ("optimizer={kind: schedule_free, lr: 0.01}", "schedule={kind: constant, warmup_steps: 2}")
+SETTINGS = (
+    "optimizer={kind: schedule_free, lr: 0.01}",
+    "schedule={kind: constant, warmup_steps: 2}",
+)
 TOKENS = torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(1))
 BETA1, BETA2, LR = 0.9, 0.95, 0.01
 
@@ -77,8 +80,14 @@ def test_a_forward_in_between_leaves_nothing_gathered(tmp_path: Path) -> None:
 
 def test_refused_in_the_spec(tmp_path: Path) -> None:
     for settings, key in (
-        ((SETTINGS[0],), "optimizer.kind schedule_free needs schedule.kind constant, found the default 'cosine'"),
-        ((SETTINGS[0], "schedule.kind=linear"), "schedule.kind must be 'constant' for optimizer.kind schedule_free"),
+        (
+            (SETTINGS[0],),
+            "optimizer.kind schedule_free needs schedule.kind constant, found the default 'cosine'",
+        ),
+        (
+            (SETTINGS[0], "schedule.kind=linear"),
+            "schedule.kind must be 'constant' for optimizer.kind schedule_free",
+        ),
         ((*SETTINGS, "optimizer.betas=[0, 0.9]"), "optimizer.betas must begin above 0"),
         ((*SETTINGS, "optimizer.momentum=0.9"), "optimizer.momentum"),
     ):
@@ -105,10 +114,12 @@ def test_one_trajectory_on_any_ranks_and_the_mean_in_checkpoints(tmp_path: Path)
     folder = tmp_path / "two/run-001"
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     validated = [line["validation_loss"] for line in lines if "validation_loss" in line][-1]
-    assert validated_again(project, folder / "checkpoints/step_00000006", "model") == pytest.approx(validated, rel=1e-5)
-    assert validated_again(project, folder / "checkpoints/step_00000006", "trained") != pytest.approx(
-        validated, rel=1e-4
+    assert validated_again(project, folder / "checkpoints/step_00000006", "model") == pytest.approx(
+        validated, rel=1e-5
     )
+    assert validated_again(
+        project, folder / "checkpoints/step_00000006", "trained"
+    ) != pytest.approx(validated, rel=1e-4)
 
 
 def validated_again(project: Path, checkpoint: Path, part: str) -> float:

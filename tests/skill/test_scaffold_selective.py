@@ -43,7 +43,9 @@ def backward(folder: Path, *settings: str) -> tuple[Counter[str], list[torch.Ten
     ("op-selective", PRODUCTS // 2, 0),
     ("full", PRODUCTS - 1, 1),  # nothing needs the result of the last product
 )
-def test_backward_computes_every_second_product_again(tmp_path: Path, kind: str, products: int, attention: int) -> None:
+def test_backward_computes_every_second_product_again(
+    tmp_path: Path, kind: str, products: int, attention: int
+) -> None:
     blocks = DECODER["layers"]
     plain, wanted = backward(tmp_path / "plain", "precision.param_dtype=float32")
     setting = f"memory.activation_checkpointing={kind}"
@@ -57,9 +59,13 @@ def test_backward_computes_every_second_product_again(tmp_path: Path, kind: str,
 
 @pytest.mark.usefixtures("alone")
 def test_products_with_a_bias_count_too(tmp_path: Path) -> None:
-    with imported(write(tmp_path, DECODER, "memory.activation_checkpointing=op-selective")) as modules:
+    with imported(
+        write(tmp_path, DECODER, "memory.activation_checkpointing=op-selective")
+    ) as modules:
         layers = [torch.nn.Linear(4, 4, bias=number % 2 == 0) for number in range(4)]
-        block = torch.nn.Sequential(*(step for layer in layers for step in (layer, torch.nn.Tanh())))
+        block = torch.nn.Sequential(
+            *(step for layer in layers for step in (layer, torch.nn.Tanh()))
+        )
         modules["model"].checkpoint_activations([block])
         loss = block(torch.ones(2, 4, requires_grad=True)).sum()
         with Counted() as counted:

@@ -14,9 +14,22 @@ from records import Capsys, cases
 from trees import DECODER
 
 LORA = "finetune={kind: lora, rank: 2, targets: [query]}"
-LLAMA = {"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+}
 LLAMA |= {"num_attention_heads": 2, "max_position_embeddings": 32}
-GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 64,
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_positions": 32,
+}
 alone = pytest.mark.usefixtures("alone")
 
 
@@ -36,7 +49,9 @@ def saved(modules: dict[str, ModuleType], model: Any, out: Path) -> Path:
     return out / "checkpoints" / "step_00000001"
 
 
-def trained(folder: Path, model: dict[str, Any] = DECODER, *settings: str) -> tuple[Path, dict[str, torch.Tensor]]:
+def trained(
+    folder: Path, model: dict[str, Any] = DECODER, *settings: str
+) -> tuple[Path, dict[str, torch.Tensor]]:
     """A checkpoint of a project of this model, and the weights in it."""
     with imported(write(folder, model, *settings)) as modules:
         found = built(modules, seed=3)
@@ -48,12 +63,16 @@ def project(folder: Path, origin: Path, model: dict[str, Any] = DECODER, *settin
 
 
 def equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)
+    return found.keys() == wanted.keys() and all(
+        torch.equal(found[name], wanted[name]) for name in found
+    )
 
 
 @alone
 @pytest.mark.parametrize("model", [DECODER, of(LLAMA), of(GPT2)], ids=["decoder", "llama", "gpt2"])
-def test_the_weights_are_those_of_the_checkpoint(tmp_path: Path, model: dict[str, Any], capsys: Capsys) -> None:
+def test_the_weights_are_those_of_the_checkpoint(
+    tmp_path: Path, model: dict[str, Any], capsys: Capsys
+) -> None:
     origin, wanted = trained(tmp_path / "first", model)
     with imported(project(tmp_path / "second", origin, model)) as modules:
         found = built(modules)
@@ -87,7 +106,9 @@ def test_a_folder_of_transformers(tmp_path: Path, config: dict[str, Any]) -> Non
             modules["starting"].start_from(str(tmp_path / "headless"), None, again)
             assert equal(values(again), wanted)
         else:
-            with pytest.raises(modules["distributed"].SetupError, match=r"lm_head\.weight is not in the files$"):
+            with pytest.raises(
+                modules["distributed"].SetupError, match=r"lm_head\.weight is not in the files$"
+            ):
                 modules["starting"].start_from(str(tmp_path / "headless"), None, again)
 
 
@@ -121,7 +142,9 @@ def test_adapters_are_new_beside_loaded_weights_or_go_on(tmp_path: Path) -> None
     ({"vocabulary": 96}, r"embedding\.weight is \[64, 32\] in the files, \[96, 32\] in the model$"),
     ({"layers": 9}, r"blocks\.2\..* is not in the files; .*; and \d\d more$"),
 )
-def test_what_differs_is_named_and_nothing_is_loaded(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_what_differs_is_named_and_nothing_is_loaded(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     origin, _ = trained(tmp_path / "first")
     with imported(project(tmp_path / "second", origin, {**DECODER, **change})) as modules:
         model = built(modules)
@@ -136,7 +159,10 @@ def test_a_folder_that_is_no_whole_checkpoint(tmp_path: Path) -> None:
     origin, _ = trained(tmp_path / "first")
     with imported(project(tmp_path / "second", origin)) as modules:
         model, error = built(modules), modules["distributed"].SetupError
-        with pytest.raises(error, match=r"nowhere cannot be read: it is no complete checkpoint: no SHA256SUMS in it$"):
+        with pytest.raises(
+            error,
+            match=r"nowhere cannot be read: it is no complete checkpoint: no SHA256SUMS in it$",
+        ):
             modules["starting"].start_from(str(tmp_path / "nowhere"), None, model)
         flip(origin / "__0_0.distcp")
         with pytest.raises(error, match=r"is damaged: __0_0\.distcp$"):
@@ -154,6 +180,8 @@ def test_pretrain_then_adapters_stopped_and_started_by_the_same_command(tmp_path
     shown = finish(start(tune, 2, tmp_path / "parts", "--steps", "2", "--checkpoint-interval", "2"))
     assert f"started with the weights of {origin}" in shown
     shown = finish(start(tune, 2, tmp_path / "parts", "--steps", "4", "--resume"))
-    assert "--init-from is ignored: this run continues from" in shown and "started with" not in shown
+    assert (
+        "--init-from is ignored: this run continues from" in shown and "started with" not in shown
+    )
     assert_close(steps_of(tmp_path / "parts"), straight, 1e-5)
     assert straight[0]["loss"] < steps_of(tmp_path / "out")[0]["loss"]

@@ -22,7 +22,10 @@ from trees import SPEC
 from verified_fsdp2.skill import scaffold
 
 JSONL = {"kind": "jsonl", "separator": "", "validation_fraction": 0.1}
-LINES = [json.dumps({"text": f"{number} {'x' * (number % 90)}"}).encode() + b"\n" for number in range(300)]
+LINES = [
+    json.dumps({"text": f"{number} {'x' * (number % 90)}"}).encode() + b"\n"
+    for number in range(300)
+]
 
 
 class StoredFile(AbstractBufferedFile):  # type: ignore[misc]
@@ -44,7 +47,9 @@ class Store(AbstractFileSystem):  # type: ignore[misc]
         if self.down:
             raise ConnectionError("no route to the store")
         path = self._strip_protocol(path).rstrip("/")
-        found = [self.entry(name) for name in self.content if name.startswith(f"{path}/") or name == path]
+        found = [
+            self.entry(name) for name in self.content if name.startswith(f"{path}/") or name == path
+        ]
         if not found:
             raise FileNotFoundError(path)
         return found if detail else [one["name"] for one in found]
@@ -102,7 +107,9 @@ def test_parquet_of_a_url(project: Project, scheme: str) -> None:
     fsspec = importlib.import_module("fsspec")
     texts = [json.loads(line)["text"] for line in LINES]
     local(project, {})
-    parquet.write_table(pyarrow.table({"text": texts}), project.folder / "bucket" / "a.parquet", row_group_size=40)
+    parquet.write_table(
+        pyarrow.table({"text": texts}), project.folder / "bucket" / "a.parquet", row_group_size=40
+    )
     keys = {**JSONL, "kind": "parquet"}
     wanted = list(samples(project, {**keys, "files": ["bucket/a.parquet"]}))
     place = project.folder / "bucket" if scheme == "file" else Path("/test_parquet")
@@ -125,15 +132,21 @@ def test_a_file_is_read_once_span_by_span(
     assert max(store.requests) < 2**17 + 200
 
 
-def test_training_asks_no_server_and_a_change_is_seen_by_the_next_start(project: Project, store: type[Store]) -> None:
+def test_training_asks_no_server_and_a_change_is_seen_by_the_next_start(
+    project: Project, store: type[Store]
+) -> None:
     store.content["bucket/a.jsonl"] = b"".join(LINES)
     data = project.load({**JSONL, "files": ["store://bucket/*"]})
-    with pytest.raises(data.SetupError, match=r"store://bucket/\* is not read yet: run python prepare\.py first"):
+    with pytest.raises(
+        data.SetupError, match=r"store://bucket/\* is not read yet: run python prepare\.py first"
+    ):
         data.load_data(8)
     project.prepare()
     store.down = True
     before = len(data.load_data(8)[0])
-    with pytest.raises(data.SetupError, match=r"store://bucket/\* cannot be read: no route to the store"):
+    with pytest.raises(
+        data.SetupError, match=r"store://bucket/\* cannot be read: no route to the store"
+    ):
         project.prepare()
     store.down = False
     store.content["bucket/a.jsonl"] += b"".join(LINES)
@@ -168,7 +181,11 @@ def test_a_change_while_it_is_read_is_an_error(
         b'{"text": "a"}\n\n{"txt": 1}\n',
         "a.jsonl: line 3 after byte 0 has no text in the field",
     ),
-    ("store://bucket/a.jsonl", b'{"text": "a"}\n{"text"\n', "a.jsonl: line 2 after byte 0 cannot be read"),
+    (
+        "store://bucket/a.jsonl",
+        b'{"text": "a"}\n{"text"\n',
+        "a.jsonl: line 2 after byte 0 cannot be read",
+    ),
 )
 def test_what_is_wrong_is_named(
     project: Project, store: type[Store], pattern: str, content: bytes, message: str
@@ -186,7 +203,9 @@ def test_a_size_that_is_not_known_is_named(
     entry = store.entry
     monkeypatch.setattr(store, "entry", lambda self, name: {**entry(self, name), "size": None})
     data = project.load({**JSONL, "files": ["store://bucket/a.jsonl"]})
-    with pytest.raises(data.SetupError, match=r"store://bucket/a\.jsonl: its server does not give its size"):
+    with pytest.raises(
+        data.SetupError, match=r"store://bucket/a\.jsonl: its server does not give its size"
+    ):
         project.prepare()
 
 
@@ -195,30 +214,51 @@ def test_a_version_is_a_hash_else_a_date(project: Project, store: type[Store]) -
     version = sys.modules["remote"].version
     date = datetime(2026, 1, 1, tzinfo=UTC)
     assert version({"ETag": '"a"', "LastModified": date, "size": 1}) == '"a"'
-    assert version({"LastModified": date, "StorageClass": "x"}) == version({"LastModified": date}) == str(date)
+    assert (
+        version({"LastModified": date, "StorageClass": "x"})
+        == version({"LastModified": date})
+        == str(date)
+    )
     assert version({"size": 1}) != version({"size": 2})
 
 
 def test_without_urls_there_is_no_trace(tmp_path: Path) -> None:
-    for kind, file in (("jsonl", "a.jsonl"), ("parquet", "a.parquet"), ("text", "a.txt"), ("tokens", "a.bin")):
-        files = scaffold.render(load(tmp_path, {**DECODER, "data": {"kind": kind, "files": [file]}}))
-        assert not [path for path, text in files.items() if re.search(r"Remote|fsspec|URLs|list_urls", text)]
+    for kind, file in (
+        ("jsonl", "a.jsonl"),
+        ("parquet", "a.parquet"),
+        ("text", "a.txt"),
+        ("tokens", "a.bin"),
+    ):
+        files = scaffold.render(
+            load(tmp_path, {**DECODER, "data": {"kind": kind, "files": [file]}})
+        )
+        assert not [
+            path for path, text in files.items() if re.search(r"Remote|fsspec|URLs|list_urls", text)
+        ]
 
 
 def test_no_worker_shares_an_event_loop(tmp_path: Path) -> None:
     """A fork of a process that has listed an http or s3 URL stops its loop: the next listing waited without end."""
     for file, start in (("https://example.com/a.jsonl", "spawn"), ("a.jsonl", "fork")):
-        files = scaffold.render(load(tmp_path, {**DECODER, "data": {"kind": "jsonl", "files": [file]}}))
+        files = scaffold.render(
+            load(tmp_path, {**DECODER, "data": {"kind": "jsonl", "files": [file]}})
+        )
         assert re.findall(r'get_context\("(\w+)"\)', files["prepare.py"]) == [start]
 
 
 def test_urls_in_the_output_and_the_requirements(tmp_path: Path, command: Command) -> None:
     urls = "['s3://bucket/web/*.jsonl', 'gs://bucket/a.jsonl']"
-    (tmp_path / "spec.yaml").write_text(SPEC.replace("{kind: synthetic}", f"{{kind: jsonl, files: {urls}}}"))
+    (tmp_path / "spec.yaml").write_text(
+        SPEC.replace("{kind: synthetic}", f"{{kind: jsonl, files: {urls}}}")
+    )
     line = "not looked at (URLs): s3://bucket/web/*.jsonl, gs://bucket/a.jsonl; prepare.py reads them where it runs"
     settings = ("--set", "model.vocabulary=256")
-    assert line in command("spec", "check", tmp_path / "spec.yaml", *settings).out.replace("\n", " ")
-    assert line in command("new", tmp_path / "spec.yaml", tmp_path / "out", *settings).out.replace("\n", " ")
+    assert line in command("spec", "check", tmp_path / "spec.yaml", *settings).out.replace(
+        "\n", " "
+    )
+    assert line in command("new", tmp_path / "spec.yaml", tmp_path / "out", *settings).out.replace(
+        "\n", " "
+    )
     wanted = (tmp_path / "out" / "pyproject.toml").read_text()
     assert [name for name in ("fsspec", "gcsfs", "s3fs", "adlfs") if f'"{name}"' in wanted] == [
         "fsspec",

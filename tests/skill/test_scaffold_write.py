@@ -27,14 +27,18 @@ def test_files_manifest_and_bases(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["out"]
 
 
-def test_an_empty_folder_is_filled_even_as_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_folder_is_filled_even_as_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path / "out")
     scaffold.write(FILES, Path())
     assert (tmp_path / "out" / "train.py").is_file() and Path("train.py").is_file()
 
 
-def test_a_folder_in_use_needs_force_which_replaces_only_files_of_the_scaffold(tmp_path: Path) -> None:
+def test_a_folder_in_use_needs_force_which_replaces_only_files_of_the_scaffold(
+    tmp_path: Path,
+) -> None:
     mine = {"mine.txt": "mine", "train.py": "old"}
     build_file_tree(tmp_path, mine)
     with pytest.raises(UserError, match="not empty"):
@@ -70,7 +74,10 @@ def test_a_failure_half_way_leaves_all_as_it_was(tmp_path: Path) -> None:
     scaffold.write({"train.py": "old\n", "tests/test_train.py": "old\n"}, out)
     before = tree(out)
     with (
-        failing(FULL, lambda source, _: source.name == "test_train.py" and source.parent.parent.name == "new"),
+        failing(
+            FULL,
+            lambda source, _: source.name == "test_train.py" and source.parent.parent.name == "new",
+        ),
         pytest.raises(UserError, match="No space left"),
     ):
         scaffold.write(FILES, out, force=True)
@@ -78,6 +85,9 @@ def test_a_failure_half_way_leaves_all_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_a_fresh_write_leaves_nothing(tmp_path: Path) -> None:
-    with mock.patch.object(Path, "write_bytes", side_effect=FULL), pytest.raises(UserError, match="No space left"):
+    with (
+        mock.patch.object(Path, "write_bytes", side_effect=FULL),
+        pytest.raises(UserError, match="No space left"),
+    ):
         scaffold.write(FILES, tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,14 @@ import pytest
 
 from records import cases
 from verified_fsdp2.verifier.config.reading import document, scalars
-from verified_fsdp2.verifier.config.reading.problems import LINE_BREAK, Place, Problem, Source, excerpt, quoted
+from verified_fsdp2.verifier.config.reading.problems import (
+    LINE_BREAK,
+    Place,
+    Problem,
+    Source,
+    excerpt,
+    quoted,
+)
 
 
 def read(text: str) -> document.Document:
@@ -16,9 +23,31 @@ def read(text: str) -> document.Document:
 
 @cases(
     "value, texts",
-    *((text, [text]) for text in ("1:30", "1_000", "0b11", "yes", "on", "tRUE", ".", "e5", "2024-01-01", "nan", "=")),
+    *(
+        (text, [text])
+        for text in (
+            "1:30",
+            "1_000",
+            "0b11",
+            "yes",
+            "on",
+            "tRUE",
+            ".",
+            "e5",
+            "2024-01-01",
+            "nan",
+            "=",
+        )
+    ),
     *((text, [text]) for text in ("No", "\u0661")),
-    *((1e-4, ["1e-4"]), (3e-4, ["3.0e-4"]), (1e5, ["1E5"]), (-0.5, ["-.5"]), (1.0, ["+1."]), (-math.inf, ["-.INF"])),
+    *(
+        (1e-4, ["1e-4"]),
+        (3e-4, ["3.0e-4"]),
+        (1e5, ["1E5"]),
+        (-0.5, ["-.5"]),
+        (1.0, ["+1."]),
+        (-math.inf, ["-.INF"]),
+    ),
     *((15, ["0o17"]), (31, ["0x1f"]), (17, ["017"]), (0, ["-0"])),
     *((True, ["True"]), (False, ["FALSE"]), (None, ["~", "Null", ""])),
 )
@@ -54,7 +83,9 @@ def test_duplicates_keep_the_first_and_are_found_at_every_depth() -> None:
     assert places == [(1, 11), (2, 12), (2, 22), (3, 1)]
 
 
-@pytest.mark.parametrize("text", ["[" * 30000, "{" * 30000, "- " * 30000, "a: " * 20000, "? " * 30000])
+@pytest.mark.parametrize(
+    "text", ["[" * 30000, "{" * 30000, "- " * 30000, "a: " * 20000, "? " * 30000]
+)
 def test_deep_nesting_ends_soon(text: str) -> None:
     start = time.monotonic()
     assert read(text).problems

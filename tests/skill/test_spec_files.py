@@ -22,7 +22,9 @@ def names(paths: list[Path]) -> Iterator[str]:
 def test_corpus_is_there() -> None:
     assert len(NEGATIVE) > 30
     assert len(POSITIVE) > 7
-    assert {path.stem for path in NEGATIVE} == {path.stem for path in (FILES / "negative").glob("*.txt")}
+    assert {path.stem for path in NEGATIVE} == {
+        path.stem for path in (FILES / "negative").glob("*.txt")
+    }
 
 
 @pytest.mark.parametrize("path", NEGATIVE, ids=names(NEGATIVE))
@@ -33,7 +35,13 @@ def test_negative(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{caught.value}\n" == path.with_suffix(".txt").read_text(encoding="utf-8")
     places = [(problem.place.line, problem.place.column) for problem in caught.value.problems]
     assert places == sorted(places)
-    for raw in ("is not of type", "is not one of", "required property", "does not match", "were unexpected"):
+    for raw in (
+        "is not of type",
+        "is not one of",
+        "required property",
+        "does not match",
+        "were unexpected",
+    ):
         assert raw not in str(caught.value)
 
 

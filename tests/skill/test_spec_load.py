@@ -51,7 +51,14 @@ def test_ffn_size(width: int, ffn: int) -> None:
 
 
 def test_parameters_of_llama_3_8b() -> None:
-    model = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 128256}
+    model = {
+        "layers": 32,
+        "width": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "ffn": 14336,
+        "vocabulary": 128256,
+    }
     assert decoder_parameters({**model, "tied_embeddings": False}) == 8_030_261_248
 
 
@@ -85,15 +92,23 @@ def test_override(minimal: Path, override: str, expected: tuple[str, str, Any]) 
     section, key, value = expected
     assert load(minimal, [override]).to_dict()[section][key] == value
     minimal.write_text(MINIMAL.replace("steps: 20", "steps: many"))
-    assert load(minimal, ["train.steps=1", "train.steps=20"])["train"]["steps"] == 20, "the last one repairs a value"
+    assert load(minimal, ["train.steps=1", "train.steps=20"])["train"]["steps"] == 20, (
+        "the last one repairs a value"
+    )
 
 
 def test_an_override_of_the_kind_takes_the_keys_of_the_other_kind_away(minimal: Path) -> None:
-    minimal.write_text(minimal.read_text() + "optimizer: {kind: adamw, lr: 0.5, betas: [0, 0], epps: 1}\n")
+    minimal.write_text(
+        minimal.read_text() + "optimizer: {kind: adamw, lr: 0.5, betas: [0, 0], epps: 1}\n"
+    )
     (unknown,) = problems(minimal, "optimizer.kind=sgd", "optimizer.momentum=0.5")
-    assert unknown.startswith("unknown key 'epps' in optimizer; known keys: kind, lr, weight_decay, momentum")
+    assert unknown.startswith(
+        "unknown key 'epps' in optimizer; known keys: kind, lr, weight_decay, momentum"
+    )
     minimal.write_text(minimal.read_text().replace(", epps: 1", ", eps: x"))
-    optimizer = load(minimal, ["optimizer.momentum=0.5", "optimizer.kind=sgd"]).to_dict()["optimizer"]
+    optimizer = load(minimal, ["optimizer.momentum=0.5", "optimizer.kind=sgd"]).to_dict()[
+        "optimizer"
+    ]
     assert (optimizer["kind"], optimizer["lr"], optimizer["momentum"]) == ("sgd", 0.5, 0.5)
     (asked,) = problems(minimal, "optimizer.eps=1", "optimizer.kind=sgd")
     assert all(word in asked for word in ("'eps'", "'sgd'", "adamw"))
@@ -101,14 +116,20 @@ def test_an_override_of_the_kind_takes_the_keys_of_the_other_kind_away(minimal: 
 
 @cases(
     "override, text",
-    ("optimizer.lr=fast", "--set optimizer.lr: optimizer.lr must be a number, found the text 'fast'"),
+    (
+        "optimizer.lr=fast",
+        "--set optimizer.lr: optimizer.lr must be a number, found the text 'fast'",
+    ),
     ("optimizer.rl=1", "--set optimizer.rl: unknown key 'rl' in optimizer; did you mean 'lr'?"),
     ("train.steps", "--set train.steps: expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
     ("=3", "--set : expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
     ("train..steps=3", "--set train..steps: expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
     ("name=[a", "--set name: not valid YAML: this bracket is not closed"),
     ("name=*a", "--set name: aliases ('*a') are not used in a spec; write the value out"),
-    ("version.x=1", "--set version.x: cannot set version.x: version is not a mapping; set version as a whole"),
+    (
+        "version.x=1",
+        "--set version.x: cannot set version.x: version is not a mapping; set version as a whole",
+    ),
     ("model.heads=3", "--set model.heads: model.heads must divide model.width 64, found 3"),
 )
 def test_wrong_override(minimal: Path, override: str, text: str) -> None:
@@ -129,7 +150,9 @@ def test_problems_of_the_file_come_before_those_of_overrides(minimal: Path) -> N
 def test_missing_file_folder_and_huge_file(tmp_path: Path) -> None:
     assert problems(tmp_path / "none.yaml") == ["no such file"]
     assert problems(tmp_path) == ["this is a folder, not a spec file"]
-    assert problems(Path("/dev/zero")) == ["cannot be read: it is a character device, not a regular file"]
+    assert problems(Path("/dev/zero")) == [
+        "cannot be read: it is a character device, not a regular file"
+    ]
     with (tmp_path / "huge.yaml").open("wb") as file:
         file.truncate(1 << 32)
     assert problems(tmp_path / "huge.yaml") == ["larger than 64 KiB; this is not a spec"]
@@ -180,11 +203,19 @@ def test_what_of_a_data_folder_is_read(tmp_path: Path) -> None:
     "settings, found",
     (
         ["model.heads=3.0", "model.width=5", "train.micro_batch=x", "train.global_batch=7"],
-        ["model.heads must be a whole number, found 3.0", "train.micro_batch must be a whole number, found the text"],
+        [
+            "model.heads must be a whole number, found 3.0",
+            "train.micro_batch must be a whole number, found the text",
+        ],
     ),
-    (["parallel.dp_shard=1", "parallel.dp_replicat=2"], ["unknown key 'dp_replicat' in parallel; did you mean"]),
+    (
+        ["parallel.dp_shard=1", "parallel.dp_replicat=2"],
+        ["unknown key 'dp_replicat' in parallel; did you mean"],
+    ),
 )
-def test_cross_checks_keep_quiet_about_invalid_values(minimal: Path, settings: list[str], found: list[str]) -> None:
+def test_cross_checks_keep_quiet_about_invalid_values(
+    minimal: Path, settings: list[str], found: list[str]
+) -> None:
     assert all(a.startswith(b) for a, b in zip(problems(minimal, *settings), found, strict=True))
 
 

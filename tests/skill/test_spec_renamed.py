@@ -38,7 +38,11 @@ def test_the_table_is_of_the_schema() -> None:
 def test_old_names_are_accepted_with_a_note_each(tmp_path: Path, capsys: Capsys) -> None:
     path = write(tmp_path, OLD)
     spec = load(path)
-    assert (spec["train"]["max_norm"], spec["verify"]["nproc"], spec["launch"]["device"]) == (2.0, 4, "cuda")
+    assert (spec["train"]["max_norm"], spec["verify"]["nproc"], spec["launch"]["device"]) == (
+        2.0,
+        4,
+        "cuda",
+    )
     assert notes(capsys) == [
         f"{path}:5: train.clip_norm is now train.max_norm; the old name is accepted until 0.3",
         f"{path}:6: verify.ranks is now verify.nproc; the old name is accepted until 0.3",
@@ -69,7 +73,10 @@ DEEP = SPEC.replace("layers: 1", "layers: 3")
 def test_gathered_blocks_are_a_list(
     tmp_path: Path, capsys: Capsys, text: str, overrides: list[str], expected: object
 ) -> None:
-    assert load(write(tmp_path, DEEP + text), overrides)["parallel"]["reshard_after_forward"] == expected
+    assert (
+        load(write(tmp_path, DEEP + text), overrides)["parallel"]["reshard_after_forward"]
+        == expected
+    )
     (line,) = notes(capsys)
     assert "parallel.gathered_blocks: " in line and "accepted until 0.3" in line
 
@@ -80,10 +87,15 @@ def test_gathered_blocks_are_a_list(
         "reshard_after_forward: true\n  gathered_blocks: 2\n  tp: 1",
         f"reshard_after_forward: {renamed.resharding(2)}\n  tp: 1",
     ),
-    ("gathered_blocks: 2  # mine\n  tp: 1", f"reshard_after_forward: {renamed.resharding(2)}  # mine\n  tp: 1"),
+    (
+        "gathered_blocks: 2  # mine\n  tp: 1",
+        f"reshard_after_forward: {renamed.resharding(2)}  # mine\n  tp: 1",
+    ),
     ("tp: 1\n  gathered_blocks: 0", "tp: 1"),
 )
-def test_gathered_blocks_are_rewritten(tmp_path: Path, capsys: Capsys, before: str, after: str) -> None:
+def test_gathered_blocks_are_rewritten(
+    tmp_path: Path, capsys: Capsys, before: str, after: str
+) -> None:
     text = rewrite.with_new_names(f"{DEEP}parallel:\n  {before}\n")
     assert text == f"{DEEP}parallel:\n  {after}\n"
     load(write(tmp_path, text))
@@ -97,10 +109,16 @@ def test_gathered_blocks_are_rewritten(tmp_path: Path, capsys: Capsys, before: s
     (["train.clip_norm=3", "train.max_norm=1"], (1.0, 2, "cuda")),
     (["verify={ranks: 4}", "launch.device=gpu", "launch.engines=[torchrun]"], (0.5, 4, "cuda")),
 )
-def test_overrides(tmp_path: Path, capsys: Capsys, overrides: list[str], expected: tuple[float, int, str]) -> None:
+def test_overrides(
+    tmp_path: Path, capsys: Capsys, overrides: list[str], expected: tuple[float, int, str]
+) -> None:
     path = write(tmp_path, SPEC.replace("global_batch: 8", "global_batch: 8, max_norm: 0.5"))
     spec = load(path, overrides)
-    assert (spec["train"]["max_norm"], spec["verify"]["nproc"], spec["launch"]["device"]) == expected
+    assert (
+        spec["train"]["max_norm"],
+        spec["verify"]["nproc"],
+        spec["launch"]["device"],
+    ) == expected
     assert all(line.startswith("--set ") and "is now" in line for line in notes(capsys))
 
 
@@ -108,21 +126,30 @@ def test_both_names_are_a_problem(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(write(tmp_path, SPEC + "verify: {nproc: 4,\n  ranks: 4}\n"))
     (problem,) = caught.value.problems
-    assert (problem.key, problem.place.line) == ("verify.ranks", 6) and "verify.nproc" in problem.message
+    assert (problem.key, problem.place.line) == (
+        "verify.ranks",
+        6,
+    ) and "verify.nproc" in problem.message
 
 
 @pytest.mark.parametrize("edited", [False, True])
 def test_update_of_a_project_with_old_names(workshop: Workshop, edited: bool) -> None:
     workshop.templates = dict(FILES)
     files = workshop.render(load(workshop.spec))
-    old = files["spec.yaml"].replace("  max_norm: ", "  clip_norm: ").replace("  nproc: ", "  ranks: ")
+    old = (
+        files["spec.yaml"]
+        .replace("  max_norm: ", "  clip_norm: ")
+        .replace("  nproc: ", "  ranks: ")
+    )
     scaffold.write({**files, "spec.yaml": old}, workshop.out)
     if edited:
         workshop.edit("spec.yaml", "  clip_norm: 1.0\n", "  # mine\n  clip_norm: 5.0  # less\n")
     done = workshop.update("--set", "train.steps=77", "--set", "verify.ranks=4")
     assert len(done.err.splitlines()) == 3
     text = workshop.read("spec.yaml")
-    assert "clip_norm" not in text and "ranks" not in text and workshop.read("a.py") == "STEPS = 77\n"
+    assert (
+        "clip_norm" not in text and "ranks" not in text and workshop.read("a.py") == "STEPS = 77\n"
+    )
     assert ("  # mine\n  max_norm: 5.0  # less\n" in text) is edited
     assert yaml.safe_load(text)["verify"]["nproc"] == 4
     assert workshop.settled() and not workshop.update().err

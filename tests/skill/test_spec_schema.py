@@ -70,7 +70,8 @@ def test_keys_that_the_code_reads_are_in_the_schema() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Subscript(
-                    value=ast.Subscript(slice=ast.Constant(value=str(section))), slice=ast.Constant(value=str(key))
+                    value=ast.Subscript(slice=ast.Constant(value=str(section))),
+                    slice=ast.Constant(value=str(key)),
                 ) if section in KEYS:
                     read.add(f"{section}.{key}")
     assert "train.global_batch" in read
@@ -88,7 +89,9 @@ def test_every_number_is_bounded() -> None:
 
 @pytest.mark.parametrize("value", [True, False, 4.0, float("nan"), float("inf"), "4", None])
 def test_not_a_whole_number(value: object) -> None:
-    assert ("train", "steps") in {fault.key for fault in validation.faults({"train": {"steps": value}}, schema.FORM)}
+    assert ("train", "steps") in {
+        fault.key for fault in validation.faults({"train": {"steps": value}}, schema.FORM)
+    }
 
 
 @pytest.mark.parametrize("text", ["demo\n", "\ndemo", "demo\nx"])

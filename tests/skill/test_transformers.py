@@ -23,15 +23,39 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # those of transformers
     pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
 ]
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "vocab_size": 64, **SMALL, "tie_word_embeddings": True},
-    "qwen3": {"model_type": "qwen3", "vocab_size": 64, **SMALL, "num_key_value_heads": 2, "head_dim": 16},
-    "gpt2": {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "qwen3": {
+        "model_type": "qwen3",
+        "vocab_size": 64,
+        **SMALL,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 64,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 64,
+    },
 }
 TOKENS = torch.arange(32).view(2, 16)
 LLAMA = {"kind": "transformers", "config": MODELS["llama"], "vocabulary": 64, "sequence_length": 16}
-MIXTRAL = {"model_type": "mixtral", "vocab_size": 64, **SMALL, "num_key_value_heads": 2, "num_local_experts": 2}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "vocab_size": 64,
+    **SMALL,
+    "num_key_value_heads": 2,
+    "num_local_experts": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +65,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     found = {}
     for name, config in MODELS.items():
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**config), dtype=torch.float32
+        )
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
         found[name] = tmp_path_factory.mktemp(name)
-        (model.transformer if name == "gpt2" else model).save_pretrained(found[name], max_shard_size="20KB")
+        (model.transformer if name == "gpt2" else model).save_pretrained(
+            found[name], max_shard_size="20KB"
+        )
     return found
 
 
@@ -70,12 +98,19 @@ def exported(modules: dict[str, ModuleType], state: Any, folder: Path, monkeypat
 
 
 def from_folder(folder: Path) -> dict[str, Any]:
-    return {"kind": "transformers", "pretrained": str(folder), "vocabulary": 64, "sequence_length": 16}
+    return {
+        "kind": "transformers",
+        "pretrained": str(folder),
+        "vocabulary": 64,
+        "sequence_length": 16,
+    }
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back_bit_for_bit(tmp_path: Path, folders: dict[str, Path], name: str, monkeypatch: Patch) -> None:
+def test_there_and_back_bit_for_bit(
+    tmp_path: Path, folders: dict[str, Path], name: str, monkeypatch: Patch
+) -> None:
     from transformers import AutoModelForCausalLM
 
     original = AutoModelForCausalLM.from_pretrained(folders[name])
@@ -84,12 +119,19 @@ def test_there_and_back_bit_for_bit(tmp_path: Path, folders: dict[str, Path], na
         held, expected = values(model), dict(original.named_parameters())
         buffers, wanted = dict(model.named_buffers()), dict(original.named_buffers())
         for mine, theirs in ((held, expected), (buffers, wanted)):
-            assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+            assert mine.keys() == theirs.keys() and all(
+                torch.equal(mine[key], theirs[key]) for key in mine
+            )
         exported(modules, train_state(modules, model), tmp_path, monkeypatch)
         logits = model.train(False)(TOKENS, use_cache=False).logits
         assert torch.equal(logits, original.train(False)(TOKENS, use_cache=False).logits)
-    opened, wanted = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict(), original.state_dict()
-    assert opened.keys() == wanted.keys() and all(torch.equal(opened[key], wanted[key]) for key in wanted)
+    opened, wanted = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict(),
+        original.state_dict(),
+    )
+    assert opened.keys() == wanted.keys() and all(
+        torch.equal(opened[key], wanted[key]) for key in wanted
+    )
 
 
 @pytest.mark.usefixtures("alone")
@@ -104,7 +146,9 @@ def test_adapters_are_all_that_is_saved_and_exported(
         state = train_state(modules, model, 0, base := modules["model"].fingerprint())
         model(TOKENS, use_cache=False).logits.square().mean().backward()
         state.optimizer.step()
-        adapters = {name: whole(value) for name, value in model.named_parameters() if value.requires_grad}
+        adapters = {
+            name: whole(value) for name, value in model.named_parameters() if value.requires_grad
+        }
         assert len(adapters) == 4 and state.to_dict()["model"].keys() == adapters.keys()
         checkpoint = exported(modules, state, tmp_path, monkeypatch)
         fresh = built(modules, seed=1)
@@ -115,28 +159,57 @@ def test_adapters_are_all_that_is_saved_and_exported(
         with pytest.raises(modules["distributed"].SetupError, match="other frozen weights"):
             modules["checkpoint"].load_checkpoint(checkpoint, state)
     stored = load_file(tmp_path / "exported" / "adapter_model.safetensors")
-    assert {name.removeprefix("base_model.model."): value.tolist() for name, value in stored.items()} == {
-        name: value.tolist() for name, value in adapters.items()
-    }
+    assert {
+        name.removeprefix("base_model.model."): value.tolist() for name, value in stored.items()
+    } == {name: value.tolist() for name, value in adapters.items()}
     config = json.loads((tmp_path / "exported" / "adapter_config.json").read_text())
-    assert config["target_modules"] == ["c_attn"] and config["r"] == 2 and config["fan_in_fan_out"] is True
+    assert (
+        config["target_modules"] == ["c_attn"]
+        and config["r"] == 2
+        and config["fan_in_fan_out"] is True
+    )
 
 
 @pytest.mark.usefixtures("alone")
 @cases(
     "change, message",
-    ({"shard": ["Block"]}, "the model has no module of class Block; its blocks are LlamaDecoderLayer"),
+    (
+        {"shard": ["Block"]},
+        "the model has no module of class Block; its blocks are LlamaDecoderLayer",
+    ),
     ({"config": {**MODELS["llama"], "hiden_size": 8}}, "model.config: hiden_size is unknown"),
-    ({"config": {**MODELS["llama"], "hidden_size": "8"}}, "model.config: Validation error for field 'hidden_size'"),
-    ({"config": {**MODELS["llama"], "model_type": "lama"}}, "model.config: Unrecognized model identifier: lama"),
+    (
+        {"config": {**MODELS["llama"], "hidden_size": "8"}},
+        "model.config: Validation error for field 'hidden_size'",
+    ),
+    (
+        {"config": {**MODELS["llama"], "model_type": "lama"}},
+        "model.config: Unrecognized model identifier: lama",
+    ),
     ({"config": {"model_type": "t5", "vocab_size": 64}}, "model.config: t5 is no language model"),
-    ({"config": {"model_type": "gpt2", "vocab_size": 64}, "sequence_length": 1025}, "model.sequence_length: "),
-    ({"config": {"model_type": "opt", "vocab_size": 64}}, "parallel.tp: transformers has no plan for it; write 1"),
-    ({"config": MIXTRAL}, "parallel.tp: model.layers.0.mlp.experts is split moe_tp_experts; write 1"),
-    ({"config": {**MODELS["llama"], "attention_dropout": 0.1}}, "parallel.tp: write 0.0 for the dropout of the model"),
+    (
+        {"config": {"model_type": "gpt2", "vocab_size": 64}, "sequence_length": 1025},
+        "model.sequence_length: ",
+    ),
+    (
+        {"config": {"model_type": "opt", "vocab_size": 64}},
+        "parallel.tp: transformers has no plan for it; write 1",
+    ),
+    (
+        {"config": MIXTRAL},
+        "parallel.tp: model.layers.0.mlp.experts is split moe_tp_experts; write 1",
+    ),
+    (
+        {"config": {**MODELS["llama"], "attention_dropout": 0.1}},
+        "parallel.tp: write 0.0 for the dropout of the model",
+    ),
 )
-def test_what_a_model_cannot_be_is_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    project = write(tmp_path, {**LLAMA, **change}, *["parallel.tp=2"] * message.startswith("parallel.tp"))
+def test_what_a_model_cannot_be_is_one_line(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    project = write(
+        tmp_path, {**LLAMA, **change}, *["parallel.tp=2"] * message.startswith("parallel.tp")
+    )
     with imported(project) as modules, pytest.raises(modules["distributed"].SetupError) as error:
         built(modules)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
@@ -145,19 +218,27 @@ def test_what_a_model_cannot_be_is_one_line(tmp_path: Path, change: dict[str, An
 def test_stored_experts_are_refused(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**MIXTRAL)).save_pretrained(tmp_path / "experts")
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**MIXTRAL)).save_pretrained(
+        tmp_path / "experts"
+    )
     with pytest.raises(UserError, match=r"model\.pretrained"):
         write(tmp_path, from_folder(tmp_path / "experts"))
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_folder_that_does_not_fit_is_one_line(tmp_path: Path, folders: dict[str, Path], monkeypatch: Patch) -> None:
+def test_a_folder_that_does_not_fit_is_one_line(
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: Patch
+) -> None:
     def refused(message: str) -> None:
         with pytest.raises(modules["distributed"].SetupError, match=message):
             built(modules)
 
     with imported(write(tmp_path, from_folder(folders["qwen3"]))) as modules:
-        (file,) = [path for path in folders["qwen3"].glob("*.safetensors") if "model.norm.weight" in load_file(path)]
+        (file,) = [
+            path
+            for path in folders["qwen3"].glob("*.safetensors")
+            if "model.norm.weight" in load_file(path)
+        ]
         weights = load_file(file)
         save_file({**weights, "model.norm.weight": torch.zeros(7)}, file, {"format": "pt"})
         refused(r"does not fit: model.norm.weight is \[7\] in the files, \[32\] in the model$")
@@ -180,7 +261,9 @@ def wide(folder: Path, width: int = 128) -> dict[str, Any]:
     """A folder with a model whose matrices have whole blocks of NF4, or not."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**WIDE | {"hidden_size": width})).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**WIDE | {"hidden_size": width})
+    ).save_pretrained(folder)
     return from_folder(folder)
 
 
@@ -195,7 +278,9 @@ def test_a_base_in_four_bits_is_the_rounded_one(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "weights" / "model.safetensors")
     assert stored.keys() <= found.keys()
     for name, value in stored.items():
-        rounded = to_nf4(value.bfloat16()).to(torch.bfloat16) if "_proj" in name else value.bfloat16()
+        rounded = (
+            to_nf4(value.bfloat16()).to(torch.bfloat16) if "_proj" in name else value.bfloat16()
+        )
         assert torch.equal(found[name], rounded), name
     assert {value.dtype for name, value in found.items() if "lora_" in name} == {torch.float32}
     with imported(write(tmp_path / "small", wide(tmp_path / "narrow", 64), NF4, BF16)) as modules:
@@ -235,7 +320,9 @@ def test_a_base_in_four_bits_is_the_same_on_any_ranks(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.launch
 @pytest.mark.parametrize(("name", "settings"), [("llama", []), ("qwen3", ["parallel.tp=2"])])
-def test_the_loss_does_not_depend_on_the_ranks(tmp_path: Path, name: str, settings: list[str]) -> None:
+def test_the_loss_does_not_depend_on_the_ranks(
+    tmp_path: Path, name: str, settings: list[str]
+) -> None:
     losses = []
     for ranks in (1, 2):
         project = write(tmp_path / str(ranks), {**LLAMA, "config": MODELS[name]}, *settings)

@@ -49,7 +49,14 @@ CASES: dict[str, tuple[str | None, str | None, str | None, str, str | None, int]
     "deleted": (TEXT, None, TEXT, "deleted", None, 0),
     "deleted, and changed": (TEXT, None, NEW, "deleted", None, 0),
     "emptied": (TEXT, "", NEW, "conflict", EMPTIED, 1),
-    "an end without a line break": (TEXT, TEXT.removesuffix("\n"), CLASH, "merged", CLASH.removesuffix("\n"), 0),
+    "an end without a line break": (
+        TEXT,
+        TEXT.removesuffix("\n"),
+        CLASH,
+        "merged",
+        CLASH.removesuffix("\n"),
+        0,
+    ),
 }
 
 
@@ -58,11 +65,17 @@ CASES: dict[str, tuple[str | None, str | None, str | None, str, str | None, int]
 def test_what_becomes_of_a_file(workshop: Workshop, name: str, crlf: bool) -> None:
     base, ours, theirs, action, expected, code = CASES[name]
     end = "\r\n" if crlf and ours else "\n"
-    workshop.make({"a.py": base, "tests/b.py": TEXT}, {"a.py": ours and ours.replace("\n", end)}, {"a.py": theirs})
+    workshop.make(
+        {"a.py": base, "tests/b.py": TEXT},
+        {"a.py": ours and ours.replace("\n", end)},
+        {"a.py": theirs},
+    )
     dry = workshop.update("--dry-run", "--json", code=code).data
     report = workshop.update("--json", code=code).data
     assert dry == {**report, "dry_run": True}
-    assert [(file["path"], file["action"]) for file in report["files"]] == ([("a.py", action)] if action else [])
+    assert [(file["path"], file["action"]) for file in report["files"]] == (
+        [("a.py", action)] if action else []
+    )
     assert report["open"] == (["a.py"] if code else [])
     found = file_tree(workshop.out)
     base_files = {f".fsdp2/base/{path}.base" for path in ("tests/b.py", "spec.yaml")}
@@ -79,7 +92,9 @@ def test_what_becomes_of_a_file(workshop: Workshop, name: str, crlf: bool) -> No
 def test_unsolved_conflicts_are_refused_by_line(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT, "b.py": TEXT}, {"a.py": MINE}, {"a.py": CLASH})
     assert "conflict    a.py  line 2: " in workshop.update(code=1).out
-    assert f"{workshop.out}/a.py:2: a conflict" in workshop.refused("update", "--set", "train.steps=30")
+    assert f"{workshop.out}/a.py:2: a conflict" in workshop.refused(
+        "update", "--set", "train.steps=30"
+    )
     workshop.edit("a.py", "<<<<<<< a.py, yours\n", "")
     assert f"{workshop.out}/a.py:5: a conflict" in workshop.refused("update")
 
@@ -93,7 +108,11 @@ def test_random_edits_survive_a_change_of_the_spec(workshop: Workshop) -> None:
         workshop.make({"a.py": "\n".join(template)})
         ours, expected = [], []
         for number, line in enumerate(template):
-            what = chance.choice(("keep", "edit", "delete", "add")) if number % 10 in range(2, 9) else "keep"
+            what = (
+                chance.choice(("keep", "edit", "delete", "add"))
+                if number % 10 in range(2, 9)
+                else "keep"
+            )
             mine = f"mine {chance.random()}"
             edited = {"keep": [line], "edit": [mine], "delete": [], "add": [line, mine]}[what]
             ours += [text.replace("{steps}", "20") for text in edited]
@@ -125,7 +144,11 @@ OBSTACLES = {
 def test_what_cannot_be_merged_is_left_alone_and_reported(workshop: Workshop, name: str) -> None:
     tree, message = OBSTACLES[name]
     workshop.make({"a.py": TEXT, "b.py": "{steps}\n"}, tree)
-    mine = {path: data for path, data in file_tree(workshop.out).items() if path.startswith(("a.py", "elsewhere"))}
+    mine = {
+        path: data
+        for path, data in file_tree(workshop.out).items()
+        if path.startswith(("a.py", "elsewhere"))
+    }
     workshop.update()
     workshop.diff(code=1)
     workshop.templates["a.py"] = NEW
@@ -137,7 +160,9 @@ def test_what_cannot_be_merged_is_left_alone_and_reported(workshop: Workshop, na
     workshop.update()
 
 
-def test_nothing_is_written_through_a_link_but_to_the_project(workshop: Workshop, tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link_but_to_the_project(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     workshop.make({"tests/a.py": TEXT})
     workshop.out.rename(tmp_path / "project")
     workshop.out.symlink_to(tmp_path / "project")
@@ -164,7 +189,9 @@ def test_without_git_only_what_was_not_edited_is_updated(workshop: Workshop) -> 
     assert workshop.read("a.py") == BOTH
 
 
-def test_settings_of_git_and_repositories_around_have_no_say(workshop: Workshop, monkeypatch: Patch) -> None:
+def test_settings_of_git_and_repositories_around_have_no_say(
+    workshop: Workshop, monkeypatch: Patch
+) -> None:
     config = workshop.out.with_name("gitconfig")
     config.write_text("[merge]\n\tconflictStyle = diff3\n")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
@@ -185,13 +212,19 @@ def test_permissions_and_empty_folders(workshop: Workshop) -> None:
     assert not (workshop.out / ".fsdp2" / "base" / "deep").exists()
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr
+)
 @pytest.mark.parametrize("path", ["a.py", "new/b.py", ".fsdp2/manifest.json"])
-def test_a_failure_half_way_leaves_all_as_it_was(workshop: Workshop, error: BaseException, path: str) -> None:
+def test_a_failure_half_way_leaves_all_as_it_was(
+    workshop: Workshop, error: BaseException, path: str
+) -> None:
     workshop.make({"a.py": TEXT, "c.py": TEXT, "d.py": TEXT}, {"d.py": MINE})
     workshop.templates = {"a.py": NEW, "new/b.py": NEW, "d.py": NEW}
     before = file_tree(workshop.out.parent)
-    with failing(error, lambda source, target: str(target).endswith(path) and "new" in source.parts):
+    with failing(
+        error, lambda source, target: str(target).endswith(path) and "new" in source.parts
+    ):
         workshop.update(code={OSError: 2, KeyboardInterrupt: 130}[type(error)])
     assert file_tree(workshop.out.parent) == before and not (workshop.out / "new").exists()
     workshop.update()
@@ -204,11 +237,15 @@ FAILURES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "",
     ),
     "a folder that may not be written": (
-        lambda out: mock.patch("tempfile.mkdtemp", side_effect=PermissionError(13, "Permission denied", str(out))),
+        lambda out: mock.patch(
+            "tempfile.mkdtemp", side_effect=PermissionError(13, "Permission denied", str(out))
+        ),
         "cannot write {0}: Permission denied ({0})\n",
     ),
     "a full disk": (
-        lambda out: mock.patch.object(Path, "write_bytes", side_effect=OSError(28, "No space left on device")),
+        lambda out: mock.patch.object(
+            Path, "write_bytes", side_effect=OSError(28, "No space left on device")
+        ),
         "No space left on device",
     ),
 }
@@ -224,7 +261,10 @@ def test_a_failure_leaves_all_as_it_was(workshop: Workshop, name: str) -> None:
 
 def test_what_cannot_be_put_back_is_kept_and_reported(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT}, {"a.py": MINE}, {"a.py": NEW})
-    with failing(OSError(5, "Input/output error"), lambda _, new: new.name == "a.py" and "old" not in new.parts):
+    with failing(
+        OSError(5, "Input/output error"),
+        lambda _, new: new.name == "a.py" and "old" not in new.parts,
+    ):
         folder = Path(workshop.update(code=2).err.split("are in ")[1].strip())
     assert (folder / "a.py").read_text() == MINE
 
@@ -269,6 +309,9 @@ def test_the_version_that_wrote_the_project_is_reported_and_replaced(workshop: W
     workshop.edit(".fsdp2/manifest.json", f'"{project.__version__}"', '"0.0.9"')
     workshop.edit(".fsdp2/manifest.json", '"manifest": 1,', '"manifest": 1, "mine": {"a": [1]},')
     workshop.templates["a.py"] = NEW
-    assert f"updated {workshop.out} (from fsdp2 0.0.9 to {project.__version__}):" in workshop.update().out
+    assert (
+        f"updated {workshop.out} (from fsdp2 0.0.9 to {project.__version__}):"
+        in workshop.update().out
+    )
     report = json.loads(workshop.read(".fsdp2/manifest.json"))
     assert (report["generator"], report["mine"]) == (project.__version__, {"a": [1]})

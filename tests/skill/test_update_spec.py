@@ -21,12 +21,19 @@ def workshop(workshop: Workshop) -> Workshop:
 
 
 def test_an_edit_of_spec_yaml_is_followed_and_left_as_it_is(workshop: Workshop) -> None:
-    workshop.edit("spec.yaml", "  steps: 20\n", "  # long enough\n  steps: 4_0  # epochs\n".replace("4_0", "40"))
+    workshop.edit(
+        "spec.yaml",
+        "  steps: 20\n",
+        "  # long enough\n  steps: 4_0  # epochs\n".replace("4_0", "40"),
+    )
     workshop.edit("spec.yaml", "  lr: 0.0003\n", "  lr: 3e-4\n")
     workshop.edit("spec.yaml", "  seed: 0\n", "")
     mine = workshop.read("spec.yaml")
     workshop.update()
-    assert (workshop.read("a.py"), workshop.read("spec.yaml")) == ("STEPS = 40\n", mine) and workshop.settled()
+    assert (workshop.read("a.py"), workshop.read("spec.yaml")) == (
+        "STEPS = 40\n",
+        mine,
+    ) and workshop.settled()
 
 
 def test_set_changes_the_value_and_keeps_the_comments(workshop: Workshop) -> None:
@@ -34,13 +41,17 @@ def test_set_changes_the_value_and_keeps_the_comments(workshop: Workshop) -> Non
     workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]   # as usual\n")
     mine = workshop.read("spec.yaml")
     workshop.update("--set", "train.steps=77", "--set", "optimizer.betas=[0.8, 0.9]")
-    assert workshop.read("spec.yaml") == mine.replace("steps: 20", "steps: 77").replace("[0.9, 0.95]", "[0.8, 0.9]")
+    assert workshop.read("spec.yaml") == mine.replace("steps: 20", "steps: 77").replace(
+        "[0.9, 0.95]", "[0.8, 0.9]"
+    )
     assert workshop.read("a.py") == "STEPS = 77\n"
     workshop.diff(code=1)  # the comments
 
 
 @cases("git", True, False)
-def test_set_of_a_key_that_was_left_out(workshop: Workshop, git: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_of_a_key_that_was_left_out(
+    workshop: Workshop, git: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workshop.edit("spec.yaml", "  seed: 0\n", "")
     if not git:
         monkeypatch.setattr("shutil.which", lambda name: None)
@@ -58,12 +69,16 @@ def test_set_after_a_minimal_spec_was_put_there(workshop: Workshop) -> None:
 
 
 def test_auto_follows_what_it_is_made_from(workshop: Workshop) -> None:
-    assert "  ffn: auto\n" in workshop.read("spec.yaml") and "  kv_heads: auto\n" in workshop.read("spec.yaml")
+    assert "  ffn: auto\n" in workshop.read("spec.yaml") and "  kv_heads: auto\n" in workshop.read(
+        "spec.yaml"
+    )
     workshop.update("--set", "model.width=384", "--set", "model.heads=4")
     model = load(workshop.out / "spec.yaml").to_dict()["model"]
     assert (model["ffn"], model["kv_heads"]) == (1024, 4)
     workshop.update("--set", "model.kv_heads=2", "--set", "model.width=192")
-    assert "  ffn: auto\n" in workshop.read("spec.yaml") and "  kv_heads: 2\n" in workshop.read("spec.yaml")
+    assert "  ffn: auto\n" in workshop.read("spec.yaml") and "  kv_heads: 2\n" in workshop.read(
+        "spec.yaml"
+    )
 
 
 def test_another_kind_changes_the_keys(workshop: Workshop) -> None:
@@ -82,7 +97,9 @@ def test_another_kind_changes_the_keys(workshop: Workshop) -> None:
 
 def test_a_comment_on_a_key_that_goes_is_a_conflict(workshop: Workshop) -> None:
     workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]  # as usual\n")
-    sgd = written(workshop.spec.parent, SPEC + "optimizer: {kind: sgd, momentum: 0.5}\n", "sgd.yaml")
+    sgd = written(
+        workshop.spec.parent, SPEC + "optimizer: {kind: sgd, momentum: 0.5}\n", "sgd.yaml"
+    )
     assert "conflict    spec.yaml  line " in workshop.update("--spec", sgd, code=1).out
     text = workshop.read("spec.yaml")
     assert "betas: [0.9, 0.95]  # as usual\n" in text and "<<<<<<< spec.yaml, yours\n" in text
@@ -100,7 +117,9 @@ def test_values_that_new_templates_add_come_into_an_edited_spec(workshop: Worksh
     scaffold.write({"a.py": "STEPS = 20\n", "spec.yaml": old}, workshop.out, force=True)
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
     workshop.update()
-    new = base.replace("  steps: 20\n", "  steps: 20  # mine\n").replace("# a spec\n", "# another version\n")
+    new = base.replace("  steps: 20\n", "  steps: 20  # mine\n").replace(
+        "# a spec\n", "# another version\n"
+    )
     assert workshop.read("spec.yaml") == new
 
 
@@ -115,7 +134,9 @@ def test_another_spec_with_data_beside_it(workshop: Workshop, tmp_path: Path) ->
     workshop.update()
     assert "- b.txt  # mine\n" in workshop.read("spec.yaml")
     workshop.update("--set", "train.steps=30")
-    assert "- b.txt  # mine\n" in workshop.read("spec.yaml") and "steps: 30\n" in workshop.read("spec.yaml")
+    assert "- b.txt  # mine\n" in workshop.read("spec.yaml") and "steps: 30\n" in workshop.read(
+        "spec.yaml"
+    )
 
 
 def test_a_spec_that_is_not_valid_any_more(workshop: Workshop) -> None:
@@ -123,11 +144,16 @@ def test_a_spec_that_is_not_valid_any_more(workshop: Workshop) -> None:
     line = workshop.read("spec.yaml")[: workshop.read("spec.yaml").index("sead")].count("\n") + 1
     for command in ("diff", "update"):
         error = workshop.refused(command)
-        assert f"{workshop.out}/spec.yaml:{line}:3: unknown key 'sead' in train; did you mean 'seed'?" in error
+        assert (
+            f"{workshop.out}/spec.yaml:{line}:3: unknown key 'sead' in train; did you mean 'seed'?"
+            in error
+        )
         assert error.endswith(": --spec FILE\n")
     workshop.update("--spec", workshop.spec, code=1)
     marked = workshop.read("spec.yaml")
-    assert "<<<<<<< spec.yaml, yours\n  sead: 0\n=======\n  seed: 0\n>>>>>>> spec.yaml, from" in marked
+    assert (
+        "<<<<<<< spec.yaml, yours\n  sead: 0\n=======\n  seed: 0\n>>>>>>> spec.yaml, from" in marked
+    )
     assert marked.count("<<<<<<<") == 1
 
 
@@ -156,7 +182,9 @@ def test_a_spec_that_is_a_link_is_read_but_not_written(workshop: Workshop) -> No
 
 
 @cases("setting, code", ("train.steps=30", 0), ("optimizer.groups=[{match: norm, lr: 1e-5}]", 2))
-def test_without_git(workshop: Workshop, setting: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git(
+    workshop: Workshop, setting: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
     before = file_tree(workshop.out)
     monkeypatch.setattr("shutil.which", lambda name: None)
@@ -165,7 +193,11 @@ def test_without_git(workshop: Workshop, setting: str, code: int, monkeypatch: p
 
 
 def test_spec_yaml_with_windows_line_ends(workshop: Workshop) -> None:
-    text = workshop.read("spec.yaml").replace("  steps: 20\n", "  steps: 20  # mine\n").replace("\n", "\r\n")
+    text = (
+        workshop.read("spec.yaml")
+        .replace("  steps: 20\n", "  steps: 20  # mine\n")
+        .replace("\n", "\r\n")
+    )
     build_file_tree(workshop.out, {"spec.yaml": text})
     workshop.update("--set", "train.steps=30")
     assert file_tree(workshop.out)["spec.yaml"] == text.replace("steps: 20", "steps: 30").encode()
@@ -180,10 +212,17 @@ def test_spec_yaml_with_windows_line_ends(workshop: Workshop) -> None:
     ("a:\n- x  # one\n- y\n", {"a": ["x", "y"]}, {"a": ["x", "z"]}, "a:\n- x  # one\n- z\n"),
     ("a: [1, 2]  # c\n", {"a": [1, 2]}, {"a": [1, 2, 3]}, "a: [1, 2, 3]  # c\n"),
     ("a:\n- 1\n", {"a": [1]}, {"a": [1, 2]}, "a:\n- 1\n"),
-    ("# c\na:\n  b: 1\n", {"a": {"b": 1, "d": 0}}, {"a": {"b": 1, "d": 2}}, "# c\na:\n  d: 2\n  b: 1\n"),
+    (
+        "# c\na:\n  b: 1\n",
+        {"a": {"b": 1, "d": 0}},
+        {"a": {"b": 1, "d": 2}},
+        "# c\na:\n  d: 2\n  b: 1\n",
+    ),
     ("a: 1\n", {"a": 1}, {"b": 1}, "a: 1\n"),
 )
-def test_rewritten(text: str, before: dict[str, object], after: dict[str, object], expected: str) -> None:
+def test_rewritten(
+    text: str, before: dict[str, object], after: dict[str, object], expected: str
+) -> None:
     assert rewrite.rewritten(text, before, after) == expected
 
 
@@ -194,10 +233,21 @@ def test_real_templates(tmp_path: Path, command: Command) -> None:
     command("new", tmp_path / "spec.yaml", out, code=0)
     with (out / "train.py").open("a") as file:
         file.write("# mine\n")
-    settings = ["train.steps=30", "optimizer.kind=adamw", "train.max_norm=null", "checkpoint.mode=thread"]
+    settings = [
+        "train.steps=30",
+        "optimizer.kind=adamw",
+        "train.max_norm=null",
+        "checkpoint.mode=thread",
+    ]
     for some in (settings[:1], settings[1:]):
         command("update", out, *[word for text in some for word in ("--set", text)], code=0)
     spec = parse((tmp_path / "spec.yaml").read_bytes(), tmp_path / "spec.yaml", settings)
     for path, text in scaffold.render(spec).items():
         assert (out / path).read_text() == text + ("# mine\n" if path == "train.py" else "")
-    assert command("diff", out, "--stat", code=1).out.split() == ["edited", "train.py", "yours", "+1", "-0"]
+    assert command("diff", out, "--stat", code=1).out.split() == [
+        "edited",
+        "train.py",
+        "yours",
+        "+1",
+        "-0",
+    ]

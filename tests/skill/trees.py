@@ -19,7 +19,14 @@ from verified_fsdp2.skill.spec import Spec, load
 from verified_fsdp2.skill.spec.dump import to_yaml
 
 Generate = Callable[..., ModuleType]  # what the fixture `generate` gives
-DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16}
+DECODER = {
+    "kind": "decoder",
+    "layers": 2,
+    "width": 32,
+    "heads": 2,
+    "vocabulary": 64,
+    "sequence_length": 16,
+}
 SMALL = {  # a decoder that learns quickly
     "version": 1,
     "model": DECODER,
@@ -108,7 +115,10 @@ class Workshop:
 
     def render(self, spec: Spec) -> dict[str, str]:
         files = {path: text for path, text in self.templates.items() if text is not None}
-        texts = {path: text.replace("{steps}", str(spec["train"]["steps"])) for path, text in files.items()}
+        texts = {
+            path: text.replace("{steps}", str(spec["train"]["steps"]))
+            for path, text in files.items()
+        }
         return {**texts, "spec.yaml": self.header + to_yaml(spec.as_written())}
 
     def make(

@@ -123,7 +123,11 @@ def default_device() -> None:
     assert torch.ones(2).is_cuda and torch.tensor([1]).is_cuda and nn.Linear(2, 2).weight.is_cuda
     torch.set_default_device("cpu")
     with torch.device("cuda"):
-        assert torch.zeros(2).is_cuda and torch.tensor(1.0).is_cuda and torch.get_default_device().type == "cuda"
+        assert (
+            torch.zeros(2).is_cuda
+            and torch.tensor(1.0).is_cuda
+            and torch.get_default_device().type == "cuda"
+        )
     assert not torch.zeros(2).is_cuda
     torch.set_default_device(None)
 
@@ -134,7 +138,9 @@ def generators_of_another_device() -> None:
         try:
             torch.randperm(4, generator=generator, device=where)
         except RuntimeError as error:
-            assert str(error).startswith(f"Expected a '{where}' device type for generator but found")
+            assert str(error).startswith(
+                f"Expected a '{where}' device type for generator but found"
+            )
         else:
             raise AssertionError("a GPU refuses this")
 
@@ -144,7 +150,12 @@ def files() -> None:
     file = io.BytesIO()
     torch.save({"there": torch.ones(2, device="cuda"), "here": torch.ones(2)}, file)
     for where, expected in (
-        *((None, "cuda"), ("cpu", "cpu"), ({"cuda:0": "cpu"}, "cpu"), (lambda storage, place: storage, "cpu")),
+        *(
+            (None, "cuda"),
+            ("cpu", "cpu"),
+            ({"cuda:0": "cpu"}, "cpu"),
+            (lambda storage, place: storage, "cpu"),
+        ),
         *((torch.device("cuda"), "cuda"), ("cuda:1", "cuda")),
     ):
         file.seek(0)
@@ -184,7 +195,9 @@ def one_device() -> None:
     assert (scores[torch.tensor([0])] * torch.tensor(2.0)).is_cuda  # an index, and a number
     scores.copy_(torch.ones(2, 3))
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.LayerNorm(8), nn.Linear(8, 2)).cuda()
-    F.mse_loss(model(torch.ones(2, 2, 4, device="cuda")).float(), torch.ones(2, 2).cuda()).backward()
+    F.mse_loss(
+        model(torch.ones(2, 2, 4, device="cuda")).float(), torch.ones(2, 2).cuda()
+    ).backward()
     assert all(param.grad.is_cuda for param in model.parameters())
 
 
@@ -192,7 +205,9 @@ def one_device() -> None:
 def loaders() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(8.0))
     for workers in (0, 1):
-        for (batch,) in torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True, num_workers=workers):
+        for (batch,) in torch.utils.data.DataLoader(
+            data, batch_size=4, pin_memory=True, num_workers=workers
+        ):
             assert not batch.is_cuda and batch.to("cuda", non_blocking=True).is_cuda
 
 
@@ -233,7 +248,10 @@ def attention() -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     q, k, v = (torch.randn(1, 2, 128, 16, device="cuda", requires_grad=True) for _ in range(3))
-    for backends in ([SDPBackend.FLASH_ATTENTION], [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+    for backends in (
+        [SDPBackend.FLASH_ATTENTION],
+        [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
+    ):
         with sdpa_kernel(backends):
             F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
     mask = create_block_mask(lambda b, h, at, of: at >= of, None, None, 128, 128, device="cuda")
@@ -339,9 +357,14 @@ def main() -> None:
     from verified_fsdp2.verifier.trace.writer import Writer
 
     with tempfile.TemporaryDirectory() as folder:
-        request, trace = Request(folder, "t.py", folder, 2, cuda_on_cpu=True), Path(folder, "rank0.jsonl")
+        request, trace = (
+            Request(folder, "t.py", folder, 2, cuda_on_cpu=True),
+            Path(folder, "rank0.jsonl"),
+        )
         install(Session(request.as_dict(), 0, Writer(trace), Frames(folder)))
-        checks = {line: lambda line=line: bool(eval(line)) for line in EXPRESSIONS.strip().splitlines()}
+        checks = {
+            line: lambda line=line: bool(eval(line)) for line in EXPRESSIONS.strip().splitlines()
+        }
         checks |= {one.__name__: one for one in BLOCKS}
         wrong = [f"{name}: {why}" for name, check in checks.items() if (why := problem(check))]
         wrong += [line for line in trace.read_text().splitlines() if '"probe_error"' in line]

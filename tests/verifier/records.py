@@ -20,7 +20,13 @@ from verified_fsdp2.verifier.trace.typed import KINDS, conversions, default_of
 Capsys = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 LINE = Place(file="train.py", line=1, function="main", code="code")
-NAMES = ("embed.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.1.down.weight", "head.weight")
+NAMES = (
+    "embed.weight",
+    "blocks.0.up.weight",
+    "blocks.1.up.weight",
+    "blocks.1.down.weight",
+    "head.weight",
+)
 DIRECTION = (1.0, -2.0, 0.5, 3.0)
 
 
@@ -34,28 +40,67 @@ def brief(finding: Finding | Hit) -> bool:
     text = finding.message if isinstance(finding, Hit) else finding.evidence
     states = isinstance(finding, Hit) or finding.status != "fail" or finding.limit is None
     own = re.sub(r"(raised \w+): .*? in (?=\S+:\d+ )", r"\1 in ", text.partition("\n")[0])
-    return len(textwrap.wrap(own, 100)) <= 3 and (states or bool(re.search("allowed|expected", text)))
+    return len(textwrap.wrap(own, 100)) <= 3 and (
+        states or bool(re.search("allowed|expected", text))
+    )
 
 
 def parameter(name: str = "w", copy: int = 0, **more: Any) -> dict[str, Any]:
-    whole = {"name": name, "shape": [4, 4], "numel": 16, "dtype": "float32", "trainable": True, "managed": True}
-    shard = {"group": "", "local_numel": 8, "sketch": [1.0, 1.0, 0.0, 0.0, 0.0], "unset": 0, "copy": copy}
+    whole = {
+        "name": name,
+        "shape": [4, 4],
+        "numel": 16,
+        "dtype": "float32",
+        "trainable": True,
+        "managed": True,
+    }
+    shard = {
+        "group": "",
+        "local_numel": 8,
+        "sketch": [1.0, 1.0, 0.0, 0.0, 0.0],
+        "unset": 0,
+        "copy": copy,
+    }
     mesh = {"sharded": True, "placements": ["S(0)"], "mesh": [2], "mesh_names": [], "ranks": [0, 1]}
     return {**whole, **shard, **mesh, **more}
 
 
 def model(*parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
-    base = {"kind": "model", "root": "", "cls": "M", "buffers": [], "groups": [{"module": "", "parameters": 1}]}
-    return {**base, "blocks": [], "starting_point": "loaded", "parameters": list(parameters or [parameter()]), **more}
+    base = {
+        "kind": "model",
+        "root": "",
+        "cls": "M",
+        "buffers": [],
+        "groups": [{"module": "", "parameters": 1}],
+    }
+    return {
+        **base,
+        "blocks": [],
+        "starting_point": "loaded",
+        "parameters": list(parameters or [parameter()]),
+        **more,
+    }
 
 
-def wrap(ranks: list[int], names: tuple[str, ...] = (), shape: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
+def wrap(
+    ranks: list[int], names: tuple[str, ...] = (), shape: tuple[int, ...] = (), **more: Any
+) -> dict[str, Any]:
     mesh = {"shape": list(shape or (len(ranks),)), "names": list(names), "ranks": ranks}
     return {"kind": "wrap", "modules": ["M"], "mesh": mesh, "explicit_dims": False, **more}
 
 
-def micro(step: int = 1, loss: float = 1.0, rows: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
-    base = {"kind": "micro", "step": step, "micro": 1, "loss": loss, "rows": list(rows), "criteria": [], "random": "r"}
+def micro(
+    step: int = 1, loss: float = 1.0, rows: tuple[int, ...] = (), **more: Any
+) -> dict[str, Any]:
+    base = {
+        "kind": "micro",
+        "step": step,
+        "micro": 1,
+        "loss": loss,
+        "rows": list(rows),
+        "criteria": [],
+        "random": "r",
+    }
     return {**base, **more}
 
 
@@ -65,13 +110,30 @@ def entropy(valid: int, gradient: float, reduction: str = "mean") -> list[dict[s
 
 def step(number: int = 1, grads: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     grads = {"w": [1.0, 0.5, 0.0, 0.0, 0.0]} if grads is None else grads
-    base = {"kind": "step", "step": number, "optimizer": 0, "cls": "torch.optim.adamw.AdamW", "lr": [0.1]}
-    lists = {"held": list(grads), "strangers": [], "unsynced": [], "grads": grads, "grads_at_step": grads}
+    base = {
+        "kind": "step",
+        "step": number,
+        "optimizer": 0,
+        "cls": "torch.optim.adamw.AdamW",
+        "lr": [0.1],
+    }
+    lists = {
+        "held": list(grads),
+        "strangers": [],
+        "unsynced": [],
+        "grads": grads,
+        "grads_at_step": grads,
+    }
     return {**base, **lists, "state": {}, "weights": {"w": [1.0, 1.0, 0.0, 0.0, 0.0]}, **more}
 
 
 def stepped(number: int = 1, **more: Any) -> dict[str, Any]:
-    base = {"kind": "stepped", "step": number, "optimizer": 0, "weights": {"w": [1.0, 0.9, 0.0, 0.0, 0.0]}}
+    base = {
+        "kind": "stepped",
+        "step": number,
+        "optimizer": 0,
+        "weights": {"w": [1.0, 0.9, 0.0, 0.0, 0.0]},
+    }
     return {**base, "moved": {"w": [0.01, -0.1, 8.0]}, **more}
 
 
@@ -82,15 +144,28 @@ def steps(*between: dict[str, Any]) -> list[dict[str, Any]]:
 
 def end(error: str, message: str = "", **more: Any) -> dict[str, Any]:
     """The last record of a rank that raised."""
-    return {"kind": "end", "how": "exception", "error": error, "message": message, "frames": [LINE], **more}
+    return {
+        "kind": "end",
+        "how": "exception",
+        "error": error,
+        "message": message,
+        "frames": [LINE],
+        **more,
+    }
 
 
 def run(*ranks: list[dict[str, Any]], role: str = "train", **more: Any) -> Run:
     """A run; each argument is what one rank recorded, which completed if its last record is no end."""
     traces, exits = [], []
     for rank, records in enumerate(ranks):
-        ended = records if records and records[-1]["kind"] == "end" else [*records, {"kind": "end", "how": "stopped"}]
-        full = [{"seq": k, "at": float(k), "at_line": LINE, **record} for k, record in enumerate(ended)]
+        ended = (
+            records
+            if records and records[-1]["kind"] == "end"
+            else [*records, {"kind": "end", "how": "stopped"}]
+        )
+        full = [
+            {"seq": k, "at": float(k), "at_line": LINE, **record} for k, record in enumerate(ended)
+        ]
         traces.append(trace(rank, full))
         exits.append(Ended(rank, int(ended[-1]["how"] == "exception"), False))
     return Run(role, len(ranks), tuple(traces), tuple(exits), **more)
@@ -115,7 +190,11 @@ def vector(length: float) -> list[float]:
 
 def gradients(lengths: float | Mapping[str, float | None]) -> dict[str, Any]:
     """Gradients in one direction, of these lengths (1 for the rest)."""
-    own = dict.fromkeys(NAMES, lengths) if isinstance(lengths, float) else {**dict.fromkeys(NAMES, 1.0), **lengths}
+    own = (
+        dict.fromkeys(NAMES, lengths)
+        if isinstance(lengths, float)
+        else {**dict.fromkeys(NAMES, 1.0), **lengths}
+    )
     return {name: None if length is None else vector(length) for name, length in own.items()}
 
 
@@ -135,21 +214,37 @@ def trained(
     `states[k]` is what it holds when step k+1 begins.
     """
     records: list[list[dict[str, Any]]] = []
-    found = {"grads": gradients(grads), "grads_at_step": gradients(grads if at_step is None else at_step)}
+    found = {
+        "grads": gradients(grads),
+        "grads_at_step": gradients(grads if at_step is None else at_step),
+    }
     for rank in range(ranks):
         rows = [model(*(parameter(name, copy=rank) for name in NAMES))]
         for k, loss in enumerate(losses):
             extra = moves[k] if moves else {}
             before, after = (
-                {name: [1.0, *(x * (1.0 - 0.1 * at + more_of.get(name, 0.0)) for x in DIRECTION)] for name in NAMES}
+                {
+                    name: [1.0, *(x * (1.0 - 0.1 * at + more_of.get(name, 0.0)) for x in DIRECTION)]
+                    for name in NAMES
+                }
                 for at, more_of in ((k, between[k] if between else {}), (k + 1, extra))
             )
             own = tuple(range(1, 9))[rank::ranks]
             if states:
-                rows += [{"kind": "state", "step": k + 1, "values": states[k], "evaluations": 0, "in_eval": []}]
+                rows += [
+                    {
+                        "kind": "state",
+                        "step": k + 1,
+                        "values": states[k],
+                        "evaluations": 0,
+                        "in_eval": [],
+                    }
+                ]
             rows += [micro(k + 1, loss, own)] + [micro(k + 1, 0.0)] * (micros - 1)
             rows += [step(k + 1, **found, weights=before)]
-            rows += [stepped(k + 1, weights=after, moved={key: [0.01, along, 8.0] for key in NAMES})]
+            rows += [
+                stepped(k + 1, weights=after, moved={key: [0.01, along, 8.0] for key in NAMES})
+            ]
         records.append(rows)
     return run(*records, **more)
 
@@ -183,14 +278,18 @@ def sources(text: str = "") -> dict[str, Sources]:
     return {"sources": Sources({"train.py": text}, ("train.py",))}
 
 
-def row(rule: str, status: str, *ranks: Any, at: Any = None, names: tuple[str, ...] = (), **more: Any) -> Any:
+def row(
+    rule: str, status: str, *ranks: Any, at: Any = None, names: tuple[str, ...] = (), **more: Any
+) -> Any:
     """A case of `judged_as`: what `judge` takes, and of the finding its status, its location and what it names."""
     return pytest.param(rule, status, ranks, at, names, more, id=f"{rule}-{status}")
 
 
 def judged_as(*rows: Any) -> Any:
     @cases("rule, status, ranks, at, names, more", *rows)
-    def test(rule: str, status: str, ranks: Any, at: Any, names: tuple[str, ...], more: dict[str, Any]) -> None:
+    def test(
+        rule: str, status: str, ranks: Any, at: Any, names: tuple[str, ...], more: dict[str, Any]
+    ) -> None:
         found = judge(rule, *ranks, **more)
         assert (found.status, at or found.location) == (status, found.location), found.evidence
         assert [name for name in names if name not in found.evidence] == []
@@ -199,7 +298,9 @@ def judged_as(*rows: Any) -> Any:
 
 
 def trace(rank: int, records: typing.Iterable[dict[str, Any] | Event]) -> Trace:
-    return Trace(rank, tuple(record if isinstance(record, Event) else event(record) for record in records))
+    return Trace(
+        rank, tuple(record if isinstance(record, Event) else event(record) for record in records)
+    )
 
 
 def event(data: dict[str, Any]) -> Event:

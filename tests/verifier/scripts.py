@@ -37,7 +37,9 @@ class Done(NamedTuple):
         return json.loads(self.out)
 
 
-def training(begin: str, model: str, data: str, within: str = "", wrap: str = "model", optimizer: str = "SGD") -> str:
+def training(
+    begin: str, model: str, data: str, within: str = "", wrap: str = "model", optimizer: str = "SGD"
+) -> str:
     """A script that trains in nine steps: `begin` comes before all else, `within` is what a step begins with."""
     return f"""
 import os, pathlib, sys, threading, time
@@ -90,7 +92,16 @@ def forked(folder: Path, ranks: int, *words: object) -> str:
     with tempfile.TemporaryDirectory() as place:
         script, ends = folder / "train.py", 10**9
         done = launcher().run(
-            Request(place, str(script), str(folder), ranks, [*map(str, words)], mode="survey", steps=ends, timeout=200)
+            Request(
+                place,
+                str(script),
+                str(folder),
+                ranks,
+                [*map(str, words)],
+                mode="survey",
+                steps=ends,
+                timeout=200,
+            )
         )
         assert not any(rank["code"] for rank in done["ranks"]), [
             (Path(place) / f"rank{rank}.err").read_text()[-2000:] for rank in range(ranks)
@@ -108,6 +119,8 @@ def wait_until(seconds: float, holds: Callable[[], object]) -> None:
 def python(*words: object, status: int | None = 0, **more: Any) -> subprocess.CompletedProcess[str]:
     """What Python does with these words; it ends with `status`, if that is not None."""
     command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, **{"capture_output": True, "text": True, "timeout": 300, "check": False, **more})
+    done = subprocess.run(
+        command, **{"capture_output": True, "text": True, "timeout": 300, "check": False, **more}
+    )
     assert status in (None, done.returncode), done.stdout[-3000:] + done.stderr[-3000:]
     return done

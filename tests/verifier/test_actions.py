@@ -25,7 +25,10 @@ RERUN = ("run", "fsdp2 verify train.py")
     ((UNKNOWN,), [("find", "apart. Compare."), RERUN]),
     ((FAULT,), [("report a fault of fsdp2", "KeyError"), RERUN]),
     ((replace(WRONG, required=False),), []),  # a warning
-    ((OPEN, replace(OPEN, rule="load-without-set")), [("report as not checked", "no save was seen")]),
+    (
+        (OPEN, replace(OPEN, rule="load-without-set")),
+        [("report as not checked", "no save was seen")],
+    ),
 )
 def test_what_to_do_next(findings: tuple[Finding, ...], expected: list[tuple[str, str]]) -> None:
     assert [(step["do"], step["text"]) for step in next_steps(verdict(*findings))] == expected
@@ -46,7 +49,9 @@ def test_what_names_a_line_and_the_suggested_command() -> None:
 def test_what_a_pass_has_not_looked_at(changes: dict[str, Any], expected: str) -> None:
     devices = changes.pop("devices", 0)
     made = verdict(**changes)
-    text = " ".join(not_covered(replace(made, environment={**made.environment, "devices": devices})))
+    text = " ".join(
+        not_covered(replace(made, environment={**made.environment, "devices": devices}))
+    )
     assert all(part in text or part == "one rank" for part in expected.split("|"))
     assert ("NCCL" in text) == (not devices)
     simulated = {"role": "simulate"}

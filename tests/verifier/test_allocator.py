@@ -21,7 +21,8 @@ def reserved(expandable: bool, *changes: tuple[int, float] | tuple[int, float, i
 
 
 @pytest.mark.parametrize(
-    ("asked", "segment"), [(0.001, 2), (1, 2), (1.001, 20), (9.9, 20), (10, 10), (10.1, 12), (100, 100)]
+    ("asked", "segment"),
+    [(0.001, 2), (1, 2), (1.001, 20), (9.9, 20), (10, 10), (10.1, 12), (100, 100)],
 )
 def test_the_size_of_a_segment(asked: float, segment: float) -> None:
     assert reserved(False, (0, asked)) == [segment]
@@ -83,7 +84,9 @@ def test_blocks_never_overlap_and_all_is_counted(expandable: bool) -> None:
     sizes: dict[int, int] = {}
     for _ in range(3000):
         number = draw.randrange(60)
-        sizes[number] = 0 if sizes.get(number) else draw.choice((100, 5000, MIB + 1, 7 * MIB, 33 * MIB))
+        sizes[number] = (
+            0 if sizes.get(number) else draw.choice((100, 5000, MIB + 1, 7 * MIB, 33 * MIB))
+        )
         allocator.resized(number, sizes[number], number % 2)
         held = sorted((id(pool), start, size) for pool, start, size in allocator._held.values())
         for (pool, start, size), (other, after, _) in itertools.pairwise(held):

@@ -26,7 +26,14 @@ def verdict(average: float | None, version: str = "2.13.0+cpu") -> Finding:
     return judge("gloo-avg-is-sum", steps({"kind": "start", "torch": version}), average=average)
 
 
-@cases("average, status", (1.5, "pass"), (3.0, "fail"), (1.0, "fail"), (math.nan, "inconclusive"), (None, "pass"))
+@cases(
+    "average, status",
+    (1.5, "pass"),
+    (3.0, "fail"),
+    (1.0, "fail"),
+    (math.nan, "inconclusive"),
+    (None, "pass"),
+)
 def test_what_was_measured_decides(average: float | None, status: str) -> None:
     assert verdict(average).status == status
 
@@ -37,9 +44,13 @@ def test_it_is_the_first_rule_and_a_warning() -> None:
 
 
 @cases(
-    "right, op, given", ((), dist.ReduceOp.SUM, 1.5), ((torch.__version__.partition("+")[0],), dist.ReduceOp.AVG, 3.0)
+    "right, op, given",
+    ((), dist.ReduceOp.SUM, 1.5),
+    ((torch.__version__.partition("+")[0],), dist.ReduceOp.AVG, 3.0),
 )
-def test_where_gloo_sums_a_rank_sums_parts(monkeypatch: pytest.MonkeyPatch, right: Any, op: Any, given: float) -> None:
+def test_where_gloo_sums_a_rank_sums_parts(
+    monkeypatch: pytest.MonkeyPatch, right: Any, op: Any, given: float
+) -> None:
     monkeypatch.setattr(names, "VERSIONS", dict.fromkeys(right, names.MEAN))
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
     call = Call((torch.zeros(1), torch.tensor([3.0, 3.0])), {"op": dist.ReduceOp.AVG})
@@ -54,7 +65,13 @@ def test_a_version_that_is_not_in_the_table_is_noted(version: str, noted: bool) 
     assert names.averages(version) is not noted
 
 
-@cases("version, there", ("2.6.0+cu124", False), ("2.7.1", True), ("2.13.0+cpu", True), ("3.0.0a0", True))
+@cases(
+    "version, there",
+    ("2.6.0+cu124", False),
+    ("2.7.1", True),
+    ("2.13.0+cpu", True),
+    ("3.0.0a0", True),
+)
 def test_which_torch_trains_on_the_cpu(version: str, there: bool) -> None:
     assert names.runs_on_cpu(version) is there
 

@@ -21,7 +21,9 @@ from verified_fsdp2.verifier.verdict import Comparison
 OLD = Path("old.json")
 
 
-def place(file: str = "/a/repo/train.py", line: int = 7, function: str = "main", code: str = "x = 1") -> Place:
+def place(
+    file: str = "/a/repo/train.py", line: int = 7, function: str = "main", code: str = "x = 1"
+) -> Place:
     return Place(file=file, line=line, function=function, code=code)
 
 
@@ -29,7 +31,9 @@ def report(*findings: Finding, **more: Any) -> dict[str, Any]:
     return json.loads(json.dumps(json_report.as_dict(verdict(*findings, **more))))  # type: ignore[no-any-return]
 
 
-def compare(now: Sequence[Finding], before: Sequence[Finding], looked_for: Sequence[str] = ()) -> Comparison:
+def compare(
+    now: Sequence[Finding], before: Sequence[Finding], looked_for: Sequence[str] = ()
+) -> Comparison:
     """`looked_for`: rules of a static tier, which reports none as passed."""
     made = replace(verdict(*now), facts={"sources": {"rules": looked_for}} if looked_for else {})
     return baseline.held_against(made, OLD, report(*before)).baseline
@@ -50,8 +54,13 @@ def test_only_what_is_new_fails() -> None:
 def test_a_fault_in_a_library_is_known_by_the_users_line() -> None:
     inner = Line(file="/env/site-packages/trainer.py", line=90, function="step", code="clip(p)")
     inside = replace(FAULT, location=replace(place(), library=inner))
-    assert report(inside)["findings"][0]["location"] == {**inner.to_json(), "from": place().to_json()}
-    longer = replace(inside, location=replace(inside.location, through=[replace(inner, line=7)], callers=[inner]))
+    assert report(inside)["findings"][0]["location"] == {
+        **inner.to_json(),
+        "from": place().to_json(),
+    }
+    longer = replace(
+        inside, location=replace(inside.location, through=[replace(inner, line=7)], callers=[inner])
+    )
     whole = report(longer)
     jsonschema.validate(whole, REPORT)
     (held,) = whole["findings"]
@@ -60,7 +69,9 @@ def test_a_fault_in_a_library_is_known_by_the_users_line() -> None:
     assert compare([inside], [FAULT]).standing == (inside,)
     assert compare([FAULT], [inside]).standing == (FAULT,)
     text = RENDERERS["text"](verdict(inside))
-    assert text.index("trainer.py:90 in step") < text.index("from ") < text.index("train.py:7 in main")
+    assert (
+        text.index("trainer.py:90 in step") < text.index("from ") < text.index("train.py:7 in main")
+    )
     (result,) = json.loads(RENDERERS["sarif"](verdict(inside)))["runs"][0]["results"]
     (plain,) = json.loads(RENDERERS["sarif"](verdict(FAULT)))["runs"][0]["results"]
     assert result.pop("relatedLocations")[0]["physicalLocation"]["region"]["startLine"] == 90
@@ -102,10 +113,18 @@ def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
     for name in ("tier", "limits", "counts"):
         del old[name]
     run = {"role": "envelope", "world_size": 2, "seconds": 1.0, "completed": True, "exit": {}}
-    old |= {"schema": 1, "runs": [{**run, "command": "", "note": "", "losses": [], "grad_norms": []}]}
+    old |= {
+        "schema": 1,
+        "runs": [{**run, "command": "", "note": "", "losses": [], "grad_norms": []}],
+    }
     path = written(tmp_path, json.dumps(old), "old.json")
-    held = baseline.held_against(verdict(FAULT, Finding("c", "fail", "")), path, baseline.load(path)).baseline
-    assert ([f.rule for f in held.standing], [f.rule for f in held.new]) == (["optim-before-shard"], ["c"])
+    held = baseline.held_against(
+        verdict(FAULT, Finding("c", "fail", "")), path, baseline.load(path)
+    ).baseline
+    assert ([f.rule for f in held.standing], [f.rule for f in held.new]) == (
+        ["optim-before-shard"],
+        ["c"],
+    )
     path.write_text(json.dumps({**old, "schema": 2}))
     with pytest.raises(UserError, match="not a report of fsdp2"):
         baseline.load(path)
@@ -163,10 +182,16 @@ def test_a_baseline_must_be_there(tmp_path: Path) -> None:
 
 
 def test_odd_values_of_a_report_do_not_stop_it(tmp_path: Path) -> None:
-    odd = report(replace(FAULT, location=place(file="", line=-1, code="\ud800")), command="it's", script="")
+    odd = report(
+        replace(FAULT, location=place(file="", line=-1, code="\ud800")), command="it's", script=""
+    )
     path = written(tmp_path, json.dumps(odd), "old.json")
     baseline.name_of(baseline.load(path)["target"])
-    gone = report(Finding("a", "fail", "\ud800", location=place(file="", code="\ud800"), measured=1e308, limit=0.0))
+    gone = report(
+        Finding(
+            "a", "fail", "\ud800", location=place(file="", code="\ud800"), measured=1e308, limit=0.0
+        )
+    )
     held = baseline.held_against(verdict(Finding("a", "pass", "")), OLD, gone)
     for name, render in RENDERERS.items():
         assert render(held).encode("utf-8"), name

@@ -25,16 +25,39 @@ GPU = Device(
 
 
 def sent(collective: str = "all_gather", **more: Any) -> Collective:
-    base = {"group": "dp", "group_size": 8, "stride": 1, "bytes": 800, "dtype": "bfloat16", "count": 1, "step": 2}
-    return Collective(**{"collective": collective, "module": "", "phase": "forward", "purpose": "", **base, **more})
+    base = {
+        "group": "dp",
+        "group_size": 8,
+        "stride": 1,
+        "bytes": 800,
+        "dtype": "bfloat16",
+        "count": 1,
+        "step": 2,
+    }
+    return Collective(
+        **{
+            "collective": collective,
+            "module": "",
+            "phase": "forward",
+            "purpose": "",
+            **base,
+            **more,
+        }
+    )
 
 
 def flops(**more: Any) -> ModuleFlops:
-    return ModuleFlops(**{"forward": 0, "backward": 0, "recompute": 0, "masked": 0, "dtype": "bfloat16", **more})
+    return ModuleFlops(
+        **{"forward": 0, "backward": 0, "recompute": 0, "masked": 0, "dtype": "bfloat16", **more}
+    )
 
 
-def rehearsed(*collectives: Collective, flops: dict[str, ModuleFlops] | None = None, **more: Any) -> Rehearsal:
-    return Rehearsal(world_size=8, steps=2, collectives=list(collectives), flops=flops or {}, **more)
+def rehearsed(
+    *collectives: Collective, flops: dict[str, ModuleFlops] | None = None, **more: Any
+) -> Rehearsal:
+    return Rehearsal(
+        world_size=8, steps=2, collectives=list(collectives), flops=flops or {}, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +84,12 @@ def test_where_the_ranks_of_a_group_are(size: int, stride: int, expected: tuple[
         ("reduce_scatter", 8, 1, 7 / 8 * 800 / 40),
         ("all_reduce", 8, 1, 2 * 7 / 8 * 800 / 40),
         ("all_gather", 1, 8, 7 / 8 * 800 / 5),  # a network card for itself
-        ("all_gather", 8, 8, max(7 / 8 * 800 / (8 * 5), 63 / 64 * 800 / 45)),  # eight cards together
+        (
+            "all_gather",
+            8,
+            8,
+            max(7 / 8 * 800 / (8 * 5), 63 / 64 * 800 / 45),
+        ),  # eight cards together
         ("all_reduce", 1, 2, 2 * 1 / 2 * 800 / 5),
         ("all_to_all", 8, 1, 7 / 8 * 800 / 40),
         ("all_to_all", 8, 2, 8 / 16 * 800 / 5),
@@ -98,21 +126,38 @@ def test_compute_bound() -> None:
     )
     work = {"": flops(forward=100_000, backward=200_000)}
     state = Peak(
-        phase="later steps", bytes=0, reserved=0, expandable=0, kinds={"optimizer state": 400}, module="", at_line=None
+        phase="later steps",
+        bytes=0,
+        reserved=0,
+        expandable=0,
+        kinds={"optimizer state": 400},
+        module="",
+        at_line=None,
     )
     found = bound(rehearsed(gather, scatter, flops=work, peaks=[state], tokens=1000), GPU)
     assert found.compute == pytest.approx(300) and found.optimizer == pytest.approx(2 * 400 / 100)
-    assert found.exposed == pytest.approx(2 * 17.5) and found.link == pytest.approx(8 * 17.5) and found.waited == 0
+    assert (
+        found.exposed == pytest.approx(2 * 17.5)
+        and found.link == pytest.approx(8 * 17.5)
+        and found.waited == 0
+    )
     assert found.step == pytest.approx(300 + 35 + 8)
     assert found.limited_by == "compute"
-    assert found.mfu == pytest.approx(300 / 343) and found.tokens_per_second == pytest.approx(1000 / 343)
+    assert found.mfu == pytest.approx(300 / 343) and found.tokens_per_second == pytest.approx(
+        1000 / 343
+    )
 
 
 def test_no_product_is_faster_than_the_best_that_was_measured() -> None:
     gpu = replace(GPU, attainable={"bfloat16": 800.0})
-    work = {"": flops(forward=100_000, backward=200_000), "head": flops(forward=10_000, dtype="float32")}
+    work = {
+        "": flops(forward=100_000, backward=200_000),
+        "head": flops(forward=10_000, dtype="float32"),
+    }
     found = bound(rehearsed(flops=work), gpu)
-    assert found.step == found.compute == pytest.approx(300 / 0.8 + 20)  # no rate of float32 was measured
+    assert (
+        found.step == found.compute == pytest.approx(300 / 0.8 + 20)
+    )  # no rate of float32 was measured
     assert found.mfu == pytest.approx(320 / 395)  # of the peaks, as everywhere
 
 
@@ -145,7 +190,10 @@ def test_what_compute_waits_for_is_added() -> None:
 
 
 def test_link_and_network_work_at_the_same_time() -> None:
-    inside, across = sent(purpose="parameters", group="tp", count=10), sent(purpose="parameters", stride=8, count=2)
+    inside, across = (
+        sent(purpose="parameters", group="tp", count=10),
+        sent(purpose="parameters", stride=8, count=2),
+    )
     found = bound(rehearsed(inside, across), GPU)
     assert (found.link, found.network) == (pytest.approx(175), pytest.approx(2 * 140))
     assert found.step == pytest.approx(280)
@@ -156,12 +204,19 @@ def test_recomputation_costs_time_and_is_no_use() -> None:
     plain = bound(rehearsed(flops={"": flops(forward=1000, backward=2000)}), GPU)
     again = bound(rehearsed(flops={"": flops(forward=1000, backward=3000, recompute=1000)}), GPU)
     masked = bound(rehearsed(flops={"": flops(forward=1000, backward=2000, masked=600)}), GPU)
-    assert (plain.mfu, again.mfu, masked.mfu) == (1.0, pytest.approx(3 / 4), pytest.approx(3000 / 2400))
+    assert (plain.mfu, again.mfu, masked.mfu) == (
+        1.0,
+        pytest.approx(3 / 4),
+        pytest.approx(3000 / 2400),
+    )
     assert (plain.step, again.step, masked.step) == (3, 4, pytest.approx(2.4))
 
 
 def test_other_steps_and_groups_of_one_do_not_count() -> None:
-    found = bound(rehearsed(sent(step=1), sent(step=0), sent(group_size=1), flops={"": flops(forward=1000)}), GPU)
+    found = bound(
+        rehearsed(sent(step=1), sent(step=0), sent(group_size=1), flops={"": flops(forward=1000)}),
+        GPU,
+    )
     assert found.traffic == () and found.step == 1
 
 

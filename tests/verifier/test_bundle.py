@@ -23,7 +23,9 @@ INNER = Line(file="/home/jürgen/my run/lib.py", line=3, function="save", code="
 
 def of(evidence: str, location: Place | None = USER, **target: Any) -> dict[str, Any]:
     """The bundle of a report with one failure."""
-    found = Finding("matches-ddp", "fail", evidence, 2.0, 1.0, location, RULES["matches-ddp"].page()["Fix"])
+    found = Finding(
+        "matches-ddp", "fail", evidence, 2.0, 1.0, location, RULES["matches-ddp"].page()["Fix"]
+    )
     made = verdict(found, root="/home/jürgen/my run", **target)
     report = json.loads(json_report.render(made))
     return bundle(report, report["findings"][0])
@@ -31,11 +33,17 @@ def of(evidence: str, location: Place | None = USER, **target: Any) -> dict[str,
 
 @cases(
     "text, expected",
-    ('rank 1 raised OSError: x (`os.remove("a b")`); only', "rank 1 raised OSError: x (`...`); only"),
+    (
+        'rank 1 raised OSError: x (`os.remove("a b")`); only',
+        "rank 1 raised OSError: x (`...`); only",
+    ),
     ("(`print(f'`{x}`')`) there", "(`...`) there"),
     ("`loss = model(x).sum()` at step 2", "`...` at step 2"),
     ("`batch['ids'][:4]` differs", "`...` differs"),
-    ("one process was given `--batch-size 8`, the batch", "one process was given `--batch-size ...`, the batch"),
+    (
+        "one process was given `--batch-size 8`, the batch",
+        "one process was given `--batch-size ...`, the batch",
+    ),
     ("`fully_shard`, `main()`, `a.b.weight`, `--save-args`, `{checkpoint}` and `lr=0.1`", None),
     ("`fsdp2 plan` shows where; `fsdp2 verify a.py -- --x 1`", "`fsdp2 plan` shows where; `...`"),
     ("'layers.0.weight' is missing; \"dp\" is not", None),
@@ -76,10 +84,17 @@ def test_folders_and_arguments_are_left_out() -> None:
     assert "jürgen" not in json.dumps(found, ensure_ascii=False)
 
 
-@cases("given, kind", ("fork", "fork"), ("ssh:me@gpu1,gpu2", "ssh"), ("srun --jobid 7 {worker}", "command"))
+@cases(
+    "given, kind",
+    ("fork", "fork"),
+    ("ssh:me@gpu1,gpu2", "ssh"),
+    ("srun --jobid 7 {worker}", "command"),
+)
 def test_of_the_launcher_its_kind_is_kept(given: str, kind: str) -> None:
     made = verdict(Finding("matches-ddp", "fail", "x"))
-    report = json.loads(json_report.render(replace(made, environment={**made.environment, "launcher": given})))
+    report = json.loads(
+        json_report.render(replace(made, environment={**made.environment, "launcher": given}))
+    )
     assert bundle(report, report["findings"][0])["environment"]["launcher"] == kind
 
 

@@ -57,7 +57,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_spawned_processes_have_cuda_and_end_with_a_stopped_rank(verify_script: Verify, tmp_path: Path) -> None:
+def test_spawned_processes_have_cuda_and_end_with_a_stopped_rank(
+    verify_script: Verify, tmp_path: Path
+) -> None:
     script = written(tmp_path, SCRIPT)
     verdict = verify_script(script, ("run-completes",), steps=2, timeout=200.0)
     assert [finding.status for finding in verdict.findings] == ["pass"]

@@ -86,7 +86,9 @@ BOTH = cases("name, content", ("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML))
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = dict.fromkeys(("project/train.py", "one.py"), "import torch\n")
-    build_file_tree(tmp_path, files | {"project/verify.yaml": "nproc: 3\ntimeout: 30\nsave_args: --save\n"})
+    build_file_tree(
+        tmp_path, files | {"project/verify.yaml": "nproc: 3\ntimeout: 30\nsave_args: --save\n"}
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -95,11 +97,21 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_several_targets_and_what_holds_for_all(repository: Path, name: str, content: str) -> None:
     (repository / name).write_text(content)
     small, large = resolve_all(None, {"nproc": None}, config_in(Path()))
-    assert (small.name, small.script, small.args, small.timeout) == ("small", repository / "one.py", ("--small",), 60)
+    assert (small.name, small.script, small.args, small.timeout) == (
+        "small",
+        repository / "one.py",
+        ("--small",),
+        60,
+    )
     assert small.policy.tolerances == {"matches-ddp": Widening(3, "a sum in another order")}
     assert small.policy.required == ("parity", "optim-before-shard") and small.policy.skips == ()
-    assert (large.script, large.cwd) == (repository / "project" / "train.py", repository / "project")
-    assert (large.nproc, large.timeout, large.save_args) == (3, 90, ("--save",)), "the outer file goes first"
+    assert (large.script, large.cwd) == (
+        repository / "project" / "train.py",
+        repository / "project",
+    )
+    assert (large.nproc, large.timeout, large.save_args) == (3, 90, ("--save",)), (
+        "the outer file goes first"
+    )
     assert large.command == ("fsdp2", "verify", "--target", "large")
     assert resolve(None, {"nproc": "5"}, None, "large").nproc == 5
     with pytest.raises(UserError, match="several targets"):
@@ -114,7 +126,9 @@ def test_several_targets_and_what_holds_for_all(repository: Path, name: str, con
 
 
 @BOTH
-def test_a_skip_holds_on_its_last_day_and_no_longer(tmp_path: Path, name: str, content: str) -> None:
+def test_a_skip_holds_on_its_last_day_and_no_longer(
+    tmp_path: Path, name: str, content: str
+) -> None:
     (tmp_path / name).write_text(content)
     _, large = read(tmp_path / name, TODAY)
     one, other = large.policy.skips
@@ -137,19 +151,44 @@ def refusal(path: Path, content: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "wrong"), [(name, row) for name, rows in WRONG.items() for row in rows])
-def test_what_is_wrong_is_reported_with_its_place(tmp_path: Path, name: str, wrong: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "wrong"), [(name, row) for name, rows in WRONG.items() for row in rows]
+)
+def test_what_is_wrong_is_reported_with_its_place(
+    tmp_path: Path, name: str, wrong: dict[str, str]
+) -> None:
     said = refusal(tmp_path / name, wrong["content"])
-    assert f"{tmp_path / name}:{wrong['error']}" in said and "\n    " in said, "the line and a caret"
+    assert f"{tmp_path / name}:{wrong['error']}" in said and "\n    " in said, (
+        "the line and a caret"
+    )
 
 
 def test_every_error_at_once(tmp_path: Path) -> None:
     path = tmp_path / "verify.yaml"
     said = refusal(path, "nprocs: 2\nsteps: 1\nargs: a 'b\nrequired: [x-y-z]\n")
-    assert [line.split(":")[1] for line in said.splitlines() if line.startswith(str(path))] == list("1234")
+    assert [line.split(":")[1] for line in said.splitlines() if line.startswith(str(path))] == list(
+        "1234"
+    )
 
 
-PIECES = ["", "\n", "  ", "- ", *"{}[]:", "'''", '"', "#", "&a", "*a", "!!x ", "\t", "\0", "\xe9", "=", "."]
+PIECES = [
+    "",
+    "\n",
+    "  ",
+    "- ",
+    *"{}[]:",
+    "'''",
+    '"',
+    "#",
+    "&a",
+    "*a",
+    "!!x ",
+    "\t",
+    "\0",
+    "\xe9",
+    "=",
+    ".",
+]
 PIECES += [
     "null",
     "true",
@@ -166,7 +205,9 @@ PIECES += ["[tool.fsdp2]\n", "[[tool.fsdp2.targets]]\n"]
 
 
 @BOTH
-def test_a_mangled_file_is_reported_as_wrong_or_read(tmp_path: Path, name: str, content: str) -> None:
+def test_a_mangled_file_is_reported_as_wrong_or_read(
+    tmp_path: Path, name: str, content: str
+) -> None:
     """200 times something is cut out, put in or moved: never an error of another kind."""
     chance = random.Random(0)
     path = tmp_path / name
@@ -210,7 +251,9 @@ def test_the_schema_is_draft_7_names_every_key_and_is_printed(command: Command) 
             assert part["description"]
             for example in part["examples"]:
                 jsonschema.Draft7Validator(part | {"definitions": definitions}).validate(example)
-    assert of_target == {*FLAGS, "script", "args", "required", "tolerances", "skip"}, "the same keys as the flags"
+    assert of_target == {*FLAGS, "script", "args", "required", "tolerances", "skip"}, (
+        "the same keys as the flags"
+    )
     assert json.loads(command("spec", "schema", "--verify", code=0).out) == FORM.root
 
 
@@ -243,7 +286,10 @@ def test_only_required_rules_must_be_decided(required: tuple[str, ...], expected
     assert found.verdict == expected
     loud = "NOT CHECKED, and not required: matches-ddp\nverdict: pass\n"
     assert text.render(found).endswith(loud) == (expected == "pass")
-    assert apply_policy(verdict(replace(OPEN, status="fail")), Policy(required=required), ()).verdict == "fail"
+    assert (
+        apply_policy(verdict(replace(OPEN, status="fail")), Policy(required=required), ()).verdict
+        == "fail"
+    )
 
 
 def test_a_skip_that_is_over_fails_and_the_rule_is_judged_again() -> None:
@@ -252,12 +298,16 @@ def test_a_skip_that_is_over_fails_and_the_rule_is_judged_again() -> None:
     found = apply_policy(verdict(FINE, Finding("unused-suppression", "pass", "none")), policy, ())
     assert found.verdict == "fail"
     (late,) = [f for f in found.findings if f.rule == "unused-suppression"]
-    assert late.status == "fail" and all(w in late.evidence for w in ("parity", "2026-11-20", "(a reason)"))
+    assert late.status == "fail" and all(
+        w in late.evidence for w in ("parity", "2026-11-20", "(a reason)")
+    )
     assert late.location == skip("parity").location
 
 
 def test_what_is_skipped_stands_in_the_reports() -> None:
-    found = apply_policy(verdict(FINE), Policy(skips=(skip("parity"),)), ["matches-ddp", "root-only-wrap"])
+    found = apply_policy(
+        verdict(FINE), Policy(skips=(skip("parity"),)), ["matches-ddp", "root-only-wrap"]
+    )
     assert json_report.as_dict(found)["skipped"] == [
         {"rule": "matches-ddp", "reason": "a reason", "until": "2026-11-20"},
         {"rule": "root-only-wrap", "reason": "option --skip", "until": None},
@@ -271,7 +321,9 @@ def test_what_is_skipped_stands_in_the_reports() -> None:
 def test_a_widened_limit_is_reported_first_and_skipped_and_required_is_refused() -> None:
     by = {"matches-ddp": Widening(2.5, "a sum in another order")}
     shown = apply_tolerance(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
-    assert "2.5 times: a sum in another order" in shown.evidence and shown.evidence.endswith("5 steps")
+    assert "2.5 times: a sum in another order" in shown.evidence and shown.evidence.endswith(
+        "5 steps"
+    )
     assert apply_tolerance(FINE, by) is FINE and apply_tolerance(OPEN, by) is OPEN
     with pytest.raises(UserError, match=r"verify\.yaml:3:5: parity is "):
         Policy(skips=(skip("parity"),), required=("parity",))
@@ -281,17 +333,35 @@ IN_FORCE = str(datetime.date.today() + datetime.timedelta(30))  # a test may run
 SHORT = EVERYTHING.replace("2026-11-21", IN_FORCE).replace("2026-11-20", IN_FORCE)
 
 
-def test_the_command_verifies_all_targets_and_the_worst_counts(repository: Path, command: Command) -> None:
+def test_the_command_verifies_all_targets_and_the_worst_counts(
+    repository: Path, command: Command
+) -> None:
     (repository / "verify.yaml").write_text(SHORT)
-    shown = command("verify", "--tier", "static", "--report", "json=out/{target}.json", "--report", "text", code=4).out
+    shown = command(
+        "verify",
+        "--tier",
+        "static",
+        "--report",
+        "json=out/{target}.json",
+        "--report",
+        "text",
+        code=4,
+    ).out
     assert shown.index("target small") < shown.index("target large")
     reports = {path.name: json.loads(path.read_text()) for path in (repository / "out").iterdir()}
     assert set(reports) == {"small.json", "large.json"}
     for report in reports.values():
         jsonschema.validate(report, REPORT)
-        assert (report["verdict"], report["facts"]["sources"]["files"]) == ("inconclusive", 1), "these hold no training"
-    assert (reports["large.json"]["skipped"][0]["rule"], reports["small.json"]["skipped"]) == ("root-only-wrap", [])
-    (repository / "verify.yaml").write_text(SHORT.replace(f"until: {IN_FORCE}\n", "until: 2020-01-01\n"))
+        assert (report["verdict"], report["facts"]["sources"]["files"]) == ("inconclusive", 1), (
+            "these hold no training"
+        )
+    assert (reports["large.json"]["skipped"][0]["rule"], reports["small.json"]["skipped"]) == (
+        "root-only-wrap",
+        [],
+    )
+    (repository / "verify.yaml").write_text(
+        SHORT.replace(f"until: {IN_FORCE}\n", "until: 2020-01-01\n")
+    )
     command("verify", "--tier", "static", code=1)
     command("verify", "--tier", "static", "--target", "small", code=4)
     (repository / "one.py").write_text((FAULTS / "optim_before_shard.py").read_text())
@@ -334,7 +404,9 @@ def test_reports_of_several_targets_do_not_meet(
 def test_a_policy_in_a_real_verification(repository: Path, command: Command) -> None:
     """How this script saves is not shown: its open rules are not required, and one limit is wider."""
     day = datetime.date.today()
-    never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'x')\n    torch.load('x')\n"
+    never_called = (
+        "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'x')\n    torch.load('x')\n"
+    )
     written(repository, (ZOO / "minimal.py").read_text(encoding="utf-8") + never_called)
     (repository / "verify.yaml").write_text(
         "script: train.py\n"
@@ -349,13 +421,19 @@ def test_a_policy_in_a_real_verification(repository: Path, command: Command) -> 
     wide, plain = findings["matches-ddp"], findings["matches-single-process"]
     assert "50 times: because" in wide["evidence"]
     assert wide["limit"] > plain["limit"] > 0 and not plain["evidence"].startswith("[")
-    assert {s["rule"] for s in report["skipped"]} == {n for n, rule in RULES.items() if rule.family == "clipping"}
+    assert {s["rule"] for s in report["skipped"]} == {
+        n for n, rule in RULES.items() if rule.family == "clipping"
+    }
     assert not set(findings) & {s["rule"] for s in report["skipped"]}
 
 
 def test_the_configurations_of_the_documents_are_read(tmp_path: Path) -> None:
     path = tmp_path / "verify.yaml"
-    found = [text for where, text in blocks("yaml") if where.startswith("verify-project.md") and "script:" in text]
+    found = [
+        text
+        for where, text in blocks("yaml")
+        if where.startswith("verify-project.md") and "script:" in text
+    ]
     found = [text for text in found if "image:" not in text]
     assert len(found) == 3
     said: set[str] = set()
@@ -363,7 +441,11 @@ def test_the_configurations_of_the_documents_are_read(tmp_path: Path) -> None:
         path.write_text(one)
         for entry in read(path, TODAY):
             said |= set(entry.values)
-    assert said >= {*FLAGS, "skip", "required", "tolerances"} - {"module", "oversubscribe", "reference"}
+    assert said >= {*FLAGS, "skip", "required", "tolerances"} - {
+        "module",
+        "oversubscribe",
+        "reference",
+    }
     page = (Path(__file__).parents[2] / "references" / "verify-project.md").read_text()
     for rule in FORM.root["definitions"]["tolerances"]["properties"]:
         assert rule in page[page.index("- `tolerances`") : page.index("- `skip`")]

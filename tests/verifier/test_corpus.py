@@ -18,14 +18,19 @@ def cases(found: list[Case]) -> list[Any]:
     """The representative cases as parameters, those that only `make test-all` runs marked."""
     marks = {True: (), False: pytest.mark.full}
     return [
-        pytest.param(case, id=case.name, marks=marks[case.name in IN_EVERY_TEST_RUN]) for case in representative(found)
+        pytest.param(case, id=case.name, marks=marks[case.name in IN_EVERY_TEST_RUN])
+        for case in representative(found)
     ]
 
 
 @pytest.mark.parametrize("case", cases(faults()))
 def test_fault_is_found(verify_case, case: Case) -> None:
-    commented = re.findall(r"ignore\[([\w-]+)\]", str(case.edits))  # a comment is judged by the rule that it names
-    finding = next(f for f in verify_case(case, only=(case.rule, *commented)).findings if f.rule == case.rule)
+    commented = re.findall(
+        r"ignore\[([\w-]+)\]", str(case.edits)
+    )  # a comment is judged by the rule that it names
+    finding = next(
+        f for f in verify_case(case, only=(case.rule, *commented)).findings if f.rule == case.rule
+    )
     assert finding.status == "fail", finding.evidence
     assert finding.fix
     if case.rule != "run-completes":
@@ -51,5 +56,7 @@ def test_every_test_run_has_a_fault_of_each_family() -> None:
     chosen = [case for case in representative(faults()) if case.name in IN_EVERY_TEST_RUN]
     here = {case.name for case in [*chosen, *representative(right())]}
     assert set(IN_EVERY_TEST_RUN) <= here
-    families = {rule.family for rule in RULES.values()} - {"environment"}  # of the machine, not of a script
+    families = {rule.family for rule in RULES.values()} - {
+        "environment"
+    }  # of the machine, not of a script
     assert {RULES[case.rule].family for case in chosen if case.rule} == families

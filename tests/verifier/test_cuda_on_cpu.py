@@ -21,7 +21,9 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine 
 
 
 def test_what_training_code_calls() -> None:
-    done = python(Path(__file__).with_name("cuda_calls.py"), env={**os.environ, "LOCAL_WORLD_SIZE": "2"})
+    done = python(
+        Path(__file__).with_name("cuda_calls.py"), env={**os.environ, "LOCAL_WORLD_SIZE": "2"}
+    )
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
@@ -31,9 +33,13 @@ IN_EVERY_TEST_RUN = ("run-completes", "matches-ddp", "gloo-premul-sum", "device-
 @cases(
     "only",
     IN_EVERY_TEST_RUN,
-    pytest.param((*IN_EVERY_TEST_RUN, "matches-single-process", "resume-is-exact"), marks=pytest.mark.full),
+    pytest.param(
+        (*IN_EVERY_TEST_RUN, "matches-single-process", "resume-is-exact"), marks=pytest.mark.full
+    ),
 )
-def test_a_script_for_gpus_is_judged_unmodified(verify_script: Verify, only: tuple[str, ...]) -> None:
+def test_a_script_for_gpus_is_judged_unmodified(
+    verify_script: Verify, only: tuple[str, ...]
+) -> None:
     verdict = verify_script(ZOO / "written_for_gpus.py", only)
     found = {finding.rule: finding.status for finding in verdict.findings}
     assert found == {**dict.fromkeys(only, "pass"), "gloo-premul-sum": "not_applicable"}
@@ -41,8 +47,12 @@ def test_a_script_for_gpus_is_judged_unmodified(verify_script: Verify, only: tup
     assert any("CUDA" in note for note in verdict.environment["notes"])
 
 
-def test_gradients_that_are_not_averaged_fail_as_on_the_cpu(verify_script: Verify, tmp_path: Path) -> None:
-    wrong = edited(tmp_path, ("gradient_sync(micro == 1)", "gradient_sync(micro == 0)"), of="written_for_gpus")
+def test_gradients_that_are_not_averaged_fail_as_on_the_cpu(
+    verify_script: Verify, tmp_path: Path
+) -> None:
+    wrong = edited(
+        tmp_path, ("gradient_sync(micro == 1)", "gradient_sync(micro == 0)"), of="written_for_gpus"
+    )
     (found,) = verify_script(wrong, ("accum-never-resynced",)).findings
     assert found.status == "fail"
 
@@ -57,7 +67,9 @@ def test_a_script_for_the_cpu_gets_no_cuda(verify_script: Verify) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", RESPELLED)
 def test_scripts_of_the_zoo_for_gpus(name: str, verify_script: Verify, tmp_path: Path) -> None:
-    script = written(tmp_path, for_gpus((ZOO / f"{name}.py").read_text(encoding="utf-8")), f"{name}.py")
+    script = written(
+        tmp_path, for_gpus((ZOO / f"{name}.py").read_text(encoding="utf-8")), f"{name}.py"
+    )
     verdict = verify_script(script)
     assert verdict.environment["cuda_on_cpu"] is True
     assert [f for f in verdict.findings if f.status in ("fail", "error")] == []
@@ -78,7 +90,11 @@ def test_which_errors_ask_for_cuda(error: str, message: str, asks: bool) -> None
 
 def test_any_rank_may_be_the_one_that_asks_for_cuda() -> None:
     """Ranks stop at different lines: here the first to stop found no device with its number."""
-    made = _stopped("RuntimeError", "the local rank is larger than the number of CPUs", "Torch not compiled with CUDA")
+    made = _stopped(
+        "RuntimeError",
+        "the local rank is larger than the number of CPUs",
+        "Torch not compiled with CUDA",
+    )
     assert asks_for_cuda(made)
 
 
@@ -109,10 +125,14 @@ def test_kernels_are_inconclusive_and_never_a_failure() -> None:
     ("No module named 'project.missing'", "fail"),
     ("No module named 'torch.distributed._composable.fsdp2'", "fail"),
 )
-def test_a_package_that_is_not_installed_is_no_fault_of_the_script(message: str, status: str) -> None:
+def test_a_package_that_is_not_installed_is_no_fault_of_the_script(
+    message: str, status: str
+) -> None:
     found = judge(Evidence(train=_stopped("ModuleNotFoundError", message)), ["run-completes"])
     assert [finding.status for finding in found] == [status]
-    assert ("the script imports `mlflow`, which this Python does not find" in found[0].evidence) is (status != "fail")
+    assert (
+        "the script imports `mlflow`, which this Python does not find" in found[0].evidence
+    ) is (status != "fail")
 
 
 def _stopped(error: str, *messages: str) -> Run:

@@ -23,7 +23,11 @@ from verified_fsdp2.verifier.probe.measures import stream, vocabulary
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Micro, Place
 
-ONCE, HELD_OUT, RESHARD = "samples-once-per-epoch", "evaluated-on-training-samples", "reshard-keeps-trajectory"
+ONCE, HELD_OUT, RESHARD = (
+    "samples-once-per-epoch",
+    "evaluated-on-training-samples",
+    "reshard-keeps-trajectory",
+)
 Rows = Sequence[int]
 Records = list[dict[str, Any]]
 HERE = Place(file="data.py", line=3, function="order_of", code="")
@@ -60,7 +64,8 @@ def dealt(*orders: Rows, ranks: int = 2) -> list[Records]:
     for rank in range(ranks):
         epochs = [cut(one[rank::ranks]) for one in orders[rank::ranks]]
         begins = {
-            1 + number * len(epochs[0]): [order(hash(tuple(one)))] for number, one in enumerate(orders[rank::ranks])
+            1 + number * len(epochs[0]): [order(hash(tuple(one)))]
+            for number, one in enumerate(orders[rank::ranks])
         }
         made.append(trained([batch for epoch in epochs for batch in epoch], begins))
     return made
@@ -81,53 +86,94 @@ def drawn(own: bool, batches: Sequence[Sequence[Rows]], samples: int = 64) -> li
 
 
 def echoed(times: int) -> list[Records]:
-    return [trained([rows for rows in cut(range(r, 64, 2), 4) for _ in range(times)]) for r in (0, 1)]
+    return [
+        trained([rows for rows in cut(range(r, 64, 2), 4) for _ in range(times)]) for r in (0, 1)
+    ]
 
 
 test_each_sample_once = judged_as(
     row(ONCE, "fail", *dealt(A, B, C, D), at=HERE),  # two epochs, each rank with orders of its own
     row(ONCE, "pass", *dealt(A, A, B, B)),
-    row(ONCE, "fail", *drawn(True, [cut(A[::2]), cut(B[1::2])]), sources=SPLIT),  # part of an epoch, and the code
-    row(ONCE, "pass", *drawn(True, [cut(A[::2]), cut(B[1::2])]), sources=WALKED),  # who knows how far they go
+    row(
+        ONCE, "fail", *drawn(True, [cut(A[::2]), cut(B[1::2])]), sources=SPLIT
+    ),  # part of an epoch, and the code
+    row(
+        ONCE, "pass", *drawn(True, [cut(A[::2]), cut(B[1::2])]), sources=WALKED
+    ),  # who knows how far they go
     row(ONCE, "pass", *drawn(False, [cut(A[::2]), cut(A[1::2])]), sources=SPLIT),
-    row(ONCE, "pass", *drawn(True, [cut(A[::2]), cut(A[1::2])]), sources=SPLIT),  # an order of something else
+    row(
+        ONCE, "pass", *drawn(True, [cut(A[::2]), cut(A[1::2])]), sources=SPLIT
+    ),  # an order of something else
     *(
-        row(ONCE, status, *drawn(True, [cut(A[::2]), cut(A[1::2])]), sources=SPLIT, single=run(trained(cut(alone))))
+        row(
+            ONCE,
+            status,
+            *drawn(True, [cut(A[::2]), cut(A[1::2])]),
+            sources=SPLIT,
+            single=run(trained(cut(alone))),
+        )
         for status, alone in (("fail", [n + 64 for n in A]), ("pass", A))  # augmented, and not
     ),
     row(
-        ONCE, "pass", *drawn(True, [cut([n % 16 for n in A]), cut([n % 16 for n in B])]), sources=SPLIT
+        ONCE,
+        "pass",
+        *drawn(True, [cut([n % 16 for n in A]), cut([n % 16 for n in B])]),
+        sources=SPLIT,
     ),  # equal samples
     row(
-        ONCE, "pass", *[trained([*cut(a), *cut(b)], {1: [order(a[0])], 9: [order(b[0])]}) for a, b in ((A, B), (C, D))]
+        ONCE,
+        "pass",
+        *[
+            trained([*cut(a), *cut(b)], {1: [order(a[0])], 9: [order(b[0])]})
+            for a, b in ((A, B), (C, D))
+        ],
     ),
-    row(ONCE, "pass", *[trained(cut(a), {k: [order(a[k], 8)] for k in range(1, 9)}) for a in (A, B)]),  # mixup
+    row(
+        ONCE, "pass", *[trained(cut(a), {k: [order(a[k], 8)] for k in range(1, 9)}) for a in (A, B)]
+    ),  # mixup
 )
 test_samplers = judged_as(
     *(
-        row(ONCE, status, *(trained(cut(range(r, 64, 2)), {1: [sampler(**own)]}) for r, own in enumerate(ranks)))
+        row(
+            ONCE,
+            status,
+            *(trained(cut(range(r, 64, 2)), {1: [sampler(**own)]}) for r, own in enumerate(ranks)),
+        )
         for status, ranks in (
             ("pass", ({}, {})),
             ("fail", ({"seed": 1}, {"seed": 2})),
             ("fail", ({"epoch": 0}, {"epoch": 1})),
-            ("pass", ({"parts": 4}, {"parts": 4})),  # of several parts on each rank, or of a sample of the data
+            (
+                "pass",
+                ({"parts": 4}, {"parts": 4}),
+            ),  # of several parts on each rank, or of a sample of the data
             ("pass", ({"seed": 1, "shuffle": False}, {"seed": 2, "shuffle": False})),
-            ("pass", ({"seed": 1, "parts": 1}, {"seed": 2, "parts": 1})),  # each walks the whole data set
+            (
+                "pass",
+                ({"seed": 1, "parts": 1}, {"seed": 2, "parts": 1}),
+            ),  # each walks the whole data set
             ("pass", ({"seed": 1, "samples": 9}, {"seed": 2})),  # of other data
         )
     ),
-    row(ONCE, "pass", *[[*trained(cut(range(r, 64, 2))), sampler(seed=r)] for r in (0, 1)]),  # not trained on
+    row(
+        ONCE, "pass", *[[*trained(cut(range(r, 64, 2))), sampler(seed=r)] for r in (0, 1)]
+    ),  # not trained on
 )
 test_orders_that_a_batch_sampler_divides = judged_as(
     *(
         row(
             ONCE,
             status,
-            *(trained(cut(range(r, 64, 2)), {1: [order(own, parts=parts)]}) for r, own in enumerate(ranks)),
+            *(
+                trained(cut(range(r, 64, 2)), {1: [order(own, parts=parts)]})
+                for r, own in enumerate(ranks)
+            ),
         )
         for status, parts, ranks in (("fail", 2, (1, 2)), ("pass", 2, (1, 1)), ("pass", 1, (1, 2)))
     ),
-    row(ONCE, "pass", *[[*trained(cut(range(r, 64, 2))), order(r, parts=2)] for r in (0, 1)]),  # not trained on
+    row(
+        ONCE, "pass", *[[*trained(cut(range(r, 64, 2))), order(r, parts=2)] for r in (0, 1)]
+    ),  # not trained on
 )
 
 
@@ -143,7 +189,9 @@ def test_who_divides_the_order_of_a_random_sampler() -> None:
         num_processes, process_index = 2, 0
 
         def __iter__(self) -> Iterator[list[int]]:
-            return itertools.islice(super().__iter__(), self.process_index, None, self.num_processes)
+            return itertools.islice(
+                super().__iter__(), self.process_index, None, self.num_processes
+            )
 
     list(DataLoader(range(8), batch_sampler=Part(Shuffled(range(8)), 2, False)))
     list(DataLoader(range(8), batch_size=2, sampler=Shuffled(range(8))))
@@ -161,7 +209,8 @@ test_later = judged_as(
     row(ONCE, "fail", sliced(0, 16, 32, 48, 64, 80), sliced(16, 32, 48, 64, 80, 96)),
     row(ONCE, "pass", sliced(0, 16, 32, 48, 64, 80), sliced(8, 24, 40, 56, 72, 88)),
     *(
-        row(ONCE, "pass", *(sliced(*range(8 * r, 640, 16), samples=n) for r in (0, 1))) for n in (24, 40, 64, 100)
+        row(ONCE, "pass", *(sliced(*range(8 * r, 640, 16), samples=n) for r in (0, 1)))
+        for n in (24, 40, 64, 100)
     ),  # wrapped
     row(
         ONCE, "pass", sliced(*range(0, 160, 8), samples=80), sliced(*range(40, 200, 8), samples=80)
@@ -177,7 +226,9 @@ test_later = judged_as(
 def test_draws_with_replacement(samples: int, size: int) -> None:
     for seed in range(6):
         chosen = random.Random(seed)
-        ranks = [trained([chosen.choices(range(samples), k=size) for _ in range(20)]) for _ in range(2)]
+        ranks = [
+            trained([chosen.choices(range(samples), k=size) for _ in range(20)]) for _ in range(2)
+        ]
         assert judge(ONCE, *ranks).status == "pass"
 
 
@@ -195,14 +246,22 @@ test_held_out = judged_as(
     row(
         HELD_OUT,
         "fail",
-        *evaluating([seen(range(1, 40, 2)), seen(range(20), 7)], [seen(range(0, 40, 2)), seen(range(20), 7)]),
+        *evaluating(
+            [seen(range(1, 40, 2)), seen(range(20), 7)], [seen(range(0, 40, 2)), seen(range(20), 7)]
+        ),
     ),
     row(HELD_OUT, "pass", *evaluating([seen(range(64, 96, 2))], [seen(range(65, 96, 2))])),
-    row(HELD_OUT, "not_applicable", *evaluating([seen(range(40))], [seen(range(40))])),  # of the training
+    row(
+        HELD_OUT, "not_applicable", *evaluating([seen(range(40))], [seen(range(40))])
+    ),  # of the training
     row(
         HELD_OUT, "not_applicable", *evaluating([seen(range(0, 40, 2))], [seen(range(1, 40, 2))])
     ),  # before it is trained on
-    row(HELD_OUT, "not_applicable", *evaluating([seen([*range(1, 40, 2), 2])], [seen(range(0, 40, 2))])),
+    row(
+        HELD_OUT,
+        "not_applicable",
+        *evaluating([seen([*range(1, 40, 2), 2])], [seen(range(0, 40, 2))]),
+    ),
     row(HELD_OUT, "not_applicable", *evaluating([seen([1, 3])], [seen([0, 2])])),  # by chance
     row(HELD_OUT, "not_applicable", *evaluating([], [])),
     row(HELD_OUT, "not_applicable", evaluating([seen(range(40))])[0]),
@@ -214,7 +273,12 @@ SAVE = {"kind": "checkpoint", "op": "save", "after_step": 3, "to": "", "keys": [
 def going_on(samples: int) -> Run:
     """Six steps of two ranks, a checkpoint after the third."""
     starts = [[16 * k + 8 * rank for k in range(6)] for rank in (0, 1)]
-    return run(*[[*sliced(*own[:3], samples=samples), SAVE, *sliced(*own, samples=samples)[9:]] for own in starts])
+    return run(
+        *[
+            [*sliced(*own[:3], samples=samples), SAVE, *sliced(*own, samples=samples)[9:]]
+            for own in starts
+        ]
+    )
 
 
 @cases(
@@ -227,7 +291,8 @@ def going_on(samples: int) -> Run:
 )
 def test_a_resume_with_a_smaller_batch(samples: int, position: int, status: str) -> None:
     records = [
-        r | {"loss": 2.0} if r["kind"] == "micro" else r for r in sliced(position, position + 8, samples=samples)
+        r | {"loss": 2.0} if r["kind"] == "micro" else r
+        for r in sliced(position, position + 8, samples=samples)
     ]
     train, again = going_on(samples), run(records, role="reshard")
     found = judge(RESHARD, train, resume_full_precision=train, reshards=(again,))
@@ -239,7 +304,14 @@ BUILT = Place(file="train.py", line=9, function="main", code="loader = DataLoade
 
 def test_the_line_that_built_the_loader_of_the_training_batches() -> None:
     def loader(line: Place | None, at: float) -> dict[str, Any]:
-        return {"kind": "loader_started", "samples": 8, "step": 1, "at_line": LINE, "made": line, "at": at}
+        return {
+            "kind": "loader_started",
+            "samples": 8,
+            "step": 1,
+            "at_line": LINE,
+            "made": line,
+            "at": at,
+        }
 
     batches = trained(cut(range(64)))
     evaluation = replace(BUILT, line=5)
@@ -247,8 +319,13 @@ def test_the_line_that_built_the_loader_of_the_training_batches() -> None:
     assert run([*before, *batches, loader(evaluation, 1e9)]).data_line() == BUILT
     assert run([loader(None, -2.0), *batches]).data_line() == LINE
     assert run([*batches]).data_line() == run([*batches]).line_of(Micro)
-    validated = {**loader(evaluation, -1.0), "at_line": evaluation}  # at the first step, behind the loop's own start
-    assert run([*before, validated, {"kind": "fed", "at_line": LINE}, *batches]).data_line() == BUILT
+    validated = {
+        **loader(evaluation, -1.0),
+        "at_line": evaluation,
+    }  # at the first step, behind the loop's own start
+    assert (
+        run([*before, validated, {"kind": "fed", "at_line": LINE}, *batches]).data_line() == BUILT
+    )
 
 
 ONE_ORDER = """
@@ -274,8 +351,12 @@ main()
 """
 
 
-def test_equal_batches_are_a_fault_where_the_loader_is_built(verify_script: Verify, tmp_path: Path) -> None:
-    (finding,) = verify_script(written(tmp_path, ONE_ORDER), ("same-data-on-every-rank",), steps=3).findings
+def test_equal_batches_are_a_fault_where_the_loader_is_built(
+    verify_script: Verify, tmp_path: Path
+) -> None:
+    (finding,) = verify_script(
+        written(tmp_path, ONE_ORDER), ("same-data-on-every-rank",), steps=3
+    ).findings
     assert finding.status == "fail"
     assert finding.location is not None
     assert finding.location.code.startswith("loader = DataLoader(")
@@ -310,7 +391,12 @@ def sliced(make, look):
 
 @pytest.mark.parametrize(
     "how, code",
-    [("bound", "batch = {"), ("unpacked", "for x, y in"), ("passed", "return loss_of({"), ("sliced", "batch = data")],
+    [
+        ("bound", "batch = {"),
+        ("unpacked", "for x, y in"),
+        ("passed", "return loss_of({"),
+        ("sliced", "batch = data"),
+    ],
 )
 def test_where_a_batch_comes_into_the_script(tmp_path: Path, how: str, code: str) -> None:
     script = written(tmp_path, BATCHES)
@@ -325,18 +411,30 @@ def test_where_a_batch_comes_into_the_script(tmp_path: Path, how: str, code: str
     "first, second, alone, status",
     ((0, 1, 2, 3), (3, 1, 2, 0), (8, 9), "fail"),
     ((0, 1, 2, 3), (0, 1, 2, 3), (8, 9), "pass"),
-    ((0, 1, 2, 3), (3, 1, 2, 0), (1, 2), "pass"),  # the samples are those of one process: places in a cache
+    (
+        (0, 1, 2, 3),
+        (3, 1, 2, 0),
+        (1, 2),
+        "pass",
+    ),  # the samples are those of one process: places in a cache
     ((0, 1, 2, 9), (9, 1, 2, 0), (8, 9), "not_applicable"),  # no vocabulary
 )
 def test_ranks_number_words(first: Rows, second: Rows, alone: Rows, status: str) -> None:
     def numbered(numbers: Rows, rows: Rows) -> Records:
         entries = zip("abcd", numbers, strict=True)
-        words = {f"data.words['{text}']": {"holder": "dataset", "value": n, "dtype": "int"} for text, n in entries}
+        words = {
+            f"data.words['{text}']": {"holder": "dataset", "value": n, "dtype": "int"}
+            for text, n in entries
+        }
         return [{"kind": "state", "step": 1, "values": words}, *trained([rows])]
 
-    evidence = Evidence(train=run(numbered(first, (1,)), numbered(second, (2,))), single=run(trained([alone])))
+    evidence = Evidence(
+        train=run(numbered(first, (1,)), numbered(second, (2,))), single=run(trained([alone]))
+    )
     found = judge("vocabulary-of-one-rank", evidence)
-    assert (found.status, "'a' the numbers 0, 3" in found.evidence) == (status, status == "fail"), found.evidence
+    assert (found.status, "'a' the numbers 0, 3" in found.evidence) == (status, status == "fail"), (
+        found.evidence
+    )
 
 
 READER = """
@@ -372,8 +470,16 @@ def by_hand(reader, look):
 """
 
 
-@cases("how, maker", ("called", "following"), ("looped", "__iter__"), ("generated", "batches"), ("by_hand", "batches"))
-def test_the_function_that_made_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, maker: str) -> None:
+@cases(
+    "how, maker",
+    ("called", "following"),
+    ("looped", "__iter__"),
+    ("generated", "batches"),
+    ("by_hand", "batches"),
+)
+def test_the_function_that_made_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, maker: str
+) -> None:
     written(tmp_path, READER).rename(tmp_path / "reader.py")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "reader", raising=False)

@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from verified_fsdp2.verifier import config
-from verified_fsdp2.verifier.config.devices import FORM, GIB, NOUN, TABLE, Device, device, named, table
+from verified_fsdp2.verifier.config.devices import (
+    FORM,
+    GIB,
+    NOUN,
+    TABLE,
+    Device,
+    device,
+    named,
+    table,
+)
 from verified_fsdp2.verifier.config.reading import files, validation
 from verified_fsdp2.verifier.config.reading.problems import NotValid
 from verified_fsdp2.verifier.errors import UserError
@@ -52,14 +61,16 @@ def test_rates_are_of_one_direction_and_in_bytes() -> None:
 def test_names_are_found_in_any_spelling_and_belong_to_one_device() -> None:
     every = [name.lower() for one in table().values() for name in (one.name, *one.names)]
     assert sorted(every) == sorted(set(every))
-    assert [named(name) and device(name).name for name in ("A100", "A100-80GB", "L40S", "V100", "h100-SXM")] == [
-        *("a100-40g", "a100-80g", "l40s", "v100-16g", "h100")
-    ]
+    assert [
+        named(name) and device(name).name
+        for name in ("A100", "A100-80GB", "L40S", "V100", "h100-SXM")
+    ] == [*("a100-40g", "a100-80g", "l40s", "v100-16g", "h100")]
     assert named("A1000") is None and named("") is None
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("h10", "'h100'"), ("a100-80", "'a100-80g'"), ("gaudi2", "Known are a100-40g")]
+    ("name", "meant"),
+    [("h10", "'h100'"), ("a100-80", "'a100-80g'"), ("gaudi2", "Known are a100-40g")],
 )
 def test_a_gpu_that_is_not_in_the_table(name: str, meant: str) -> None:
     with pytest.raises(UserError) as caught:
@@ -71,8 +82,17 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
     path = tmp_path / "gb200.yaml"
     path.write_text(OWN)
     found = device(str(path))
-    assert isinstance(found, Device) and (found.name, found.per_node, found.link) == ("gb200", 4, 900e9)
-    assert found.flops == {"bfloat16": 2.5e15, "float16": 2.5e15, "float32": 80e12, "tfloat32": 80e12}
+    assert isinstance(found, Device) and (found.name, found.per_node, found.link) == (
+        "gb200",
+        4,
+        900e9,
+    )
+    assert found.flops == {
+        "bfloat16": 2.5e15,
+        "float16": 2.5e15,
+        "float32": 80e12,
+        "tfloat32": 80e12,
+    }
 
 
 @pytest.mark.parametrize(
@@ -86,11 +106,17 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
         ),
         (("bfloat16: 2500", "bf16: 2500"), "3:9", "unknown key 'bf16' in flops"),
         (("gpus: 4", "gpus: 0"), "5:44", "link.gpus must be at least 1, found 0"),
-        (("bandwidth: 900", "bandwidth: .inf"), "5:33", "link.bandwidth must be a finite number, found .inf"),
+        (
+            ("bandwidth: 900", "bandwidth: .inf"),
+            "5:33",
+            "link.bandwidth must be a finite number, found .inf",
+        ),
         (("title: ", "titel: "), "1:1", "unknown key 'titel'; did you mean 'title'?"),
     ],
 )
-def test_a_file_that_is_wrong(tmp_path: Path, edit: tuple[str, str], place: str, message: str) -> None:
+def test_a_file_that_is_wrong(
+    tmp_path: Path, edit: tuple[str, str], place: str, message: str
+) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(OWN.replace(*edit))
     with pytest.raises(NotValid) as caught:

@@ -15,7 +15,13 @@ from verified_fsdp2.verifier.probe.compat import names
 from verified_fsdp2.verifier.probe.dispatcher import Call, Dispatcher
 
 VERIFIER = Path(__file__).parents[2] / "verifier"
-PYTHONS_OWN = {"os", "sys", "threading", "atexit", "util"}  # modules of Python with private names that the probe uses
+PYTHONS_OWN = {
+    "os",
+    "sys",
+    "threading",
+    "atexit",
+    "util",
+}  # modules of Python with private names that the probe uses
 LIBRARIES = {"_shared_state"}  # of accelerate
 
 WALK = """
@@ -55,12 +61,18 @@ Path(folder, "found.json").write_text(json.dumps(found))
 MODES = {"fsdp": "gloo", "ddp": "", "simulate": ""}
 
 
-@cases("mode", "fsdp", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("ddp", "simulate")))
+@cases(
+    "mode", "fsdp", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("ddp", "simulate"))
+)
 def test_no_function_of_torch_is_wrapped_twice(tmp_path: Path, mode: str) -> None:
     subprocess.run([sys.executable, "-c", WALK, tmp_path, mode, MODES[mode]], check=True)
     found = json.loads((tmp_path / "found.json").read_text())
     assert {name: count for name, count in found.items() if count != 1} == {}
-    assert {"torch.distributed.fsdp.fully_shard", "torch.autograd.backward", "os.replace"} <= found.keys()
+    assert {
+        "torch.distributed.fsdp.fully_shard",
+        "torch.autograd.backward",
+        "os.replace",
+    } <= found.keys()
     assert any(name.endswith("Module.__call__") for name in found)
     assert (tmp_path / "rank0.jsonl").read_text() == ""  # nothing is missing in this torch
 
@@ -69,7 +81,8 @@ def test_private_names_of_torch_stand_in_one_module() -> None:
     found = [
         f"{path.relative_to(VERIFIER)}:{line} {name}"
         for path in sorted(VERIFIER.rglob("*.py"))
-        if {"probe", "launch"} & set(path.parts) and "compat" not in path.parts  # no other module imports torch
+        if {"probe", "launch"} & set(path.parts)
+        and "compat" not in path.parts  # no other module imports torch
         for line, name in _private(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert found == []
@@ -77,20 +90,40 @@ def test_private_names_of_torch_stand_in_one_module() -> None:
 
 def _private(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Imports from private modules of torch, private attributes of what is not ours, and symbols of the table as text."""
-    ours = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and _is_name(n.value, {"self", "cls"})}
+    ours = {
+        n.attr
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Attribute) and _is_name(n.value, {"self", "cls"})
+    }
     ours |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    symbols = {part for name in names.TABLE for part in (*name.on_instances, name.path.rpartition(".")[2])}
+    symbols = {
+        part for name in names.TABLE for part in (*name.on_instances, name.path.rpartition(".")[2])
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             for path in [f"{module}.{alias.name}".lstrip(".") for alias in node.names]:
-                if path.split(".")[0] == "torch" and any(part.startswith("_") for part in path.split(".")[1:]):
+                if path.split(".")[0] == "torch" and any(
+                    part.startswith("_") for part in path.split(".")[1:]
+                ):
                     yield node.lineno, path
-        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            known = node.attr in ours | LIBRARIES or _is_name(node.value, {"self", "cls", *PYTHONS_OWN})
-            if not known and not (isinstance(node.value, ast.Call) and _is_name(node.value.func, {"super"})):
+        elif (
+            isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+        ):
+            known = node.attr in ours | LIBRARIES or _is_name(
+                node.value, {"self", "cls", *PYTHONS_OWN}
+            )
+            if not known and not (
+                isinstance(node.value, ast.Call) and _is_name(node.value.func, {"super"})
+            ):
                 yield node.lineno, node.attr
-        elif isinstance(node, ast.Constant) and node.value in symbols and str(node.value).startswith("_"):
+        elif (
+            isinstance(node, ast.Constant)
+            and node.value in symbols
+            and str(node.value).startswith("_")
+        ):
             yield node.lineno, str(node.value)
 
 
@@ -107,7 +140,9 @@ def test_a_name_that_torch_lacks_is_reported() -> None:
     dispatcher = Dispatcher(lambda symbol, error: reported.append(symbol))
     dispatcher.around("torch.distributed:no_such_function", before=lambda call: None)
     dispatcher.around("torch.no_such_module:function", before=lambda call: None)
-    dispatcher.around("torch.distributed:new_in_another_version", before=lambda call: None, optional=True)
+    dispatcher.around(
+        "torch.distributed:new_in_another_version", before=lambda call: None, optional=True
+    )
     assert reported == ["torch.distributed.no_such_function", "torch.no_such_module.function"]
     with pytest.raises(names.MissingName) as error:
         names.need("torch.distributed:_no_such_name")

@@ -43,7 +43,9 @@ def whole(record: dict[str, Any], role: str) -> Any:
     return run([{"kind": "reached", "steps": 0, "stack": [at(4)]}, record], role=role)
 
 
-def found(mine: dict[str, Any], theirs: dict[str, Any], *noise: dict[str, Any], own: float = 1.0) -> str:
+def found(
+    mine: dict[str, Any], theirs: dict[str, Any], *noise: dict[str, Any], own: float = 1.0
+) -> str:
     ranks = [[*steps(), state(1, main__best=tensor(value))] for value in (1.0, own)]
     evidence = of(*ranks, single=alone(ranks[0]))
     ends: dict[str, Any] = {"sources": Sources({"train.py": TEXT}, ("train.py",))}
@@ -56,7 +58,12 @@ def found(mine: dict[str, Any], theirs: dict[str, Any], *noise: dict[str, Any], 
 @cases(
     "line, mine, theirs, status",
     (FINAL, "final loss 1.000 validation 0.500", "final loss 1.000 validation 0.600", "fail"),
-    (FINAL, "final loss 1.000 validation 0.500", "final loss 2.000 validation 0.501", "pass"),  # a rank's own last loss
+    (
+        FINAL,
+        "final loss 1.000 validation 0.500",
+        "final loss 2.000 validation 0.501",
+        "pass",
+    ),  # a rank's own last loss
     (FINAL, "final loss 1.000 validation nan", "final loss 1.000 validation 0.500", "fail"),
     (PLAIN, "validation 0.500", "validation 0.600", "fail"),
     (LAST, "last 0.5", "last 0.6", "not_applicable"),
@@ -85,7 +92,8 @@ def test_steps_that_agree_and_are_many_times_the_noise_apart(loss: float, status
 
     def rank(value: float) -> list[dict[str, Any]]:
         return [
-            {**r, "loss": value} if r["kind"] == "micro" else r for r in [*steps(), state(1, main__best=tensor(1.0))]
+            {**r, "loss": value} if r["kind"] == "micro" else r
+            for r in [*steps(), state(1, main__best=tensor(1.0))]
         ]
 
     single, perturbed = alone(rank(1.0)), replace(alone(rank(1.0001)), role="perturbed")
@@ -110,14 +118,23 @@ def test_a_survey_that_did_not_end() -> None:
 @cases(
     "theirs, status",
     (["w", "b"], "fail"),
-    (["w", "b", "model1.w"], "not_applicable"),  # it found the teacher that the survey run has trained first
+    (
+        ["w", "b", "model1.w"],
+        "not_applicable",
+    ),  # it found the teacher that the survey run has trained first
 )
 def test_models_that_only_the_first_run_trains(theirs: list[str], status: str) -> None:
     def ends(names: list[str], *more: dict[str, Any]) -> list[dict[str, Any]]:
         values = {name: [1.0, 1.0, 0.0, 0.0, 0.0] for name in names}
-        return [{"kind": "reached", "steps": 0, "stack": [at(4)]}, *more, {"kind": "final", "weights": values}]
+        return [
+            {"kind": "reached", "steps": 0, "stack": [at(4)]},
+            *more,
+            {"kind": "final", "weights": values},
+        ]
 
-    survey = run(ends(["w", "b"], shown("validation 0.500", PLAIN)), ends(["w", "b"]), role="survey")
+    survey = run(
+        ends(["w", "b"], shown("validation 0.500", PLAIN)), ends(["w", "b"]), role="survey"
+    )
     ending = run(ends(theirs, shown("validation 0.600", PLAIN)), role="ending")
     rank = [*steps(), state(1, main__best=tensor(1.0))]
     sources = Sources({"train.py": TEXT}, ("train.py",))
@@ -130,7 +147,10 @@ def test_the_options_of_the_run_of_one_process_are_those_of_its_end(
     batch: str, words: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("")
-    ends = {"survey": whole(file(1.0), "survey"), "course": Course(single_ways=("ddp",), batch=batch)}
+    ends = {
+        "survey": whole(file(1.0), "survey"),
+        "course": Course(single_ways=("ddp",), batch=batch),
+    }
     evidence = replace(of(steps(), steps(), single=alone(steps())), **ends)
     (run,) = endings(Settings(resolve(tmp_path / "train.py", {}), [RULE]), evidence)
     assert (run.role, run.world_size, list(run.arguments)) == ("ending", 1, words)

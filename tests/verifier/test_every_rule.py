@@ -37,7 +37,10 @@ def test_a_run_that_is_cut_is_never_an_error(name: str) -> None:
     for after in range(len(recorded(0)) + 1):
         train = ended(run(recorded(0)[:after], recorded(1)[:after]))
         found = judge_one(RULES[name], Evidence(train=train, full_precision=train))
-        assert found.status in ("pass", "inconclusive", "not_applicable", "fail"), (after, found.evidence)
+        assert found.status in ("pass", "inconclusive", "not_applicable", "fail"), (
+            after,
+            found.evidence,
+        )
         assert found.status != "fail" or name == "run-completes", (after, found.evidence)
 
 

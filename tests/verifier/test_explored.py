@@ -31,7 +31,12 @@ DEVICE = replace(GPU, memory_bandwidth=1e15)
 
 
 def candidate(
-    memory: float, work: float, device: float | None = 24, holes: float = 0.0, gpu: bool = True, **settings: Any
+    memory: float,
+    work: float,
+    device: float | None = 24,
+    holes: float = 0.0,
+    gpu: bool = True,
+    **settings: Any,
 ) -> Candidate:
     """One that needs so many GiB with expandable segments, and `holes` more without; `work`: its least seconds."""
     tensors = int(memory * GIB) - RESERVE
@@ -44,7 +49,9 @@ def candidate(
         module="",
         at_line=None,
     )
-    record = Rehearsal(world_size=8, steps=2, peaks=[peak], flops={"": flops(forward=int(work * 1000))})
+    record = Rehearsal(
+        world_size=8, steps=2, peaks=[peak], flops={"": flops(forward=int(work * 1000))}
+    )
     found = Rehearsed(record, None, int(device * GIB) if device else None, 1.0)
     offload = settings.get("offload") is True
     keys = {name: str(value) for name, value in settings.items()}
@@ -52,7 +59,9 @@ def candidate(
 
 
 def test_the_frontier_has_what_no_other_one_beats() -> None:
-    lean, fast, middle, beaten = (candidate(m, w) for m, w in ((10, 40), (30, 20), (20, 30), (25, 35)))
+    lean, fast, middle, beaten = (
+        candidate(m, w) for m, w in ((10, 40), (30, 20), (20, 30), (25, 35))
+    )
     assert frontier([fast, beaten, lean, middle]) == [lean, middle, fast]
 
 
@@ -62,7 +71,9 @@ def test_times_that_differ_by_little_are_equal() -> None:
 
 
 def test_recommended_is_the_fastest_that_fits_with_an_allowance() -> None:
-    lean, fits, tight, far = (candidate(m, w) for m, w in ((10, 40), (22.8, 30), (23.5, 25), (40, 10)))
+    lean, fits, tight, far = (
+        candidate(m, w) for m, w in ((10, 40), (22.8, 30), (23.5, 25), (40, 10))
+    )
     assert recommended([far, tight, fits, lean]) is fits
     assert [one.fits() for one in (lean, fits, tight, far)] == [YES, YES, YES, NO]
     assert recommended([far]) is None
@@ -86,7 +97,12 @@ def test_of_close_bounds_the_one_with_less_traffic_is_recommended() -> None:
         record = replace(one.record, collectives=[sent(bytes=size, purpose=purpose)])
         return replace(one, found=replace(one.found, record=record))
 
-    waits, sends, less, slow = sending(100, 10, ""), sending(102, 900), sending(103, 500), sending(110, 1)
+    waits, sends, less, slow = (
+        sending(100, 10, ""),
+        sending(102, 900),
+        sending(103, 500),
+        sending(110, 1),
+    )
     assert recommended([waits, sends, less, slow]) is less
     assert recommended([waits, slow]) is waits
     assert recommended([replace(less, offload=True), sends]) is sends
@@ -96,7 +112,11 @@ def test_of_close_bounds_the_one_with_less_traffic_is_recommended() -> None:
 
 def test_offload_is_for_what_fits_in_no_other_way() -> None:
     """Without the rates of a GPU nothing says what its copies cost."""
-    slow, moved, large = candidate(20, 90, gpu=False), candidate(8, 10, gpu=False, offload=True), candidate(40, 10)
+    slow, moved, large = (
+        candidate(20, 90, gpu=False),
+        candidate(8, 10, gpu=False, offload=True),
+        candidate(40, 10),
+    )
     assert recommended([slow, moved, large]) is slow
     assert recommended([moved, large]) is moved
     assert frontier([slow, moved]) == [slow]
@@ -107,18 +127,27 @@ def test_offload_is_for_what_fits_in_no_other_way() -> None:
 def test_offload_pays_for_its_copies() -> None:
     """Gathered in bfloat16 from float32 shards, reduced in float32; over PCIe beside the collectives; updated on the host."""
     gathered = sent(purpose="parameters", bytes=800, count=2)
-    reduced = sent("reduce_scatter", purpose="gradients", phase="backward", bytes=1600, dtype="float32")
-    record = Rehearsal(world_size=8, steps=2, collectives=[gathered, reduced], flops={"": flops(forward=100_000)})
+    reduced = sent(
+        "reduce_scatter", purpose="gradients", phase="backward", bytes=1600, dtype="float32"
+    )
+    record = Rehearsal(
+        world_size=8, steps=2, collectives=[gathered, reduced], flops={"": flops(forward=100_000)}
+    )
     nvlink, pcie = DEVICE, replace(DEVICE, link_kind="PCIe 4.0 x16", link=10.0)
     copied = 2 * 800 * 2 / 8 + 1600 / 8
     least = bound(record, pcie)
     found = offloaded(least, record, pcie, parameters=100)
     assert found.link == pytest.approx(least.link + copied / 10)
     assert found.optimizer == pytest.approx(28 * 100 * 8 / HOST_MEMORY)
-    assert found.step == pytest.approx(max(least.step, found.link) + found.optimizer) and found.step > least.step
+    assert (
+        found.step == pytest.approx(max(least.step, found.link) + found.optimizer)
+        and found.step > least.step
+    )
     assert found.limited_by == "communication"
     other = bound(record, nvlink)
-    assert offloaded(other, record, nvlink, 0).step == pytest.approx(other.step)  # hidden beside compute
+    assert offloaded(other, record, nvlink, 0).step == pytest.approx(
+        other.step
+    )  # hidden beside compute
 
 
 def test_without_rates_recomputation_and_traffic_are_compared() -> None:
@@ -129,7 +158,9 @@ def test_without_rates_recomputation_and_traffic_are_compared() -> None:
         one = candidate(memory, 10, gpu=False)
         sends = sent(bytes=bytes, purpose="parameters")
         changed = replace(
-            one.record, flops={"": flops(forward=10, backward=20, recompute=recompute)}, collectives=[sends]
+            one.record,
+            flops={"": flops(forward=10, backward=20, recompute=recompute)},
+            collectives=[sends],
         )
         assert one.found is not None
         return replace(one, found=replace(one.found, record=changed))
@@ -143,7 +174,9 @@ def test_without_rates_recomputation_and_traffic_are_compared() -> None:
 def test_accumulation_counts_what_each_forward_pass_sends() -> None:
     """Two passes: gathered in both, reduced in both or in the last one only; the norm once."""
     gathered = sent(purpose="parameters", count=4, in_first=2)
-    kept = sent(purpose="parameters", count=2, in_first=2, bytes=8)  # stays gathered until the last backward
+    kept = sent(
+        purpose="parameters", count=2, in_first=2, bytes=8
+    )  # stays gathered until the last backward
     reduced = sent("reduce_scatter", purpose="gradients", phase="backward", count=4, in_first=2)
     last = sent("all_reduce", purpose="gradients", phase="backward", count=3, in_first=0)
     norm = sent("all_reduce", phase="other", count=1)
@@ -164,7 +197,9 @@ def test_accumulation_counts_what_each_forward_pass_sends() -> None:
 class World:
     """What made-up settings need: memory and time by factors, and what is asked for."""
 
-    def __init__(self, memory: float | None, most: int, last: str = "", refuses: Sequence[Choice] = ()) -> None:
+    def __init__(
+        self, memory: float | None, most: int, last: str = "", refuses: Sequence[Choice] = ()
+    ) -> None:
         self.asked: list[dict[str, Any]] = []
         self.rounds = 0
         self.refuses = refuses
@@ -175,7 +210,9 @@ class World:
             Knob("offload", (False, True)),
         ]
         self.memory = memory
-        self.search = Search(knobs, self.measure, most, 2, int(memory * GIB) if memory else None, last)
+        self.search = Search(
+            knobs, self.measure, most, 2, int(memory * GIB) if memory else None, last
+        )
 
     def measure(self, choices: Sequence[Choice]) -> list[Candidate | None]:
         self.rounds += 1
@@ -211,7 +248,9 @@ def test_the_search_finds_the_best_that_fits(memory: float, expected: dict[str, 
     world = World(memory, most=14, last="offload")
     best = recommended(world.search.run())
     assert best is not None and best.measured is not None
-    every = recommended([world.one(choice) for choice in map(world.search.choice, _points(world.search))])
+    every = recommended(
+        [world.one(choice) for choice in map(world.search.choice, _points(world.search))]
+    )
     assert every is not None and best.cost() == every.cost()
     assert best.settings["ac"] == expected["ac"] and best.settings["tp"] == str(expected["tp"])
     assert sum(choice["offload"] for choice in world.asked) == 1  # alone, to be shown
@@ -221,7 +260,9 @@ def test_offload_beside_others_comes_last() -> None:
     world = World(6, most=20, last="offload")
     best = recommended(world.search.run())
     assert best is not None and best.offload
-    first = next(n for n, choice in enumerate(world.asked) if choice["offload"] and choice["ac"] == "full")
+    first = next(
+        n for n, choice in enumerate(world.asked) if choice["offload"] and choice["ac"] == "full"
+    )
     assert {"ac": "full", "micro": 1, "tp": 2, "offload": False} in world.asked[:first]
 
 
@@ -252,7 +293,9 @@ def test_without_a_device_the_frontier_is_followed() -> None:
 def test_a_given_choice_that_fails_ends_it() -> None:
     world = World(24, most=14, last="offload", refuses=[{"micro": 4}])
     found = world.search.run()
-    assert len(found) == len(world.asked) and recommended(found) is not None  # each change alone was tried
+    assert (
+        len(found) == len(world.asked) and recommended(found) is not None
+    )  # each change alone was tried
 
 
 def _points(search: Search) -> list[tuple[int, ...]]:
@@ -290,9 +333,13 @@ def test_the_text_has_the_edit() -> None:
     found = Explored((other, best), 12, 24 * GIB, "gpu")
     text = settings_search.text(found, "spec.yaml")
     assert "2 choices" in text and "of 12" in text
-    assert text.endswith("in spec.yaml:\n  parallel:\n    dp_shard: 8\n    tp: 2\n  memory:\n    chunked_loss: true")
+    assert text.endswith(
+        "in spec.yaml:\n  parallel:\n    dp_shard: 8\n    tp: 2\n  memory:\n    chunked_loss: true"
+    )
     data = settings_search.data(found)
-    assert [(row["recommended"], row["frontier"], row["fits"], row["given"]) for row in data["rows"]] == [
+    assert [
+        (row["recommended"], row["frontier"], row["fits"], row["given"]) for row in data["rows"]
+    ] == [
         (True, True, YES, False),
         (False, False, NO, True),
     ]

@@ -16,7 +16,13 @@ def layer(name: str, made: float, given: float | None = 1.0) -> dict[str, Any]:
     def sketch(size: float | None) -> list[float] | None:
         return None if size is None else [size * size, size, 0.0, 0.0, 0.0]
 
-    return {"kind": "layer", "name": name, "cls": "Block", "given": sketch(given), "made": sketch(made)}
+    return {
+        "kind": "layer",
+        "name": name,
+        "cls": "Block",
+        "given": sketch(given),
+        "made": sketch(made),
+    }
 
 
 ORACLE = [layer("a", 1.0), layer("b", 2.0, 1.0)]
@@ -40,7 +46,9 @@ def test_the_first_output_that_differs(layers: list[dict[str, Any]], name: str, 
 
 
 @pytest.mark.launch
-def test_a_finding_stands_at_the_forward_of_that_module(verify_script: Verify, tmp_path: Any) -> None:
+def test_a_finding_stands_at_the_forward_of_that_module(
+    verify_script: Verify, tmp_path: Any
+) -> None:
     """A start that depends on the data writes into gathered parameters, which are freed again."""
     once = (
         'if not hasattr(self, "begun"):',

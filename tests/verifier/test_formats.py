@@ -71,13 +71,21 @@ def test_junit_shows_what_is_open_as_an_error() -> None:
     cases = by_name(suite)
     assert cases["optim-before-shard"].get("classname") == "fsdp2.optimizer"
     said = cases["optim-before-shard"].find("failure").text
-    parts = ("built early", "at train.py:7 in main", "opt = AdamW(...)", "fix: move it", "fsdp2 explain")
+    parts = (
+        "built early",
+        "at train.py:7 in main",
+        "opt = AdamW(...)",
+        "fix: move it",
+        "fsdp2 explain",
+    )
     assert [part for part in parts if part not in said] == []
     assert cases["resume-is-exact"].find("error").get("message") == f"not checked: {REASON}"
     assert cases["matches-ddp"].find("failure").get("type") == "consequence"
     assert [child.tag for child in cases["root-not-wrapped"]] == ["system-out"]
     properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
-    assert properties["matches-ddp.measured"] == "0.15" and properties["matches-ddp.limit"] == "4e-06"
+    assert (
+        properties["matches-ddp.measured"] == "0.15" and properties["matches-ddp.limit"] == "4e-06"
+    )
 
 
 def test_junit_of_lint_names_places_and_is_never_empty() -> None:
@@ -86,7 +94,10 @@ def test_junit_of_lint_names_places_and_is_never_empty() -> None:
     made.target["files"] = 1
     text = valid("junit", LINT["junit"](made))
     names = [case.get("name") for case in ET.fromstring(text).iter("testcase")]
-    assert names == ["optim-before-shard in train.py main", "optim-before-shard in train.py main (2)"]
+    assert names == [
+        "optim-before-shard in train.py main",
+        "optim-before-shard in train.py main (2)",
+    ]
     none = verdict()
     none.target["files"] = 3
     (case,) = junit(none).iter("testcase")
@@ -104,28 +115,46 @@ def test_sarif_has_rules_regions_and_relative_paths() -> None:
     run = sarif(made)
     first, second, third = run["results"]
     physical = first["locations"][0]["physicalLocation"]
-    assert physical["artifactLocation"] == {"uri": "a%20folder/tr%C3%A4in.py", "uriBaseId": "SRCROOT"}
+    assert physical["artifactLocation"] == {
+        "uri": "a%20folder/tr%C3%A4in.py",
+        "uriBaseId": "SRCROOT",
+    }
     assert physical["region"] == {"startLine": 7, "snippet": {"text": "opt = AdamW(...)"}}
     kinds = [(r["kind"], r["level"]) for r in run["results"]]
     assert kinds == [("fail", "error"), ("fail", "warning"), ("open", "none")]
-    assert second["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].startswith("file:///")
+    assert second["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].startswith(
+        "file:///"
+    )
     assert third["locations"][0]["physicalLocation"]["region"]["startLine"] == 1
     rule = run["tool"]["driver"]["rules"][0]
     assert "**Why.**" in rule["help"]["markdown"] and rule["help"]["text"]
-    assert run["invocations"][0]["exitCode"] == 1 and run["invocations"][0]["executionSuccessful"] is True
+    assert (
+        run["invocations"][0]["exitCode"] == 1
+        and run["invocations"][0]["executionSuccessful"] is True
+    )
     assert "baselineState" not in first
 
 
-def test_sarif_fingerprints_survive_moved_lines_and_other_checkouts(here: Path, monkeypatch: Patch) -> None:
+def test_sarif_fingerprints_survive_moved_lines_and_other_checkouts(
+    here: Path, monkeypatch: Patch
+) -> None:
     def prints(*findings: Finding) -> list[str]:
-        return [next(iter(r["partialFingerprints"].values())) for r in sarif(verdict(*findings))["results"]]
+        return [
+            next(iter(r["partialFingerprints"].values()))
+            for r in sarif(verdict(*findings))["results"]
+        ]
 
     one = Finding("optim-before-shard", "fail", "in line 7", location=place())
-    before = prints(one, replace(one, rule="matches-ddp"), replace(one, location=place(code="other")))
+    before = prints(
+        one, replace(one, rule="matches-ddp"), replace(one, location=place(code="other"))
+    )
     assert len(set(before)) == 3
     (here / "clone").mkdir()
     monkeypatch.chdir(here / "clone")
-    assert prints(Finding("optim-before-shard", "fail", "in line 9", location=place(line=9))) == before[:1]
+    assert (
+        prints(Finding("optim-before-shard", "fail", "in line 9", location=place(line=9)))
+        == before[:1]
+    )
 
 
 def test_paths_are_those_of_the_checkout(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +163,10 @@ def test_paths_are_those_of_the_checkout(here: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(here / "sub")
     assert "uriBaseId" not in json.dumps(sarif(made)["results"])
     monkeypatch.setenv("GITHUB_WORKSPACE", str(here))
-    assert sarif(made)["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
+    assert (
+        sarif(made)["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+        == "train.py"
+    )
     assert RENDERERS["github"](made).startswith("::error file=train.py,line=7,title=")
 
 
@@ -154,7 +186,9 @@ def test_the_baseline_in_every_format() -> None:
     commands = [line for line in RENDERERS["github"](made).splitlines() if line.startswith("::")]
     assert [line.split()[0] for line in commands] == ["::warning", "::warning", "::notice"]
     last = " ".join(RENDERERS["text"](made).split("verdict: fail")[-1].split())
-    assert all(part in last for part in ("old.json: fail", "1 new (matches-ddp)", "(optim-before-shard)"))
+    assert all(
+        part in last for part in ("old.json: fail", "1 new (matches-ddp)", "(optim-before-shard)")
+    )
     assert last.endswith("1 gone (root-not-wrapped)")
     report = json.loads(valid("json", RENDERERS["json"](made)))
     assert [item["rule"] for item in report["baseline"]["standing"]] == ["optim-before-shard"]
@@ -165,15 +199,25 @@ def test_the_baseline_in_every_format() -> None:
 def test_github_escapes_and_counts() -> None:
     hostile = verdict(Finding("a-rule", "fail", "50%,\n::x:\r", location=place(file="a,b:c.py")))
     first, *_ = RENDERERS["github"](hostile).splitlines()
-    assert first == "::error file=a%2Cb%3Ac.py,line=7,title=fsdp2%3A a-rule::50%25,%0A::x:%0D%0Afsdp2 explain a-rule"
-    many = [Finding(f"rule-{k}", "fail", "x", location=place(k + 1), consequence=k < 20) for k in range(30)]
+    assert (
+        first
+        == "::error file=a%2Cb%3Ac.py,line=7,title=fsdp2%3A a-rule::50%25,%0A::x:%0D%0Afsdp2 explain a-rule"
+    )
+    many = [
+        Finding(f"rule-{k}", "fail", "x", location=place(k + 1), consequence=k < 20)
+        for k in range(30)
+    ]
     made = verdict(*many, *(Finding(f"open-{k}", "inconclusive", "one reason") for k in range(5)))
     lines = RENDERERS["github"](made).splitlines()
     commands = [line for line in lines if line.startswith("::")]
-    assert len(commands) == 10 and all(line.startswith("::error") for line in commands), "the worst come first"
+    assert len(commands) == 10 and all(line.startswith("::error") for line in commands), (
+        "the worst come first"
+    )
     assert lines[10].startswith("21 more ")
     summary = github.summary(made)
-    assert all(f"`rule-{k}`" in summary for k in range(30)) and summary.count("### Not checked") == 1
+    assert (
+        all(f"`rule-{k}`" in summary for k in range(30)) and summary.count("### Not checked") == 1
+    )
 
 
 def test_the_summary_is_cut_below_its_limit_and_says_so() -> None:
@@ -236,12 +280,24 @@ def test_what_does_not_apply_is_no_obstacle_and_counted_apart() -> None:
     assert (made.verdict, made.exit_code) == ("pass", 0)
     report = json.loads(valid("json", RENDERERS["json"](made)))
     assert report["schema"] == 2
-    assert report["counts"] == {"pass": 1, "fail": 0, "inconclusive": 0, "not_applicable": 2, "error": 0}
+    assert report["counts"] == {
+        "pass": 1,
+        "fail": 0,
+        "inconclusive": 0,
+        "not_applicable": 2,
+        "error": 0,
+    }
     assert [f["status"] for f in report["findings"]] == ["pass", "not_applicable", "not_applicable"]
     lines = renderers(verbose=True)["text"](made).splitlines()
     assert any(line.startswith("1 passed, 2 not applicable, ") for line in lines)
-    shown = [line.replace(":", "").split()[:2] for line in lines if line.startswith(("pass ", "n/a "))]
-    expected = (["n/a", "matches-original"], ["n/a", "resume-is-exact"], ["pass", "root-not-wrapped"])
+    shown = [
+        line.replace(":", "").split()[:2] for line in lines if line.startswith(("pass ", "n/a "))
+    ]
+    expected = (
+        ["n/a", "matches-original"],
+        ["n/a", "resume-is-exact"],
+        ["pass", "root-not-wrapped"],
+    )
     assert sorted(shown) == [*expected]
 
 
@@ -251,7 +307,10 @@ def test_what_does_not_apply_is_skipped_in_junit_and_no_result_in_sarif() -> Non
     assert [suite.get(key) for key in COUNTS] == ["3", "0", "0", "2"]
     assert by_name(suite)["root-not-wrapped"].find("skipped") is None
     found = by_name(suite)["resume-is-exact"].find("skipped")
-    assert (found.get("type"), found.get("message")) == ("not_applicable", f"not applicable: {ABSENT}")
+    assert (found.get("type"), found.get("message")) == (
+        "not_applicable",
+        f"not applicable: {ABSENT}",
+    )
     assert run["results"] == [] and run["tool"]["driver"]["rules"] == []
     first, _ = run["properties"]["notApplicable"]
     assert first == {"rule": "resume-is-exact", "reason": ABSENT}
@@ -260,7 +319,10 @@ def test_what_does_not_apply_is_skipped_in_junit_and_no_result_in_sarif() -> Non
 def test_what_does_not_apply_is_a_list_of_its_own_in_the_summary() -> None:
     assert github.commands(inapplicable()) == []
     parts = github.summary(inapplicable()).split("<details>")
-    assert ["<summary>1 rule passed" in parts[1], "<summary>2 rules not applicable" in parts[2]] == [True, True]
+    assert [
+        "<summary>1 rule passed" in parts[1],
+        "<summary>2 rules not applicable" in parts[2],
+    ] == [True, True]
     assert "resume-is-exact" not in parts[1] and f"resume-is-exact: {ABSENT}" in parts[2]
 
 

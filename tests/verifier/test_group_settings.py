@@ -71,14 +71,18 @@ class Grows(Reads):
     (Unpacks, {}),
     (Grows, {"rho": "0.9"}),
 )
-def test_what_a_step_reads(cls: type[torch.optim.SGD], unread: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_reads(
+    cls: type[torch.optim.SGD], unread: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[Any] = []
 
     class Turns:
         def of(self, optimizer: torch.optim.Optimizer) -> Any:
             return type("Turn", (), {"number": 0, "begun": 1})
 
-    session: Any = type("Session", (), {"optimizers": Turns(), "write": lambda self, event: written.append(event)})()
+    session: Any = type(
+        "Session", (), {"optimizers": Turns(), "write": lambda self, event: written.append(event)}
+    )()
     optimizer = cls([{"params": weights(), "rho": 0.9}], lr=0.1)
     own, watch = optimizer.param_groups[0], Unread(session)
     watch.stepping(optimizer, False)
@@ -95,7 +99,12 @@ def test_what_a_step_reads(cls: type[torch.optim.SGD], unread: dict[str, str], m
     "unread, elsewhere, text, status",
     ({"betas": "(0.95, 0.98)"}, [], "", "fail"),
     ({}, [], "", "pass"),
-    ({"betas": "(0.95, 0.98)"}, ["betas"], "", "pass"),  # another rank's share of the parameters needs it
+    (
+        {"betas": "(0.95, 0.98)"},
+        ["betas"],
+        "",
+        "pass",
+    ),  # another rank's share of the parameters needs it
     ({"betas": "(0.95, 0.98)"}, [], SCHEDULE, "pass"),
     ({"betas": "(0.95, 0.98)"}, [], OTHER, "fail"),
     ({"betas": "(0.95, 0.98)"}, [], OTHER.replace("Other", "Muon"), "fail"),  # of another module
@@ -107,9 +116,23 @@ def test_what_a_step_reads(cls: type[torch.optim.SGD], unread: dict[str, str], m
     ),
 )
 def test_the_rule(unread: dict[str, str], elsewhere: list[str], text: str, status: str) -> None:
-    built = {"kind": "optimizer", "number": 0, "cls": "optim.Muon", "after_forward": False, "at_line": LINE}
-    record = {"kind": "unread_settings", "optimizer": 0, "cls": "optim.Muon", "step": 1, "unread": unread}
-    ranks = [[built, step(1), stepped(1), {**record, "read": ["lr", *read]}] for read in ([], elsewhere)]
+    built = {
+        "kind": "optimizer",
+        "number": 0,
+        "cls": "optim.Muon",
+        "after_forward": False,
+        "at_line": LINE,
+    }
+    record = {
+        "kind": "unread_settings",
+        "optimizer": 0,
+        "cls": "optim.Muon",
+        "step": 1,
+        "unread": unread,
+    }
+    ranks = [
+        [built, step(1), stepped(1), {**record, "read": ["lr", *read]}] for read in ([], elsewhere)
+    ]
     file = "optim.py" if "__init__" in text else "train.py"
     evidence = Evidence(train=run(*ranks), sources=Sources({file: text}, (file,)))
     found = judge(RULE, evidence)

@@ -42,7 +42,9 @@ class Script:
         self.path = folder / "train.py"
         self.path.write_text(source)
         lines = enumerate(source.splitlines(), 1)
-        self.lines = {line.rpartition("# ")[2].strip(): number for number, line in lines if "# " in line}
+        self.lines = {
+            line.rpartition("# ")[2].strip(): number for number, line in lines if "# " in line
+        }
 
     def events(self, text: str) -> list[ProgressEvent]:
         return [self.event(word) for word in text.split()]
@@ -54,13 +56,17 @@ class Script:
             (str(self.path), self.lines[mark.partition(":")[0]], mark.partition(":")[2] or "main")
             for mark in where.split("<")
         ]
-        return ProgressEvent(op=op.replace("_data", " of data"), frames=frames, value=int(value) if value else None)
+        return ProgressEvent(
+            op=op.replace("_data", " of data"), frames=frames, value=int(value) if value else None
+        )
 
     def hung(self, *logs: str, **more: Any) -> Run:
         traces = tuple(trace(rank, ()) for rank in range(len(logs)))
         ended = tuple(Ended(rank, -9, True) for rank in range(len(logs)))
         progress = {rank: self.events(log) for rank, log in enumerate(logs)}
-        return Run("train", len(logs), traces, ended, **{"timed_out": True, "progress": progress, **more})
+        return Run(
+            "train", len(logs), traces, ended, **{"timed_out": True, "progress": progress, **more}
+        )
 
     def named(self, *logs: str, **more: Any) -> Finding | None:
         run = self.hung(*logs, **more)
@@ -72,7 +78,11 @@ class Script:
 
 def named(tmp_path: Path, source: str, *logs: str) -> tuple[str, int] | None:
     found = Script(tmp_path, source).named(*logs)
-    return (found.rule, found.location.line) if found is not None and found.location is not None else None
+    return (
+        (found.rule, found.location.line)
+        if found is not None and found.location is not None
+        else None
+    )
 
 
 def line(source: str, text: str) -> int:
@@ -128,7 +138,9 @@ def main():
     (EARLY_RETURN, "forward@F get_model_state_dict@G:save<C", "# G"),
     (AROUND_THE_CALLER, "forward@F forward@E:evaluate<C", "# C"),
 )
-def test_a_condition_on_the_rank_in_a_function(tmp_path: Path, source: str, first: str, where: str) -> None:
+def test_a_condition_on_the_rank_in_a_function(
+    tmp_path: Path, source: str, first: str, where: str
+) -> None:
     found = named(tmp_path, source, first, "forward@F backward@B")
     assert found == ("rank-conditional-collective", line(source, where))
 
@@ -154,7 +166,9 @@ def main():
     ("if loss.item() < 1: break", "forward@F all_reduce@R", "loss.item() < 1"),
     ("if len(batch) == 0: return", "forward@F", "len(batch) == 0"),
 )
-def test_a_branch_that_jumps_over_a_collective(tmp_path: Path, between: str, second: str, condition: str) -> None:
+def test_a_branch_that_jumps_over_a_collective(
+    tmp_path: Path, between: str, second: str, condition: str
+) -> None:
     source = LOOP.format(between=between)
     found = Script(tmp_path, source).named(TURN + "forward@F backward@B", TURN + second)
     assert (found.rule, condition in found.evidence) == ("rank-local-control-flow", True)
@@ -167,7 +181,9 @@ def test_a_branch_that_jumps_over_a_collective(tmp_path: Path, between: str, sec
     (TURN + "forward@F backward@B step@S", TURN + "forward@F backward@B forward@F", "# J"),
     (TURN, "forward@F backward@B forward@F", "# J"),  # the rank is a part of the condition
 )
-def test_a_branch_around_a_collective_and_one_around_a_step(tmp_path: Path, first: str, second: str, mark: str) -> None:
+def test_a_branch_around_a_collective_and_one_around_a_step(
+    tmp_path: Path, first: str, second: str, mark: str
+) -> None:
     source = """
 def main():
     for batch in batches:
@@ -210,12 +226,29 @@ def test_a_loader_that_ends_on_one_rank(tmp_path: Path) -> None:
 
 @cases(
     "between, first, second, where",
-    ("pass", TURN + "end_data=1@F all_reduce@R", TURN + "end_data=1@F barrier@X", None),  # it ends on all ranks
+    (
+        "pass",
+        TURN + "end_data=1@F all_reduce@R",
+        TURN + "end_data=1@F barrier@X",
+        None,
+    ),  # it ends on all ranks
     ("pass", TURN + TURN, TURN + "all_reduce@R", "for step"),  # one rank has left the loop
-    ("if step == args.steps: break", TURN + TURN, TURN + "all_reduce@R", "for step"),  # a limit that all ranks share
-    ("time.sleep(600)", TURN + "forward@F backward@B", TURN + "forward@F", None),  # a rank that sleeps
+    (
+        "if step == args.steps: break",
+        TURN + TURN,
+        TURN + "all_reduce@R",
+        "for step",
+    ),  # a limit that all ranks share
+    (
+        "time.sleep(600)",
+        TURN + "forward@F backward@B",
+        TURN + "forward@F",
+        None,
+    ),  # a rank that sleeps
 )
-def test_a_plain_loop(tmp_path: Path, between: str, first: str, second: str, where: str | None) -> None:
+def test_a_plain_loop(
+    tmp_path: Path, between: str, first: str, second: str, where: str | None
+) -> None:
     source = LOOP.format(between=between)
     want = ("uneven-batches-hang", line(source, where)) if where else None
     assert named(tmp_path, source, first, second) == want
@@ -233,12 +266,17 @@ def test_an_error_of_the_script_is_no_hang(tmp_path: Path) -> None:
 def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     script = Script(tmp_path, LOOP.format(between="if loss < 1: break"))
     lost = end("RuntimeError", "Connection closed by peer [127.0.0.1]:1", at=2.0)
-    traces = (trace(0, (lost,)), trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)))
+    traces = (
+        trace(0, (lost,)),
+        trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)),
+    )
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
     assert root_cause(left).rank == 1
     evidence = Evidence(train=left, sources=read_sources((), [left]))
-    assert [n for n in NAMES if judge_one(RULES[n], evidence).status == "fail"] == ["rank-local-control-flow"]
+    assert [n for n in NAMES if judge_one(RULES[n], evidence).status == "fail"] == [
+        "rank-local-control-flow"
+    ]
 
 
 def test_an_implicit_collective_is_read_from_the_stack(tmp_path: Path) -> None:
@@ -280,16 +318,22 @@ BOTH = ("data=8@D forward@F", "data=6@D forward@F")
     ("loader", "pass", ("forward@F", "forward@F"), "pass"),
     ("loader", "pass", ("data=8@D", "data=6@D"), "pass"),  # a loop without the model
 )
-def test_lengths_foreseen(tmp_path: Path, loader: str, inside: str, logs: tuple[str, str], status: str) -> None:
+def test_lengths_foreseen(
+    tmp_path: Path, loader: str, inside: str, logs: tuple[str, str], status: str
+) -> None:
     script = Script(tmp_path, LOADER.format(loader=loader, inside=inside))
-    done = run(steps(), steps(), progress={rank: script.events(log) for rank, log in enumerate(logs)})
+    done = run(
+        steps(), steps(), progress={rank: script.events(log) for rank, log in enumerate(logs)}
+    )
     found = judge("uneven-batches-hang", done, sources=read_sources((), [done]))
     assert (found.status, "8, 6" in found.evidence) == (status, "data=6@D" in logs[1])
     assert status == "pass" or found.location.line == 3
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_rank_waits_for_no_other_and_a_run_that_stopped_for_another_reason_is_inconclusive(name: str) -> None:
+def test_one_rank_waits_for_no_other_and_a_run_that_stopped_for_another_reason_is_inconclusive(
+    name: str,
+) -> None:
     assert judge(name, steps()).status == "not_applicable"
     assert judge(name, steps(), steps()).status == "pass"
     assert judge(name, ended(run(steps(), steps()))).status == "inconclusive"
@@ -304,14 +348,26 @@ def test_a_source_that_is_gone_explains_nothing() -> None:
 def test_a_progress_log_is_read(tmp_path: Path) -> None:
     text = '+{"op": "data", "frames": [["t.py", 3, "main"]]}\n0 8\n+{"op": "forward", "frames": []}\n1\n1\n0 8\n1'
     (tmp_path / "rank0.progress").write_text(text)
-    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
-    found = [(event.op, event.value) for event in read_run(tmp_path, "train", answer, 1, "").progress[0]]
+    answer = {
+        "ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}],
+        "timed_out": False,
+        "seconds": 1.0,
+    }
+    found = [
+        (event.op, event.value) for event in read_run(tmp_path, "train", answer, 1, "").progress[0]
+    ]
     assert found == [("data", 8), ("forward", None), ("forward", None), ("data", 8)]
 
 
-@cases("quiet, busy, status", (0.5, (), "inconclusive"), (9.0, (), "fail"), (9.0, (1,), "inconclusive"))
-def test_a_run_that_goes_on_is_slow_and_does_not_hang(quiet: float, busy: tuple[int, ...], status: str) -> None:
-    found = judge("run-completes", run(steps(), timed_out=True, timeout=10.0, quiet=quiet, busy=busy))
+@cases(
+    "quiet, busy, status", (0.5, (), "inconclusive"), (9.0, (), "fail"), (9.0, (1,), "inconclusive")
+)
+def test_a_run_that_goes_on_is_slow_and_does_not_hang(
+    quiet: float, busy: tuple[int, ...], status: str
+) -> None:
+    found = judge(
+        "run-completes", run(steps(), timed_out=True, timeout=10.0, quiet=quiet, busy=busy)
+    )
     assert (found.status, "--timeout" in found.evidence) == (status, status == "inconclusive")
     assert ("rank 1 computed" in found.evidence) is bool(busy)
 
@@ -322,24 +378,36 @@ def test_a_run_that_goes_on_is_slow_and_does_not_hang(quiet: float, busy: tuple[
     ("time.sleep(100)", set()),
     ("dist.get_rank() or dist.barrier()", set()),
 )
-def test_the_launcher_says_which_ranks_computed(tmp_path: Path, launcher: Any, body: str, busy: set[int]) -> None:
+def test_the_launcher_says_which_ranks_computed(
+    tmp_path: Path, launcher: Any, body: str, busy: set[int]
+) -> None:
     loop = "    for step in range(STEPS):\n"
-    script = edited(tmp_path, (loop, f"    import time\n    for step in range(1000):\n        {body}\n"))
+    script = edited(
+        tmp_path, (loop, f"    import time\n    for step in range(1000):\n        {body}\n")
+    )
     request = Request(str(tmp_path), str(script), str(tmp_path), 2, steps=1000, timeout=12.0)
     answer = launcher.finish(launcher.start(request))
     assert answer["timed_out"] and set(answer["busy"]) == busy
 
 
 @cases("body, slow", ("time.sleep(0.3)", True), ("time.sleep(0.3 if step < 3 else 100)", False))
-def test_the_launcher_says_how_long_nothing_was_recorded(tmp_path: Path, launcher: Any, body: str, slow: bool) -> None:
+def test_the_launcher_says_how_long_nothing_was_recorded(
+    tmp_path: Path, launcher: Any, body: str, slow: bool
+) -> None:
     loop = "    for step in range(STEPS):\n"
-    script = edited(tmp_path, (loop, f"    import time\n    for step in range(1000):\n        {body}\n"))
+    script = edited(
+        tmp_path, (loop, f"    import time\n    for step in range(1000):\n        {body}\n")
+    )
     request = Request(str(tmp_path), str(script), str(tmp_path), 2, steps=1000, timeout=15.0)
     answer = launcher.finish(launcher.start(request))
     assert answer["timed_out"] and (answer["quiet"] < 1.5) is slow
 
 
-@cases("message, fix", ("<class 'type'>", "make a new one for each save"), ("'lr'", "Fix the error at that line"))
+@cases(
+    "message, fix",
+    ("<class 'type'>", "make a new one for each save"),
+    ("'lr'", "Fix the error at that line"),
+)
 def test_a_stager_that_serves_one_save(message: str, fix: str) -> None:
     """pytorch issue 183413: the second save raises on torch 2.11.0 and 2.12.1."""
     assert fix in root_cause(run([end("KeyError", message)])).fix

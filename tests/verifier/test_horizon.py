@@ -48,22 +48,36 @@ SOURCES = Sources({FILE: LOOP}, (FILE,))
 
 
 def reached(steps: int, *lines: int, backwards: int = 1, **more: Any) -> dict[str, Any]:
-    return {"kind": "reached", "steps": steps, "lines": {FILE: list(lines)}, "backwards": backwards, **more}
+    return {
+        "kind": "reached",
+        "steps": steps,
+        "lines": {FILE: list(lines)},
+        "backwards": backwards,
+        **more,
+    }
 
 
 def survey(*events: dict[str, Any], total: int = 40) -> Any:
     place = {"file": FILE, "line": STEP, "function": "main", "code": ""}
     stack = [place, {**place, "line": 24, "function": "<module>"}]
     begin = reached(0, 1, 3, 8, 24, *(9, 10, 11, 4, 6, 12, 14, 16, 18), stack=stack, sharded=True)
-    steps = [reached(k, *((4, 6, 10, 11, 12, 14, 16, 18, 20) if k == 1 else ())) for k in range(1, total + 1)]
+    steps = [
+        reached(k, *((4, 6, 10, 11, 12, 14, 16, 18, 20) if k == 1 else ()))
+        for k in range(1, total + 1)
+    ]
     found = {event["steps"]: event for event in events}
     return run([begin, *(found.get(event["steps"], event) for event in steps)], role="survey")
 
 
 def test_what_belongs_to_the_training() -> None:
     lines = {1, 3, 8, 24, 9, 10, 11, 4, 6, 12, 14, 16, 18, 20}
-    found = {(block.first, there) for block, there in blocks(ast.parse(LOOP), lines, {4, 6, 10, 11, 12}, {STEP, 24})}
-    assert {(EVALUATE, False), (SAVE, False), (EXPORT, False)} <= found, "branches, and what comes behind the loop"
+    found = {
+        (block.first, there)
+        for block, there in blocks(ast.parse(LOOP), lines, {4, 6, 10, 11, 12}, {STEP, 24})
+    }
+    assert {(EVALUATE, False), (SAVE, False), (EXPORT, False)} <= found, (
+        "branches, and what comes behind the loop"
+    )
     missing = {first for first, there in found if not there}
     assert not missing & {5, 9, 17, 19}, "not what leaves, raises, prints or comes before"
 
@@ -81,14 +95,21 @@ def test_how_many_steps_are_compared(event: dict[str, Any] | None, steps: int) -
 
 
 def test_a_save_is_followed_by_three_steps() -> None:
-    records = [r.to_json() | {"kind": r.kind} for r in survey().traces[0].records if r.kind != "end"]
+    records = [
+        r.to_json() | {"kind": r.kind} for r in survey().traces[0].records if r.kind != "end"
+    ]
     saved = run([*records, {"kind": "checkpoint", "op": "save", "after_step": 4, "to": "/c/4"}])
-    assert (steps_to_compare(saved, SOURCES, True), steps_to_compare(saved, SOURCES, False)) == (7, 5)
+    assert (steps_to_compare(saved, SOURCES, True), steps_to_compare(saved, SOURCES, False)) == (
+        7,
+        5,
+    )
 
 
 @cases("after, steps", (30, 33), (38, 40), (61, 5))
 def test_the_first_save_is_waited_for(after: int, steps: int) -> None:
-    records = [r.to_json() | {"kind": r.kind} for r in survey().traces[0].records if r.kind != "end"]
+    records = [
+        r.to_json() | {"kind": r.kind} for r in survey().traces[0].records if r.kind != "end"
+    ]
     saved = run([*records, {"kind": "checkpoint", "op": "save", "after_step": after, "to": "/c/4"}])
     assert steps_to_compare(saved, SOURCES, True) == steps
 
@@ -96,16 +117,27 @@ def test_the_first_save_is_waited_for(after: int, steps: int) -> None:
 @cases("op, steps", ("async_save", 15), ("save", 7))
 def test_the_mark_of_a_save_in_the_background_is_waited_for(op: str, steps: int) -> None:
     """A file of the script's own that is written later says which save is complete."""
-    records = [r.to_json() | {"kind": r.kind} for r in survey().traces[0].records if r.kind != "end"]
+    records = [
+        r.to_json() | {"kind": r.kind} for r in survey().traces[0].records if r.kind != "end"
+    ]
     made = [(op, 4, "/c/4"), ("write", 12, "/c/LATEST")]
-    saved = run([*records, *({"kind": "checkpoint", "op": o, "after_step": k, "to": to} for o, k, to in made)])
+    saved = run(
+        [
+            *records,
+            *({"kind": "checkpoint", "op": o, "after_step": k, "to": to} for o, k, to in made),
+        ]
+    )
     assert steps_to_compare(saved, SOURCES, True) == steps
 
 
 @cases("each, steps", (0.2, 32), (0.3, 5))
 def test_more_steps_are_compared_where_they_are_fast(each: float, steps: int) -> None:
     records = survey(reached(31, EVALUATE)).traces[0].records
-    timed = [r.to_json() | {"kind": r.kind, "at": each * k} for k, r in enumerate(records) if r.kind != "end"]
+    timed = [
+        r.to_json() | {"kind": r.kind, "at": each * k}
+        for k, r in enumerate(records)
+        if r.kind != "end"
+    ]
     assert steps_to_compare(run(timed), SOURCES, False) == steps
 
 
@@ -126,10 +158,18 @@ def test_another_model_that_is_trained_first() -> None:
     place = {"file": FILE, "line": STEP, "function": "main", "code": ""}
     teacher = [reached(0, 1, stack=[place]), *(reached(k) for k in range(1, 9))]
     student = [reached(0, 2, stack=[place], sharded=True), *(reached(k) for k in range(1, 4))]
-    assert trains_before_sharding(run([*teacher, *student])) and not trains_before_sharding(run(student))
+    assert trains_before_sharding(run([*teacher, *student])) and not trains_before_sharding(
+        run(student)
+    )
     assert steps_of(run([*teacher, *student])) == 3
-    for apart in (True, False):  # another model that is trained after `fully_shard`, and before the sharded one
-        assert trains_before_sharding(run([*student, {**reached(3), "ended": True, "apart": apart}])) is apart
+    for apart in (
+        True,
+        False,
+    ):  # another model that is trained after `fully_shard`, and before the sharded one
+        assert (
+            trains_before_sharding(run([*student, {**reached(3), "ended": True, "apart": apart}]))
+            is apart
+        )
 
 
 @cases(
@@ -147,18 +187,32 @@ def test_the_save_that_is_resumed(saves: list[tuple[str, int]], resumed: int | N
     assert Evidence(train=None).saved_after() is None
 
 
-@cases("last, epochs, resumed", (12, (), 9), (12, (10,), 6), (9, (), 9))  # 12: a later save hides it
-def test_a_resume_that_is_repeated_begins_in_the_middle(last: int, epochs: tuple[int, ...], resumed: int) -> None:
+@cases(
+    "last, epochs, resumed", (12, (), 9), (12, (10,), 6), (9, (), 9)
+)  # 12: a later save hides it
+def test_a_resume_that_is_repeated_begins_in_the_middle(
+    last: int, epochs: tuple[int, ...], resumed: int
+) -> None:
     rows = [record for number in range(1, 13) for record in (step(number), stepped(number))]
-    rows += [{"kind": "checkpoint", "op": "save", "after_step": after} for after in range(3, last + 1, 3)]
+    rows += [
+        {"kind": "checkpoint", "op": "save", "after_step": after} for after in range(3, last + 1, 3)
+    ]
     rows += [{"kind": "loader_started", "samples": 8, "step": number} for number in epochs]
     assert Evidence(train=run(rows)).saved_after() == resumed
 
 
-@cases("cls, begins, after", ("", 3.0, 3), ("", 2.0, 2), ("", 7.0, 2), ("torch.optim.sgd.SGD", 3.0, 2))
-def test_an_update_before_the_first_backward_of_a_resume(cls: str, begins: float, after: int) -> None:
+@cases(
+    "cls, begins, after", ("", 3.0, 3), ("", 2.0, 2), ("", 7.0, 2), ("torch.optim.sgd.SGD", 3.0, 2)
+)
+def test_an_update_before_the_first_backward_of_a_resume(
+    cls: str, begins: float, after: int
+) -> None:
     """Before step k of the train run the weight has the value k - 1; it saves after step 2."""
-    rows = [one for k in range(1, 6) for one in (step(k, cls=cls, weights={"w": [k - 1.0] * 5}), stepped(k))]
+    rows = [
+        one
+        for k in range(1, 6)
+        for one in (step(k, cls=cls, weights={"w": [k - 1.0] * 5}), stepped(k))
+    ]
     rows += [{"kind": "checkpoint", "op": "save", "after_step": 2}]
     resume = run([step(1, cls=cls, weights={"w": [begins] * 5}), stepped(1)], role="resume")
     assert Evidence(train=run(rows), resume=resume).resumed_after() == after
@@ -179,7 +233,10 @@ def test_a_script_as_its_author_wrote_it(verify_script: Any, tmp_path: Path) -> 
         tmp_path,
         ("    model = build()\n", TEACHER.replace("\n", "\n    ") + "\n    model = build()\n"),
         ("EVAL_EVERY = 16, 128, 16, 2", "EVAL_EVERY = 16, 128, 16, 7"),
-        ("    set_model_state_dict(model, best)\n", "    if STEPS > 99:\n        torch.save(best, 'best.pt')\n"),
+        (
+            "    set_model_state_dict(model, best)\n",
+            "    if STEPS > 99:\n        torch.save(best, 'best.pt')\n",
+        ),
         of="best_weights",
     )
     only = ("same-data-on-every-rank", "run-completes")
@@ -197,6 +254,8 @@ def test_an_error_of_the_probe_in_the_survey_is_not_the_scripts(code: int, statu
     error = {"kind": "probe_error", "symbol": "survey", "text": "KeyError: x", "where": ""}
     made = ended(run([error] * (code == PROBE_FAILED), role="survey"))
     for trace in made.traces:
-        object.__setattr__(trace, "records", trace.records[: -1 if code == PROBE_FAILED else None])  # it has no end
+        object.__setattr__(
+            trace, "records", trace.records[: -1 if code == PROBE_FAILED else None]
+        )  # it has no end
     made = replace(made, ended=(Ended(0, code, False),))
     assert judge("run-completes", train, survey=made).status == status

@@ -22,7 +22,13 @@ from verified_fsdp2.verifier.verdict import Comparison, Verdict, verdict_of
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 PLACE = Place(file="/a/train.py", line=7, function="main", code="opt = AdamW(...)")
 TARGET = {"script": "/a/train.py", "command": "fsdp2 verify train.py", "cwd": "/a", "nproc": 2}
-ENVIRONMENT = {"torch": "2.13.0", "python": "3.11", "platform": "Linux", "backend": "gloo", "notes": []}
+ENVIRONMENT = {
+    "torch": "2.13.0",
+    "python": "3.11",
+    "platform": "Linux",
+    "backend": "gloo",
+    "notes": [],
+}
 HOSTILE = [
     "</script><script>alert(1)</script>",
     "\"><img src=x onerror=alert(1)>' onmouseover='alert(1)",
@@ -92,7 +98,9 @@ def sound(text: str) -> Page:
     assert len(page.all("table")) == len(page.all("caption"))
     assert all(attributes["scope"] in ("row", "col") for attributes in page.all("th"))
     scrolled = [a for a in page.all("div") if a.get("class") == "scroll"]
-    assert all(a["tabindex"] == "0" and ("aria-labelledby" in a or "aria-label" in a) for a in scrolled)
+    assert all(
+        a["tabindex"] == "0" and ("aria-labelledby" in a or "aria-label" in a) for a in scrolled
+    )
     return page
 
 
@@ -105,17 +113,28 @@ def trained(names: list[str], role: str = "train", loss: float = 0.0, steps: int
         after = {name: [1.0, 0.9 / number, 0.0, 0.0, 0.0] for name in names}
         records += [
             micro(number, 3.0 - 0.5 * number + loss),
-            step(number, grads, weights={name: [1.0, 1.0 / number, 0.0, 0.0, 0.0] for name in names}),
+            step(
+                number, grads, weights={name: [1.0, 1.0 / number, 0.0, 0.0, 0.0] for name in names}
+            ),
             stepped(number, weights=after, moved=moved),
             {**memory, "before": 200 << 20, "peak": 300 << 20, "cuda": None},
         ]
     counted = {"all_gather": [2, 1024], "reduce_scatter": [1, 512]}
     expected = {"all_gather": 2, "reduce_scatter": 1, "all_reduce": 0}
-    traffic = {"kind": "traffic", "step": steps, "calls": 2, "model": counted, "script": {}, "expected": expected}
+    traffic = {
+        "kind": "traffic",
+        "step": steps,
+        "calls": 2,
+        "model": counted,
+        "script": {},
+        "expected": expected,
+    }
     return run([*records, traffic], records, role=role, seconds=1.0)
 
 
-def verdict(*findings: Finding, names: list[str] | None = None, evidence: Evidence | None = None) -> Verdict:
+def verdict(
+    *findings: Finding, names: list[str] | None = None, evidence: Evidence | None = None
+) -> Verdict:
     if evidence is None:
         names = names or ["w", "b.weight"]
         made = trained(names)
@@ -123,7 +142,15 @@ def verdict(*findings: Finding, names: list[str] | None = None, evidence: Eviden
         evidence = Evidence(train=made, full_precision=made, reference=oracle, perturbed=nudged)
     found = [*findings, Finding("held", "pass", "all well", measured=0.5, limit=1.0)]
     runs = [summary(one) for one in evidence.runs]
-    return Verdict(verdict_of(found), TARGET, ENVIRONMENT, runs, found, facts(evidence, Path("/work")), seconds=2.0)
+    return Verdict(
+        verdict_of(found),
+        TARGET,
+        ENVIRONMENT,
+        runs,
+        found,
+        facts(evidence, Path("/work")),
+        seconds=2.0,
+    )
 
 
 def test_the_page_of_a_failure() -> None:
@@ -133,8 +160,22 @@ def test_the_page_of_a_failure() -> None:
     page = sound(text)
     said = " ".join("".join(page.text).split())
     order = ["fail", "a-rule", "it broke", "train.py:7 in main", "opt = AdamW(...)", "fix it"]
-    order += ["fsdp2 explain a-rule", "so this broke", "no way to tell", "b-rule", "all well", "Loss of each step"]
-    order += ["Difference of the loss", "2 of 2 parameters are sharded", "S(0)", "300.0 MiB", "all_gather", "platform"]
+    order += [
+        "fsdp2 explain a-rule",
+        "so this broke",
+        "no way to tell",
+        "b-rule",
+        "all well",
+        "Loss of each step",
+    ]
+    order += [
+        "Difference of the loss",
+        "2 of 2 parameters are sharded",
+        "S(0)",
+        "300.0 MiB",
+        "all_gather",
+        "platform",
+    ]
     at = [said.index(part) for part in order]
     assert at == sorted(at), dict(zip(order, at, strict=True))
     assert len(page.all("svg")) == 4 and "://" not in text
@@ -145,7 +186,12 @@ def test_what_a_team_left_out_is_reported() -> None:
     skipped = [{"rule": "c-rule", "reason": "one layer", "until": "2030-01-01"}]
     made = replace(verdict(open_), verdict="pass", skipped=skipped)
     said = "".join(sound(html.render(replace(made, target={**TARGET, "name": "pretrain"}))).text)
-    assert "b-rule (not required)" in said and "one layer" in said and "2030-01-01" in said and "pretrain: " in said
+    assert (
+        "b-rule (not required)" in said
+        and "one layer" in said
+        and "2030-01-01" in said
+        and "pretrain: " in said
+    )
 
 
 def test_what_does_not_apply_has_a_section_of_its_own() -> None:
@@ -164,7 +210,9 @@ def test_what_does_not_apply_has_a_section_of_its_own() -> None:
 def test_beside_an_earlier_report() -> None:
     new, known = (Finding(f"{name}-rule", "fail", "x", location=PLACE) for name in ("new", "known"))
     made = verdict(new, known)
-    held = Comparison("old.json", (new,), (known,), (replace(new, rule="gone-rule", location=None),), ())
+    held = Comparison(
+        "old.json", (new,), (known,), (replace(new, rule="gone-rule", location=None),), ()
+    )
     said = " ".join("".join(sound(html.render(replace(made, baseline=held))).text).split())
     assert "old.json" in said and "fail: 1 new failure, 1 known, 1 gone" in said
     rows = html_tables.tables(json_report.as_dict(replace(made, baseline=held)))["baseline"].rows
@@ -172,23 +220,50 @@ def test_beside_an_earlier_report() -> None:
 
 
 def test_what_was_not_seen_is_left_out() -> None:
-    call = {"callee": "<lib>.go", "file": "a.py", "line": 3, "kind": "outside the project", "reason": "lib", "calls": 2}
-    counts = {"files": 1, "functions": 7, "calls_not_followed": 2, "without_training": 0, "training_required": True}
+    call = {
+        "callee": "<lib>.go",
+        "file": "a.py",
+        "line": 3,
+        "kind": "outside the project",
+        "reason": "lib",
+        "calls": 2,
+    }
+    counts = {
+        "files": 1,
+        "functions": 7,
+        "calls_not_followed": 2,
+        "without_training": 0,
+        "training_required": True,
+    }
     sources = {**counts, "rules": [], "not_followed": [call], "suppressed": []}
     environment = {"torch": "not imported", "python": "3.11", "platform": "Linux"}
-    lint = Verdict("no_findings", {"script": "a.py", "files": 1}, environment, (), [], {"sources": sources})
+    lint = Verdict(
+        "no_findings", {"script": "a.py", "files": 1}, environment, (), [], {"sources": sources}
+    )
     page = sound(html.render(lint))
     assert "7 followed functions" in "".join(page.text) and "<lib>.go" in "".join(page.text)
     assert not page.all("svg")
     assert re.findall(r'<h2 id="(\w+)"', html.render(lint)) == ["unfollowed", "environment"]
     broken = Run("train", 2, ())
-    sound(html.render(verdict(Finding("run-completes", "fail", "died"), evidence=Evidence(train=broken))))
+    sound(
+        html.render(
+            verdict(Finding("run-completes", "fail", "died"), evidence=Evidence(train=broken))
+        )
+    )
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=["tag", "attribute", "markup", "control", "bidi", "surrogate", "long"])
+@pytest.mark.parametrize(
+    "text", HOSTILE, ids=["tag", "attribute", "markup", "control", "bidi", "surrogate", "long"]
+)
 def test_what_a_script_says_is_text(text: str) -> None:
     made = verdict(
-        Finding("a-rule", "fail", text, location=Place(file=text[:5000], line=1, function=text, code=text), fix=text),
+        Finding(
+            "a-rule",
+            "fail",
+            text,
+            location=Place(file=text[:5000], line=1, function=text, code=text),
+            fix=text,
+        ),
         Finding("b-rule", "inconclusive", text),
         Finding("c-rule", "pass", text),
         names=[text, "w"],
@@ -196,7 +271,12 @@ def test_what_a_script_says_is_text(text: str) -> None:
     target = {**TARGET, "script": text, "command": text, "cwd": text[:5000], "args": text}
     runs = [{**one, "command": text, "note": text} for one in made.runs]
     page_text = html.render(
-        replace(made, target=target, runs=runs, environment={**ENVIRONMENT, "notes": [text], "torch": text})
+        replace(
+            made,
+            target=target,
+            runs=runs,
+            environment={**ENVIRONMENT, "notes": [text], "torch": text},
+        )
     )
     page_text.encode("utf-8")
     page = sound(page_text)
@@ -217,9 +297,14 @@ def test_what_a_script_says_is_text(text: str) -> None:
     ([[8000] * 8 + [None]], ["Least on a rank", "Most on a rank"], [["8,000", "8,000"]]),
     ([[8]], ["Rank 0"], [["8"]]),
 )
-def test_the_shard_table(elements: list[list[int | None]], columns: list[str], cells: list[list[str | None]]) -> None:
+def test_the_shard_table(
+    elements: list[list[int | None]], columns: list[str], cells: list[list[str | None]]
+) -> None:
     shard = verdict().facts["shards"][0]
-    facts_ = {"ranks": list(range(len(elements[0]))), "shards": [{**shard, "elements": e} for e in elements]}
+    facts_ = {
+        "ranks": list(range(len(elements[0]))),
+        "shards": [{**shard, "elements": e} for e in elements],
+    }
     table = html_tables._shards({"facts": facts_})
     assert [title for title, _ in table.columns[5:]] == columns
     assert [row[5:] for row in table.rows] == cells
@@ -227,22 +312,45 @@ def test_the_shard_table(elements: list[list[int | None]], columns: list[str], c
 
 
 def test_what_was_found_in_a_checkpoint() -> None:
-    one = {"path": "p", "after_step": 3, "op": "save", "ranks": 2, "tensors": 9, "wrong": 0, "error": None}
-    states: list[dict[str, Any]] = [{"state": "opened"}, {"state": "opened", "wrong": 2}, {"state": "gone"}]
+    one = {
+        "path": "p",
+        "after_step": 3,
+        "op": "save",
+        "ranks": 2,
+        "tensors": 9,
+        "wrong": 0,
+        "error": None,
+    }
+    states: list[dict[str, Any]] = [
+        {"state": "opened"},
+        {"state": "opened", "wrong": 2},
+        {"state": "gone"},
+    ]
     states += [{"state": "closed", "error": "no .metadata"}]
     table = html_tables._saved({"facts": {"checkpoints": [{**one, **state} for state in states]}})
     cells = [row[-1] for row in table.rows]
-    assert len(set(cells)) == 4 and cells[1].startswith("2 tensors") and cells[3].endswith("no .metadata")
+    assert (
+        len(set(cells)) == 4
+        and cells[1].startswith("2 tensors")
+        and cells[3].endswith("no .metadata")
+    )
 
 
 def test_a_large_model_and_many_runs_fit() -> None:
     names = [f"model.layers.{k // 9}.self_attention.block_{k % 9}.weight" for k in range(2_000)]
     base = verdict(names=["w"])
     shard = base.facts["shards"][0]
-    many = [{**shard, "name": name, "shape": [4096, 14336], "elements": [7340032] * 8} for name in names]
+    many = [
+        {**shard, "name": name, "shape": [4096, 14336], "elements": [7340032] * 8} for name in names
+    ]
     facts_ = {**base.facts, "shards": many, "ranks": list(range(8))}
-    runs = [{**base.runs[k % 3], "losses": [1.0 / s + 1e-3 * k for s in range(1, 101)]} for k in range(100)]
-    findings = [replace(base.findings[0], rule=f"rule-{k}", evidence="word " * 200) for k in range(150)]
+    runs = [
+        {**base.runs[k % 3], "losses": [1.0 / s + 1e-3 * k for s in range(1, 101)]}
+        for k in range(100)
+    ]
+    findings = [
+        replace(base.findings[0], rule=f"rule-{k}", evidence="word " * 200) for k in range(150)
+    ]
     text = html.render(replace(base, facts=facts_, runs=runs, findings=findings))
     page = sound(text)
     assert len(text.encode()) <= html.LIMIT
@@ -253,20 +361,32 @@ def test_a_large_model_and_many_runs_fit() -> None:
 
 
 def test_more_than_fits_is_cut_and_says_so() -> None:
-    many = [Finding("a-rule", "fail", f"{k} " + "<" * 5_000, location=PLACE, fix="fix") for k in range(900)]
+    many = [
+        Finding("a-rule", "fail", f"{k} " + "<" * 5_000, location=PLACE, fix="fix")
+        for k in range(900)
+    ]
     text = html.render(verdict(*many))
     assert len(text.encode()) <= html.LIMIT
-    assert "more are in <code>--report json=PATH" in text and "more characters; --report json=PATH has all" in text
+    assert (
+        "more are in <code>--report json=PATH" in text
+        and "more characters; --report json=PATH has all" in text
+    )
     sound(text)
 
 
-@pytest.mark.parametrize("losses", [[0.0, 0.0], [-1e300, 1e300], [5e-324, 1e-310], [7.0], [None, 1e-30]], ids=str)
+@pytest.mark.parametrize(
+    "losses", [[0.0, 0.0], [-1e300, 1e300], [5e-324, 1e-310], [7.0], [None, 1e-30]], ids=str
+)
 def test_any_numbers_can_be_drawn(losses: list[float | None]) -> None:
     made = verdict()
     runs = [{**one, "losses": losses, "grad_norms": losses} for one in made.runs]
     allowed = {"loss": 0.0, "grad_norm": None}
-    comparisons = [{**made.facts["comparisons"][0], "loss": losses, "grad_norm": losses, "allowed": allowed}]
-    page = sound(html.render(replace(made, runs=runs, facts={**made.facts, "comparisons": comparisons})))
+    comparisons = [
+        {**made.facts["comparisons"][0], "loss": losses, "grad_norm": losses, "allowed": allowed}
+    ]
+    page = sound(
+        html.render(replace(made, runs=runs, facts={**made.facts, "comparisons": comparisons}))
+    )
     assert len(page.all("svg")) == 4
 
 
@@ -289,15 +409,22 @@ def test_curves_have_the_colours_of_the_page() -> None:
 def test_points_stand_where_their_values_are() -> None:
     svg = html_plots.figures(json_report.as_dict(verdict()))[0]["svg"]
     first = re.findall(r'<polyline [^>]*points="([^"]*)"', svg)[0].split()
-    (left, high), (_, middle), (right, low) = (tuple(map(float, point.split(","))) for point in first)
+    (left, high), (_, middle), (right, low) = (
+        tuple(map(float, point.split(","))) for point in first
+    )
     assert (left, right) == (html_plots.LEFT, html_plots.RIGHT)
-    ticks = {text: float(y) - 4 for y, text in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)<', svg)}
+    ticks = {
+        text: float(y) - 4
+        for y, text in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)<', svg)
+    }
     assert [high, middle, low] == [ticks[text] for text in ("2.5", "2", "1.5")]
     assert html.render(verdict()) == html.render(verdict())
 
 
 def test_differences_are_those_that_the_rules_judge() -> None:
     (found,) = [c for c in verdict().facts["comparisons"] if c["rule"] == "matches-ddp"]
-    assert found["loss"] == pytest.approx([1e-3 / (2.5 + 1e-3)] * 3)  # on the scale of the largest loss
+    assert found["loss"] == pytest.approx(
+        [1e-3 / (2.5 + 1e-3)] * 3
+    )  # on the scale of the largest loss
     assert found["allowed"]["loss"] > 0.0
     assert json_report.as_dict(verdict())["runs"][found["oracle"]]["role"] == "reference"

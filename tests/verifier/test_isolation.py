@@ -41,7 +41,14 @@ def digest(folder: Path) -> dict[str, tuple[object, ...]]:
         about = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         target = os.readlink(path) if path.is_symlink() else ""
-        found[str(path)] = (about.st_mode, about.st_mtime_ns, about.st_nlink, about.st_ino, content, target)
+        found[str(path)] = (
+            about.st_mode,
+            about.st_mtime_ns,
+            about.st_nlink,
+            about.st_ino,
+            content,
+            target,
+        )
     return found
 
 
@@ -49,7 +56,12 @@ def digest(folder: Path) -> dict[str, tuple[object, ...]]:
 def project(tmp_path: Path) -> Path:
     """A folder with what people have beside a script."""
     folder = tmp_path / "home" / "project"
-    files = {"data.txt": "data\n", "old/ckpt_100.pt": "weights", "old/deep/x": "x", ".state/last.json": "{}"}
+    files = {
+        "data.txt": "data\n",
+        "old/ckpt_100.pt": "weights",
+        "old/deep/x": "x",
+        ".state/last.json": "{}",
+    }
     build_file_tree(folder, files)
     (folder / "latest.pt").symlink_to("old/ckpt_100.pt")
     os.link(folder / "old/ckpt_100.pt", folder / "best.pt")
@@ -79,7 +91,11 @@ def large(folder: Path) -> None:
 
 
 def below(folder: Path) -> None:
-    subprocess.run(["sh", "-c", "rm best.pt; mv data.txt other.txt; echo x > latest.pt"], cwd=folder, check=True)
+    subprocess.run(
+        ["sh", "-c", "rm best.pt; mv data.txt other.txt; echo x > latest.pt"],
+        cwd=folder,
+        check=True,
+    )
 
 
 WAYS: dict[str, Act] = {
@@ -90,7 +106,10 @@ WAYS: dict[str, Act] = {
     "hidden": lambda folder: (folder / ".state/last.json").write_text("other"),
     "beside": lambda folder: (folder / "../runs/x.csv").write_text("other"),
     "large": large,
-    "mode": lambda folder: ((folder / "data.txt").chmod(0o600), os.utime(folder / "large.bin", (1, 1))),
+    "mode": lambda folder: (
+        (folder / "data.txt").chmod(0o600),
+        os.utime(folder / "large.bin", (1, 1)),
+    ),
     "unlink": lambda folder: (folder / "latest.pt").unlink(),
     "folders": folders,
     "sqlite": connected,
@@ -131,12 +150,16 @@ def files(request: pytest.FixtureRequest, project: Path, tmp_path: Path) -> Iter
     choice = trial.choice()
     if choice.mechanism != request.param:
         pytest.skip(in_words({"mechanism": choice.mechanism, "reasons": choice.reasons}))
-    yield Worlds(tmp_path / "work", [project], project, choice, environ={"HOME": str(project.parent)})
+    yield Worlds(
+        tmp_path / "work", [project], project, choice, environ={"HOME": str(project.parent)}
+    )
     trial.end()
 
 
 @cases("way", *WAYS)
-def test_nothing_of_the_users_changes(way: str, files: Worlds, project: Path, tmp_path: Path) -> None:
+def test_nothing_of_the_users_changes(
+    way: str, files: Worlds, project: Path, tmp_path: Path
+) -> None:
     before = digest(project.parent)
     world = done(files, tmp_path / "work/01", WAYS[way])
     assert digest(project.parent) == before
@@ -145,7 +168,9 @@ def test_nothing_of_the_users_changes(way: str, files: Worlds, project: Path, tm
     assert not Path(world.folder).exists()
 
 
-def test_a_run_finds_what_an_earlier_one_has_kept(files: Worlds, project: Path, tmp_path: Path) -> None:
+def test_a_run_finds_what_an_earlier_one_has_kept(
+    files: Worlds, project: Path, tmp_path: Path
+) -> None:
     def first(folder: Path) -> None:
         build_file_tree(folder, {"data.txt": "trained", "runs/step_4/model.pt": "w"})
         (folder / "latest.pt").unlink()
@@ -159,7 +184,9 @@ def test_a_run_finds_what_an_earlier_one_has_kept(files: Worlds, project: Path, 
         shutil.rmtree(folder / "runs")
 
     before = digest(project.parent)
-    wrote = files.end(done(files, tmp_path / "work/01", first, "empty"), (), keeps=True, leaves=False)
+    wrote = files.end(
+        done(files, tmp_path / "work/01", first, "empty"), (), keeps=True, leaves=False
+    )
     assert {str(project / "data.txt"), str(project / "runs")} <= {*wrote}
     for name in ("02", "03"):  # the second does not find what the first of them has removed
         done(files, tmp_path / "work" / name, second, "saved")
@@ -186,10 +213,18 @@ def test_shared_memory_ends_with_the_run(files: Worlds, tmp_path: Path) -> None:
 
 
 def test_libraries_keep_what_they_cache_for_all_runs(project: Path, tmp_path: Path) -> None:
-    environ = {"HOME": str(project.parent), "HF_HOME": str(tmp_path / "hub"), "TMPDIR": str(tmp_path)}
+    environ = {
+        "HOME": str(project.parent),
+        "HF_HOME": str(tmp_path / "hub"),
+        "TMPDIR": str(tmp_path),
+    }
     found = [path for path, _ in caches(tmp_path / "work", environ)]
-    assert {f"{project.parent}/.cache", f"{project.parent}/.triton", str(tmp_path / "hub")} <= {*found}
-    assert caches(tmp_path / "work", {**environ, "XDG_CACHE_HOME": str(project.parent)})[0][0] != str(project.parent)
+    assert {f"{project.parent}/.cache", f"{project.parent}/.triton", str(tmp_path / "hub")} <= {
+        *found
+    }
+    assert caches(tmp_path / "work", {**environ, "XDG_CACHE_HOME": str(project.parent)})[0][
+        0
+    ] != str(project.parent)
 
 
 def stopped(act: Act, folder: Path, allowed: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -218,14 +253,26 @@ STOPPED: dict[str, tuple[Act, str]] = {
     "over": (lambda folder: os.replace(_own(folder), folder / "data.txt"), "data.txt"),
     "mkdir": (lambda folder: (folder / "x").mkdir(), "x"),
     "chmod": (lambda folder: (folder / "data.txt").chmod(0o600), "data.txt"),
-    "fchmod": (lambda folder: os.fchmod(os.open(folder / "data.txt", os.O_RDONLY), 0o600), "data.txt"),
+    "fchmod": (
+        lambda folder: os.fchmod(os.open(folder / "data.txt", os.O_RDONLY), 0o600),
+        "data.txt",
+    ),
     "utime": (lambda folder: os.utime(folder / "data.txt"), "data.txt"),
     "truncate": (lambda folder: os.truncate(folder / "data.txt", 1), "data.txt"),
     "symlink": (lambda folder: (folder / "x").symlink_to("data.txt"), "x"),
     "made link": (lambda folder: os.link(folder / "data.txt", folder / "run/x"), "data.txt"),
-    "descriptor": (lambda folder: os.unlink("data.txt", dir_fd=os.open(folder, os.O_RDONLY)), "data.txt"),
-    "child": (lambda folder: subprocess.run(["rm", str(folder / "data.txt")], check=False), "data.txt"),
-    "relative": (lambda folder: (os.chdir(folder / "old"), Path("../data.txt").write_text("x")), "data.txt"),
+    "descriptor": (
+        lambda folder: os.unlink("data.txt", dir_fd=os.open(folder, os.O_RDONLY)),
+        "data.txt",
+    ),
+    "child": (
+        lambda folder: subprocess.run(["rm", str(folder / "data.txt")], check=False),
+        "data.txt",
+    ),
+    "relative": (
+        lambda folder: (os.chdir(folder / "old"), Path("../data.txt").write_text("x")),
+        "data.txt",
+    ),
 }
 LET: dict[str, Act] = {
     "own": lambda folder: _own(folder),
@@ -233,7 +280,9 @@ LET: dict[str, Act] = {
     "made before": lambda folder: (folder / "old").mkdir(exist_ok=True),
     "null": lambda folder: Path("/dev/null").write_text("x"),
     "removed": lambda folder: (folder / "no such").unlink(missing_ok=True),
-    "bytecode": lambda folder: subprocess.run([sys.executable, "-c", "import a"], cwd=folder, check=True),
+    "bytecode": lambda folder: subprocess.run(
+        [sys.executable, "-c", "import a"], cwd=folder, check=True
+    ),
 }
 
 
@@ -249,7 +298,9 @@ def test_a_write_is_stopped_before_it_happens(way: str, project: Path) -> None:
     before = digest(project / "old"), (project / "data.txt").lstat()
     found = stopped(act, project)
     assert found["path"] == str(project / path) and not found["in_rank"]
-    assert bool(found["command"]) and found.get("size", 0) == (0 if path in ("new", "x") else found["size"])
+    assert bool(found["command"]) and found.get("size", 0) == (
+        0 if path in ("new", "x") else found["size"]
+    )
     after = digest(project / "old"), (project / "data.txt").lstat()
     assert before[0] == after[0] and before[1].st_ctime_ns == after[1].st_ctime_ns
 
@@ -271,27 +322,46 @@ def test_where_a_run_may_write(project: Path) -> None:
 
 def test_the_message_on_a_stopped_write(project: Path) -> None:
     world = World("copy", "/w", "/w/01", "", roots=(str(project),))
-    found = {"path": "/w/01/mirror/data/a b.pt", "size": 3 << 30, "call": "openat", "command": [], "in_rank": True}
+    found = {
+        "path": "/w/01/mirror/data/a b.pt",
+        "size": 3 << 30,
+        "call": "openat",
+        "command": [],
+        "in_rank": True,
+    }
     (project / DENIED).write_text(json.dumps(found))
     stacks = {
         0: f'  File "/usr/lib/python3/x.py", line 1 in a\n  File "/w/01/mirror{project}/train.py", line 7 in save\n'
     }
     said = refusal.refusal(project, world, stacks, [("/w/01/mirror", "")])
-    for part in ("/data/a b.pt (now 3 GiB)", f"at {project}/train.py:7 in save", "--allow-writes '/data/a b.pt'"):
+    for part in (
+        "/data/a b.pt (now 3 GiB)",
+        f"at {project}/train.py:7 in save",
+        "--allow-writes '/data/a b.pt'",
+    ):
         assert part in said
     (project / DENIED).write_text(json.dumps({"path": "/w/x", "error": errno.ENOSPC}))
-    assert "no space left" in refusal.refusal(project, world, {}) and refusal.ELSEWHERE in said + refusal.refusal(
+    assert "no space left" in refusal.refusal(
         project, world, {}
-    )
+    ) and refusal.ELSEWHERE in said + refusal.refusal(project, world, {})
     assert refusal.refusal(project / "old", world, {}) == ""
 
 
 def test_where_paths_are_meant_in_the_copy() -> None:
     world = World(
-        "copy", "/w", "/w/01", "/w/01/files/checkpoint", mirror="/w/01/mirror", roots=("/home/u", "/home/u/p")
+        "copy",
+        "/w",
+        "/w/01",
+        "/w/01/files/checkpoint",
+        mirror="/w/01/mirror",
+        roots=("/home/u", "/home/u/p"),
     )
     assert world.inside("/home/u/p/a") == "/w/01/mirror/home/u/p/a"
-    assert [world.inside(path) for path in ("/home/u2/a", "/w/x", "/home")] == ["/home/u2/a", "/w/x", "/home"]
+    assert [world.inside(path) for path in ("/home/u2/a", "/w/x", "/home")] == [
+        "/home/u2/a",
+        "/w/x",
+        "/home",
+    ]
     assert world.inside_words("--data=/home/u/p:/data") == "--data=/w/01/mirror/home/u/p:/data"
     assert World.of(json.loads(json.dumps(world.as_dict()))) == world
 
@@ -312,7 +382,11 @@ def test_mounts_are_read() -> None:
         ("/proc", "proc", True),
         ("/tmp", "tmpfs", False),
     ]
-    assert mounts.is_below("/a/b", "/a") and mounts.is_below("/a", "/") and not mounts.is_below("/ab", "/a")
+    assert (
+        mounts.is_below("/a/b", "/a")
+        and mounts.is_below("/a", "/")
+        and not mounts.is_below("/ab", "/a")
+    )
 
 
 def test_a_copy_is_made_as_far_as_it_is_small(project: Path, tmp_path: Path) -> None:
@@ -323,11 +397,16 @@ def test_a_copy_is_made_as_far_as_it_is_small(project: Path, tmp_path: Path) -> 
     root = str(tmp_path / "root")
     mirror.build(root, (str(project.parent),), str(project), str(tmp_path / "work"))
     copy = Path(root + str(project))
-    assert not (copy / "data.txt").is_symlink() and os.readlink(copy / "latest.pt") == "old/ckpt_100.pt"
+    assert (
+        not (copy / "data.txt").is_symlink()
+        and os.readlink(copy / "latest.pt") == "old/ckpt_100.pt"
+    )
     linked = [name for name in ("large.bin", ".state", "venv") if (copy / name).is_symlink()]
     assert linked[-2:] == [".state", "venv"]  # a file system may clone the large file
     assert (
-        sum(1 for path in copy.rglob("*.txt") if path.is_symlink()) + 2000 > 2700 > len(list(copy.rglob("*.txt"))) / 2
+        sum(1 for path in copy.rglob("*.txt") if path.is_symlink()) + 2000
+        > 2700
+        > len(list(copy.rglob("*.txt"))) / 2
     )
     assert mirror.changed(root, str(project)) == []
     (copy / "new").mkdir()
@@ -335,13 +414,18 @@ def test_a_copy_is_made_as_far_as_it_is_small(project: Path, tmp_path: Path) -> 
     assert mirror.changed(root, str(project)) == [str(project / "data.txt"), str(project / "new")]
 
 
-def test_temporary_folders_of_ended_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folders_of_ended_processes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code = "import os, signal; from verified_fsdp2.verifier.isolation.leftovers import temporary\n"
     code += "place = temporary('verify'); (place / 'deep').mkdir(0o000); print(place); import sys; sys.stdout.flush()\n"
     code += "os.kill(os.getpid(), signal.SIGKILL)"
     killed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     left = Path(killed.stdout.strip())
     assert killed.returncode == -signal.SIGKILL and left.is_dir()
@@ -374,15 +458,23 @@ def test_every_call_is_answered_once() -> None:
 
 @pytest.mark.launch
 @cases("mechanism", "overlay", "copy", "guard")
-def test_a_checkpoint_comes_back_by_each_mechanism(mechanism: str, project: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_comes_back_by_each_mechanism(
+    mechanism: str, project: Path, tmp_path: Path
+) -> None:
     written(project, (ZOO / "checkpoint_stateful.py").read_text(encoding="utf-8"))
     before = digest(project.parent)
-    flags = {"save_args": "--save-every 3 --out {checkpoint}", "resume_args": "--resume {checkpoint}", "reshard_to": ""}
+    flags = {
+        "save_args": "--save-every 3 --out {checkpoint}",
+        "resume_args": "--resume {checkpoint}",
+        "reshard_to": "",
+    }
     target = resolve(project / "train.py", {**flags, "steps": 5})
     with Launcher(wish=wish(tmp_path / "work", project, mechanism=mechanism)) as launcher:
         if launcher.choice.mechanism != mechanism:
             pytest.skip(in_words({"mechanism": "none", "reasons": launcher.choice.reasons}))
-        verdict = verify_with(launcher, target, tmp_path / "work", select(("run-completes", "resume-is-exact"), ()))
+        verdict = verify_with(
+            launcher, target, tmp_path / "work", select(("run-completes", "resume-is-exact"), ())
+        )
     assert {finding.status for finding in verdict.findings} == {"pass"}, verdict.findings
     assert verdict.environment["isolation"] == mechanism and digest(project.parent) == before
 
@@ -410,7 +502,9 @@ def test_shared_memory_of_others_is_no_place_to_write(project: Path) -> None:
         (project / "run" / DENIED).unlink()
         theirs.unlink()
         theirs.mkdir()
-        assert stopped(lambda folder: (theirs / "new").touch(), project)["path"] == str(theirs / "new")
+        assert stopped(lambda folder: (theirs / "new").touch(), project)["path"] == str(
+            theirs / "new"
+        )
     finally:
         shutil.rmtree(theirs)
 
@@ -435,7 +529,9 @@ def test_a_trial_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("verified_fsdp2.verifier.isolation.overlay.begin", refused)
     trial = Trial(Wish("auto", str(tmp_path), (str(tmp_path),)))
     choice = trial.choice()
-    assert choice.mechanism != "overlay" and choice.reasons["overlay"] == "not allowed here (unshare)"
+    assert (
+        choice.mechanism != "overlay" and choice.reasons["overlay"] == "not allowed here (unshare)"
+    )
     trial.end()
     assert Trial(Wish("overlay", str(tmp_path))).choice().mechanism == "none"
 
@@ -452,12 +548,19 @@ def test_what_a_machine_refuses_is_named(text: str, said: str) -> None:
 
 @pytest.mark.launch
 @cases("mechanism", "overlay", "copy")
-def test_a_checkpoint_comes_back_after_a_preparation(mechanism: str, project: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_comes_back_after_a_preparation(
+    mechanism: str, project: Path, tmp_path: Path
+) -> None:
     written(project, (ZOO / "checkpoint_stateful.py").read_text(encoding="utf-8"))
     written(project, "open('made.txt', 'w').write('x')\n", "make.py")
-    flags = {"save_args": "--save-every 3 --out {checkpoint}", "resume_args": "--resume {checkpoint}", "reshard_to": ""}
+    flags = {
+        "save_args": "--save-every 3 --out {checkpoint}",
+        "resume_args": "--resume {checkpoint}",
+        "reshard_to": "",
+    }
     target = resolve(
-        project / "train.py", {**flags, "steps": 5, "prepare": str(project / "make.py"), "isolation": mechanism}
+        project / "train.py",
+        {**flags, "steps": 5, "prepare": str(project / "make.py"), "isolation": mechanism},
     )
     verdict = verify(target, tmp_path / "work", ("run-completes", "resume-is-exact"))
     assert {finding.status for finding in verdict.findings} == {"pass"}, verdict.findings

@@ -63,16 +63,30 @@ def held(value: float | None = None, holder: str = "local", **more: Any) -> dict
 
 
 def tensor(size: float, holder: str = "local", **more: Any) -> dict[str, Any]:
-    return held(None, holder, sketch=[size * size, size, 0.0, 0.0, 0.0], numel=64, dtype="float32", **more)
+    return held(
+        None, holder, sketch=[size * size, size, 0.0, 0.0, 0.0], numel=64, dtype="float32", **more
+    )
 
 
-def state(number: int, evaluations: int = 0, in_eval: tuple[str, ...] = (), **values: Any) -> dict[str, Any]:
+def state(
+    number: int, evaluations: int = 0, in_eval: tuple[str, ...] = (), **values: Any
+) -> dict[str, Any]:
     paths = {name.replace("__", "."): value for name, value in values.items()}
-    return {"kind": "state", "step": number, "values": paths, "evaluations": evaluations, "in_eval": list(in_eval)}
+    return {
+        "kind": "state",
+        "step": number,
+        "values": paths,
+        "evaluations": evaluations,
+        "in_eval": list(in_eval),
+    }
 
 
 def steps(number: int = 3, **more: Any) -> list[dict[str, Any]]:
-    return [one for k in range(1, number + 1) for one in (micro(k, rows=(k,)), step(k, **more), stepped(k))]
+    return [
+        one
+        for k in range(1, number + 1)
+        for one in (micro(k, rows=(k,)), step(k, **more), stepped(k))
+    ]
 
 
 def of(*ranks: list[dict[str, Any]], **more: Any) -> Evidence:
@@ -103,8 +117,15 @@ def idle(*grads: dict[str, Any]) -> list[dict[str, Any]]:
 
 def left(*numbers: int) -> list[dict[str, Any]]:
     """A second optimizer uses, in these steps, gradients that were there when the first one stepped."""
-    found = [{"kind": "leftover", "step": k, "optimizer": 1, "names": ["w"], "at_line": None} for k in numbers]
-    return [*steps(), *(one for k in range(1, 4) for one in (step(k, optimizer=1), stepped(k, optimizer=1))), *found]
+    found = [
+        {"kind": "leftover", "step": k, "optimizer": 1, "names": ["w"], "at_line": None}
+        for k in numbers
+    ]
+    return [
+        *steps(),
+        *(one for k in range(1, 4) for one in (step(k, optimizer=1), stepped(k, optimizer=1))),
+        *found,
+    ]
 
 
 DRY = [micro(1, rows=(9,)), {"kind": "cleared", "step": 1}, *steps()]
@@ -123,8 +144,14 @@ test_gradients_consumed_once = judged_as(
             ("pass", *[cleared(1)] * 2),  # SAM, whose first gradients only show the way
             ("pass", DRY, DRY),  # a dry run may throw gradients away
             ("fail", *[idle()] * 2),
-            ("pass", *[[micro(1), step(1, held=["w"]), stepped(1), step(2, held=["v"]), stepped(2)]] * 2),  # peers
-            ("pass", *[[*idle()[:3], micro(1), *idle()[3:]]] * 2),  # a backward that another optimizer counts
+            (
+                "pass",
+                *[[micro(1), step(1, held=["w"]), stepped(1), step(2, held=["v"]), stepped(2)]] * 2,
+            ),  # peers
+            (
+                "pass",
+                *[[*idle()[:3], micro(1), *idle()[3:]]] * 2,
+            ),  # a backward that another optimizer counts
             ("pass", *[idle({"w": [0.0] * 5})] * 2),
         )
     )
@@ -135,7 +162,11 @@ class TestRestored:
     rule = "state-restored"
 
     def both(
-        self, then: dict[str, Any], now: dict[str, Any], first_rank: dict[str, Any] | None = None, loss: float = 1.0
+        self,
+        then: dict[str, Any],
+        now: dict[str, Any],
+        first_rank: dict[str, Any] | None = None,
+        loss: float = 1.0,
     ) -> Evidence:
         """`first_rank`: what rank 0 begins with after the resume, where that is not what rank 1 does."""
         train = [*steps(4)[:6], SAVE, *steps(4)[6:]]
@@ -145,7 +176,9 @@ class TestRestored:
         }
         train = [state(1, **first), *train, state(3, **then)]
         ranks = (now if first_rank is None else first_rank, now)
-        begun = [[micro(1, loss, rows=(3,)), step(1), stepped(1), state(1, **mine)] for mine in ranks]
+        begun = [
+            [micro(1, loss, rows=(3,)), step(1), stepped(1), state(1, **mine)] for mine in ranks
+        ]
         return of(train, train, resume=run(*begun, role="resume"))
 
     @cases("name, then, now",
@@ -160,15 +193,22 @@ class TestRestored:
 
     def test_what_is_lost_on_another_rank(self) -> None:
         then = {"main__buffer__items[0]": tensor(1.0, "object")}
-        found = judge(self.rule, self.both(then, {"main__buffer__items[0]": tensor(0.5, "object")}, then))
-        assert (found.status, "`main.buffer.items[0]` on rank 1" in found.evidence) == ("fail", True)
+        found = judge(
+            self.rule, self.both(then, {"main__buffer__items[0]": tensor(0.5, "object")}, then)
+        )
+        assert (found.status, "`main.buffer.items[0]` on rank 1" in found.evidence) == (
+            "fail",
+            True,
+        )
 
     @cases("name, now, words",
         ("main__geco__average", {"main__geco__average": held(0.0, "object")}, "`main.geco.average` = 0 instead of 2"),
         ("main__geco__average", {}, "`main.geco.average` = nothing instead of 2"),
         ("main__noise", {"main__noise": held(0.0, "generator")}, "the state of `main.noise`"),
         ("main__start", {"main__start": held(2.0)}, ""))  # fmt: skip
-    def test_an_inexact_resume_names_what_objects_begin_with(self, name: str, now: dict[str, Any], words: str) -> None:
+    def test_an_inexact_resume_names_what_objects_begin_with(
+        self, name: str, now: dict[str, Any], words: str
+    ) -> None:
         kind = {"main__start": "local", "main__noise": "generator"}.get(name, "object")
         evidence = self.both({name: held(2.0, kind)}, now, loss=0.5)
         found = judge("resume-is-exact", evidence)
@@ -181,27 +221,47 @@ class TestRestored:
         train = [*steps(4)[:6], SAVE, *steps(4)[6:], *values]
         resumed = []
         for k, held_now in ((1, tensor(0.0, "module")), (2, later)):
-            resumed += [micro(k, rows=(k + 2,)), step(k), stepped(k), state(k, model__load=held_now)]
-        assert judge(self.rule, of(train, train, resume=run(resumed, resumed, role="resume"))).status == status
+            resumed += [
+                micro(k, rows=(k + 2,)),
+                step(k),
+                stepped(k),
+                state(k, model__load=held_now),
+            ]
+        assert (
+            judge(self.rule, of(train, train, resume=run(resumed, resumed, role="resume"))).status
+            == status
+        )
 
     @pytest.mark.parametrize("name", ["main__seen", "main__running_loss", "main__started"])
     def test_what_only_a_log_reads_may_start_again(self, name: str) -> None:
-        assert judge(self.rule, self.both({name: held(2.0)}, {name: held(0.0)})).status == "not_applicable"
+        assert (
+            judge(self.rule, self.both({name: held(2.0)}, {name: held(0.0)})).status
+            == "not_applicable"
+        )
 
     def test_what_comes_back(self) -> None:
-        assert judge(self.rule, self.both({"ema": tensor(1.0)}, {"ema": tensor(1.0)})).status == "pass"
+        assert (
+            judge(self.rule, self.both({"ema": tensor(1.0)}, {"ema": tensor(1.0)})).status == "pass"
+        )
 
     @pytest.mark.parametrize(("later", "status"), [(5.0, "fail"), (4.0, "pass")])
     def test_what_is_made_of_it_steps_later(self, later: float, status: str) -> None:
         """The average is restored, and parts from that of the run that went on: its number of updates was not."""
         all_steps = steps(5)
-        values = [state(k, main__ema__shadow=tensor(float(k)), main__ema__updates=held(float(k))) for k in range(1, 6)]
-        train = [one for k, value in enumerate(values) for one in (*all_steps[3 * k : 3 * k + 3], value)]
+        values = [
+            state(k, main__ema__shadow=tensor(float(k)), main__ema__updates=held(float(k)))
+            for k in range(1, 6)
+        ]
+        train = [
+            one for k, value in enumerate(values) for one in (*all_steps[3 * k : 3 * k + 3], value)
+        ]
         train[8:8] = [SAVE]
         resumed = []
         for k, size in ((3, 3.0), (4, later), (5, 5.0)):
             now = state(
-                k - 2, main__ema__shadow=tensor(size), main__ema__updates=held(size if status == "pass" else k - 2.0)
+                k - 2,
+                main__ema__shadow=tensor(size),
+                main__ema__updates=held(size if status == "pass" else k - 2.0),
             )
             resumed += [micro(k - 2, rows=(k,)), step(k - 2), stepped(k - 2), now]
         found = judge(self.rule, of(train, train, resume=run(resumed, resumed, role="resume")))
@@ -210,19 +270,30 @@ class TestRestored:
 
     def test_the_state_was_not_recorded(self) -> None:
         resumed = run([micro(1), step(1), stepped(1)], role="resume")
-        assert judge(self.rule, of([*steps(4)[:6], SAVE, *steps(4)[6:]], resume=resumed)).status == "inconclusive"
+        assert (
+            judge(self.rule, of([*steps(4)[:6], SAVE, *steps(4)[6:]], resume=resumed)).status
+            == "inconclusive"
+        )
 
 
 def two(name: str, a: dict[str, Any], b: dict[str, Any], began: float = 0.0) -> Evidence:
     """Two ranks of which the second begins with a number that is `began` larger."""
-    first = [held(-1.0), held(began - 1.0)] if a["value"] is not None else [tensor(9.0, a["holder"])] * 2
+    first = (
+        [held(-1.0), held(began - 1.0)]
+        if a["value"] is not None
+        else [tensor(9.0, a["holder"])] * 2
+    )
     pairs = zip(first, (a, b), strict=True)
     return of(*[[*steps(), state(1, **{name: old}), state(3, **{name: new})] for old, new in pairs])
 
 
 def running(mean: int) -> list[dict[str, Any]]:
     """Running statistics that differ from the first forward on."""
-    return [*steps(), state(1, model__mean=tensor(mean, "module")), state(3, model__mean=tensor(3.0 * mean, "module"))]
+    return [
+        *steps(),
+        state(1, model__mean=tensor(mean, "module")),
+        state(3, model__mean=tensor(3.0 * mean, "module")),
+    ]
 
 
 test_state_same_on_ranks = judged_as(
@@ -237,10 +308,19 @@ test_state_same_on_ranks = judged_as(
                 "pass",
                 two("model__mean", tensor(1.0, "module"), {**tensor(2.0, "module"), "numel": 32}),
             ),  # a cache for its own samples
-            ("pass", two("main__best", held(1.0), held(2.0), began=1.0)),  # a position differs from the first step on
-            ("fail", two("main__scale", tensor(1.0, "parameter"), tensor(2.0, "parameter"))),  # outside of every model
+            (
+                "pass",
+                two("main__best", held(1.0), held(2.0), began=1.0),
+            ),  # a position differs from the first step on
+            (
+                "fail",
+                two("main__scale", tensor(1.0, "parameter"), tensor(2.0, "parameter")),
+            ),  # outside of every model
             ("pass", two("main__batch", tensor(1.0), tensor(2.0))),
-            ("pass", two("model__routed", tensor(1.0, "module"), tensor(2.0, "module"))),  # of the last call alone
+            (
+                "pass",
+                two("model__routed", tensor(1.0, "module"), tensor(2.0, "module")),
+            ),  # of the last call alone
             ("fail", two("model__average", tensor(1.0, "module"), tensor(2.0, "module"))),
             ("fail", two("model__seen", tensor(1.0, "module"), tensor(2.0, "module"))),
             ("pass", two("main__loss", held(1.0), held(2.0))),
@@ -260,25 +340,49 @@ test_same_model_throughout = judged_as(
     *(
         row("same-model-throughout", status, of(records, records))
         for status, records in (
-            ("fail", [*steps(), state(1), state(2, evaluations=1, in_eval=("",))]),  # eval mode is left on
+            (
+                "fail",
+                [*steps(), state(1), state(2, evaluations=1, in_eval=("",))],
+            ),  # eval mode is left on
             (
                 "pass",
                 [*steps(), state(1, in_eval=("norm",)), state(2, evaluations=1, in_eval=("norm",))],
             ),  # it always is
-            ("fail", [*steps(), step(1, optimizer=1), stepped(1, optimizer=1)]),  # two optimizers hold one parameter
-            ("pass", [micro(1), step(1), step(1, optimizer=1), stepped(1, optimizer=1), stepped(1)]),  # one in another
-            ("fail", [record for k in range(1, 5) for record in (step(k, BOTH, held=["w"]), stepped(k))]),
+            (
+                "fail",
+                [*steps(), step(1, optimizer=1), stepped(1, optimizer=1)],
+            ),  # two optimizers hold one parameter
             (
                 "pass",
-                [record for k in range(1, 5) for record in (step(k, BOTH, held=["wvu"[k // 3]]), stepped(k))],
+                [micro(1), step(1), step(1, optimizer=1), stepped(1, optimizer=1), stepped(1)],
+            ),  # one in another
+            (
+                "fail",
+                [record for k in range(1, 5) for record in (step(k, BOTH, held=["w"]), stepped(k))],
+            ),
+            (
+                "pass",
+                [
+                    record
+                    for k in range(1, 5)
+                    for record in (step(k, BOTH, held=["wvu"[k // 3]]), stepped(k))
+                ],
             ),  # turns
             (
                 "pass",
-                [record for k in range(1, 9) for record in (step(k, BOTH, held=["wv"[k > 2]]), stepped(k))],
+                [
+                    record
+                    for k in range(1, 9)
+                    for record in (step(k, BOTH, held=["wv"[k > 2]]), stepped(k))
+                ],
             ),  # phases
             (
                 "fail",
-                [record for k in range(1, 9) for record in (step(k, BOTH, held=["wv"[k % 2]]), stepped(k))],
+                [
+                    record
+                    for k in range(1, 9)
+                    for record in (step(k, BOTH, held=["wv"[k % 2]]), stepped(k))
+                ],
             ),  # a pair
         )
     )
@@ -311,24 +415,47 @@ def chunked(weight: float) -> list[dict[str, Any]]:
 
 test_the_status = judged_as(
     *(  # a tensor beside the weights: what differs between ranks is data of theirs
-        row("state-same-in-one-process", status, of(averaging(a), averaging(b), single=alone(averaging(1.0))))
+        row(
+            "state-same-in-one-process",
+            status,
+            of(averaging(a), averaging(b), single=alone(averaging(1.0))),
+        )
         for a, b, status in ((1.5, 1.5, "fail"), (1.0, 1.0, "pass"), (1.5, 2.0, "not_applicable"))
     ),
     row(
-        "state-same-in-one-process", "pass", of(averaging(-1.0), averaging(-1.0), single=alone(averaging(1.0)))
+        "state-same-in-one-process",
+        "pass",
+        of(averaging(-1.0), averaging(-1.0), single=alone(averaging(1.0))),
     ),  # a queue
-    row(KEPT, "fail", of(keeping("main.kept['w']", True))),  # weights that are kept under a comparison
+    row(
+        KEPT, "fail", of(keeping("main.kept['w']", True))
+    ),  # weights that are kept under a comparison
     row(KEPT, "pass", of(keeping("main.kept['w']", False))),
     row(KEPT, "not_applicable", of(keeping("main.shards[0]", True))),  # other variables may be live
     row(READ, "fail", of([*steps(), REPLACED], steps())),
     row(READ, "pass", of(steps(), steps())),
     *(  # the sum of micro-batches, and their mean
-        row(MEAN, status, of(*[[micro(1, loss / 2, criteria=entropy(4, loss / 2))] * 2 + [step(1), stepped(1)]] * 2))
+        row(
+            MEAN,
+            status,
+            of(
+                *[[micro(1, loss / 2, criteria=entropy(4, loss / 2))] * 2 + [step(1), stepped(1)]]
+                * 2
+            ),
+        )
         for loss, status in ((2.0, "fail"), (1.0, "pass"))
     ),
     *(  # one cross entropy in chunks of which one has no target, and heads on the same tokens
-        row(MEAN, status, of(*[[micro(1, criteria=chunked(weight), tokens=tokens), step(1), stepped(1)]] * 2))
-        for weight, tokens, status in ((2.0, 16, "fail"), (1.0, 16, "pass"), (1.0, 8, "not_applicable"))
+        row(
+            MEAN,
+            status,
+            of(*[[micro(1, criteria=chunked(weight), tokens=tokens), step(1), stepped(1)]] * 2),
+        )
+        for weight, tokens, status in (
+            (2.0, 16, "fail"),
+            (1.0, 16, "pass"),
+            (1.0, 8, "not_applicable"),
+        )
     ),
     *(
         row("same-samples-every-step", status, of(*[[*loader, *SAME]] * 2))
@@ -369,10 +496,15 @@ WINDOW = {"values": {"main.window.window[0]['w']": tensor(1.0, live=True)}}
 @cases(
     "status, records",
     ("fail", [state(1), {**state(2), **WINDOW}]),
-    ("not_applicable", [{**state(1), **WINDOW}, state(2)]),  # of a list that was made before training
+    (
+        "not_applicable",
+        [{**state(1), **WINDOW}, state(2)],
+    ),  # of a list that was made before training
     ("not_applicable", keeping("main.last['w']", True)[-1:]),  # read where it was assigned
 )
-def test_what_is_appended_while_training_goes_on(status: str, records: list[dict[str, Any]]) -> None:
+def test_what_is_appended_while_training_goes_on(
+    status: str, records: list[dict[str, Any]]
+) -> None:
     evidence = of([*steps(), *records])
     found = judge(KEPT, replace(evidence, sources=Sources({"train.py": PUSHED}, ("train.py",))))
     assert found.status == status
@@ -380,23 +512,33 @@ def test_what_is_appended_while_training_goes_on(status: str, records: list[dict
 
 @cases("mine, status", (2.0, "pass"), (1.0, "pass"), (1.5, "fail"))
 def test_a_sum_over_ranks_that_is_divided_where_it_is_read(mine: float, status: str) -> None:
-    ranks = [[*steps(), state(1), state(2, evaluations=1, main__total=held(v))] for v in (mine, 1.0)]
+    ranks = [
+        [*steps(), state(1), state(2, evaluations=1, main__total=held(v))] for v in (mine, 1.0)
+    ]
     evidence = of(ranks[0], ranks[0], single=alone(ranks[1]))
     pushed = Sources({"train.py": PUSHED}, ("train.py",))
-    assert judge("evaluation-same-in-one-process", replace(evidence, sources=pushed)).status == status
+    assert (
+        judge("evaluation-same-in-one-process", replace(evidence, sources=pushed)).status == status
+    )
 
 
 @cases(
     "theirs, texts, status",
     (2.0, ["best"], "fail"),  # ranks hold other values
     (1.0, ["best"], "pass"),
-    *((2.0, [text], "inconclusive") for text in ("best rank-local", "best across=resume")),  # no other run holds it
+    *(
+        (2.0, [text], "inconclusive") for text in ("best rank-local", "best across=resume")
+    ),  # no other run holds it
     *((1.0, [text], "inconclusive") for text in ("other", "bes")),  # it is nowhere
     (1.0, [], "not_applicable"),
 )
 def test_watched_values(theirs: float, texts: list[str], status: str) -> None:
-    ranks = [[*steps(), {**state(1), "values": {"watch best": held(v, "watch")}}] for v in (1.0, theirs)]
-    assert judge("watched-values-agree", of(*ranks, watch=tuple(map(watched, texts)))).status == status
+    ranks = [
+        [*steps(), {**state(1), "values": {"watch best": held(v, "watch")}}] for v in (1.0, theirs)
+    ]
+    assert (
+        judge("watched-values-agree", of(*ranks, watch=tuple(map(watched, texts)))).status == status
+    )
 
 
 TIMER = """
@@ -416,22 +558,32 @@ class Metrics:
 @cases("value, status", ("lasted", "pass"), ("loss", "fail"))
 def test_a_timer_is_no_state(value: str, status: str) -> None:
     first = state(1, main__metrics__seconds=held(0.1, "object"))
-    ranks = [[*steps(), first, state(2, main__metrics__seconds=held(v, "object"))] for v in (0.5, 0.3)]
+    ranks = [
+        [*steps(), first, state(2, main__metrics__seconds=held(v, "object"))] for v in (0.5, 0.3)
+    ]
     sources = Sources({"train.py": TIMER.replace("{value}", value)}, ("train.py",))
     assert judge("state-same-on-ranks", replace(of(*ranks), sources=sources)).status == status
 
 
 def test_a_training_loss_is_no_evaluation() -> None:
-    records = [*steps(), state(1), state(2, evaluations=1, main__loss=held(1.0), train_step__loss=held(1.0))]
+    records = [
+        *steps(),
+        state(1),
+        state(2, evaluations=1, main__loss=held(1.0), train_step__loss=held(1.0)),
+    ]
     assert evaluated(run(records), SOURCES) == set()
     assert judge("evaluation-same-in-one-process", of(steps(), steps())).status == "not_applicable"
 
 
 @cases("mine, status, measured", (1.5, "fail", 1 / 3), (1.0, "pass", None))
 def test_another_value_in_one_process(mine: float, status: str, measured: float | None) -> None:
-    ranks = [[*steps(), state(1), state(2, evaluations=1, main__value=held(v))] for v in (mine, 1.0)]
+    ranks = [
+        [*steps(), state(1), state(2, evaluations=1, main__value=held(v))] for v in (mine, 1.0)
+    ]
     found = judge("evaluation-same-in-one-process", of(ranks[0], ranks[0], single=alone(ranks[1])))
-    assert found.status == status and (measured is None or found.measured == pytest.approx(measured))
+    assert found.status == status and (
+        measured is None or found.measured == pytest.approx(measured)
+    )
 
 
 @cases("losses, samples", ((1.0, 1.0), 4), ((1.0, 2.0), 2))
@@ -441,7 +593,9 @@ def test_a_whole_graph_on_every_rank_counts_once(losses: tuple[float, float], sa
 
 
 @cases("rows, same", ((1, 2), True), ((1, 1, 2, 2), True), ((1, 2, 2, 2), False))
-def test_what_every_rank_is_given_is_one_graph_or_a_part_of_each_group(rows: tuple[int, ...], same: bool) -> None:
+def test_what_every_rank_is_given_is_one_graph_or_a_part_of_each_group(
+    rows: tuple[int, ...], same: bool
+) -> None:
     ranks = [[*steps(0), micro(1, loss, rows=(1, 2)), step(), stepped()] for loss in (1.0, 2.0)]
     single = run([*steps(0), micro(rows=rows), step(), stepped()], role="single")
     assert run(*ranks).same_batch(1, single) is same

@@ -7,7 +7,20 @@ import torch
 from test_laws import of, state, steps, tensor
 from torch import nn
 
-from records import LINE, Recorder, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped
+from records import (
+    LINE,
+    Recorder,
+    cases,
+    judge,
+    judged_as,
+    micro,
+    model,
+    parameter,
+    row,
+    run,
+    step,
+    stepped,
+)
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import _confirmed, _with_consequences
@@ -20,7 +33,11 @@ from verified_fsdp2.verifier.trace.events import OntoItself, Place, PutBack
 def coarse(*lost: float | None) -> list[dict[str, Any]]:
     """An average of 16 bits, whose changes left these shares of its elements as they were."""
     changes = [state(k, main__mean=tensor(float(k), lost=share)) for k, share in enumerate(lost, 1)]
-    return [one for k, change in enumerate(changes, 1) for one in (change, micro(k), step(k), stepped(k))]
+    return [
+        one
+        for k, change in enumerate(changes, 1)
+        for one in (change, micro(k), step(k), stepped(k))
+    ]
 
 
 LOW = "average-in-low-precision"
@@ -36,7 +53,9 @@ def sketch(size: float) -> list[float]:
     return [size * size, size, 0.0, 0.0, 0.0]
 
 
-def followed(buffer_of_the_average: float, held: tuple[str, ...] = ("w",), text: str = "") -> Evidence:
+def followed(
+    buffer_of_the_average: float, held: tuple[str, ...] = ("w",), text: str = ""
+) -> Evidence:
     """A root and one whose weights follow; the buffer of the first one moves."""
     buffer = {"name": "mean", "shape": [4], "unset": 0}
     roots = [
@@ -47,9 +66,14 @@ def followed(buffer_of_the_average: float, held: tuple[str, ...] = ("w",), text:
     for k in range(1, 4):
         mine = tensor(1.0 + (k - 1) * buffer_of_the_average, "module")
         records += [state(k, model__mean=tensor(float(k), "module"), model1__mean=mine), micro(k)]
-        records += [step(k, weights={"w": sketch(k), "model1.w": sketch(2.0 * k)}, held=list(held)), stepped(k)]
+        records += [
+            step(k, weights={"w": sketch(k), "model1.w": sketch(2.0 * k)}, held=list(held)),
+            stepped(k),
+        ]
     made = run(records, records)
-    return Evidence(train=made, full_precision=made, sources=Sources({"train.py": text}, ("train.py",)))
+    return Evidence(
+        train=made, full_precision=made, sources=Sources({"train.py": text}, ("train.py",))
+    )
 
 
 AVERAGE = "average-without-buffers"
@@ -57,7 +81,9 @@ test_buffers_of_an_average = judged_as(
     row(AVERAGE, "fail", followed(0.0), names=("model1.mean",)),
     row(AVERAGE, "pass", followed(1.0)),
     row(AVERAGE, "pass", followed(0.0, text="update_bn(loader, average)")),
-    row(AVERAGE, "not_applicable", followed(0.0, held=("w", "model1.w"))),  # a second model that is trained
+    row(
+        AVERAGE, "not_applicable", followed(0.0, held=("w", "model1.w"))
+    ),  # a second model that is trained
 )
 
 
@@ -66,9 +92,14 @@ def frozen(*bases: float, lora: float = 0.0) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for k, base in enumerate(bases, 1):
         last, beside = bases[max(k - 2, 0)], 1.0 * k
-        begins = {"l.base.weight": sketch(base), "l.up": sketch(beside + (lora if base != last else 0.0))}
+        begins = {
+            "l.base.weight": sketch(base),
+            "l.up": sketch(beside + (lora if base != last else 0.0)),
+        }
         records += [micro(k), step(k, weights=begins, held=["l.up"])]
-        records += [stepped(k, weights={"l.base.weight": sketch(base), "l.up": sketch(beside + 1.0)})]
+        records += [
+            stepped(k, weights={"l.base.weight": sketch(base), "l.up": sketch(beside + 1.0)})
+        ]
     return records
 
 
@@ -82,7 +113,11 @@ test_frozen_weights = judged_as(
 
 test_constant_buffers = judged_as(
     *(
-        row("state-same-on-ranks", status, *([state(1, **{name: tensor(x, "module")}), *steps()] for x in (1.0, other)))
+        row(
+            "state-same-on-ranks",
+            status,
+            *([state(1, **{name: tensor(x, "module")}), *steps()] for x in (1.0, other)),
+        )
         for status, name, other in (
             ("fail", "model__scaler", 2.0),
             ("pass", "model__scaler", 1.0),
@@ -94,17 +129,28 @@ test_constant_buffers = judged_as(
 
 @cases(
     "began, held, status",
-    ((1.0, 2.0), "model__table__sums", "pass"),  # each rank has its part of the table, and sums beside it
+    (
+        (1.0, 2.0),
+        "model__table__sums",
+        "pass",
+    ),  # each rank has its part of the table, and sums beside it
     ((1.0, 2.0), "model__other__sums", "fail"),
     ((1.0, 1.0), "model__table__sums", "fail"),
 )
-def test_a_table_cut_by_the_script_carries_sums_of_its_part(began: tuple[float, ...], held: str, status: str) -> None:
+def test_a_table_cut_by_the_script_carries_sums_of_its_part(
+    began: tuple[float, ...], held: str, status: str
+) -> None:
     def rank(begins: float, sums: float) -> list[Any]:
         table = parameter("table.w", managed=False, sharded=False, sketch=sketch(begins))
         before, after = (state(k, **{held: tensor(k * sums, "module")}) for k in (1, 2))
         return [model(parameter(), table), before, *steps(2), after]
 
-    assert judge("state-same-on-ranks", of(*(rank(x, float(k)) for k, x in enumerate(began, 1)))).status == status
+    assert (
+        judge(
+            "state-same-on-ranks", of(*(rank(x, float(k)) for k, x in enumerate(began, 1)))
+        ).status
+        == status
+    )
 
 
 @cases(
@@ -112,19 +158,35 @@ def test_a_table_cut_by_the_script_carries_sums_of_its_part(began: tuple[float, 
     ((1.0, 2.0), (5, 6), "fail"),
     ((1.0, 2.0), (3, 4), "pass"),
     ((1.0, 1.0), (5, 6), "pass"),
-    ((1.0, 2.0), (7, 8), "pass"),  # what a model makes has another hash for its rounding, and the same loss
+    (
+        (1.0, 2.0),
+        (7, 8),
+        "pass",
+    ),  # what a model makes has another hash for its rounding, and the same loss
 )
-def test_a_table_that_draws_the_samples(tables: tuple[float, float], alone_then: tuple[int, ...], status: str) -> None:
+def test_a_table_that_draws_the_samples(
+    tables: tuple[float, float], alone_then: tuple[int, ...], status: str
+) -> None:
     def trained(table: float, first: tuple[int, ...], then: tuple[int, ...]) -> list[Any]:
-        tables = [state(number, main__miner__table=tensor(x, "object")) for number, x in ((1, 0.0), (2, table))]
+        tables = [
+            state(number, main__miner__table=tensor(x, "object"))
+            for number, x in ((1, 0.0), (2, table))
+        ]
         made = [
-            [micro(number, 2.0 if rows == (5, 6) else 1.0, rows=rows), step(number), stepped(number)]
+            [
+                micro(number, 2.0 if rows == (5, 6) else 1.0, rows=rows),
+                step(number),
+                stepped(number),
+            ]
             for number, rows in ((1, first), (2, then))
         ]
         return [*steps(0), tables[0], *made[0], tables[1], *made[1]]
 
     ranks = [trained(table, (number,), (number + 2,)) for number, table in enumerate(tables, 1)]
-    found = judge("state-same-on-ranks", of(*ranks, single=run(trained(1.0, (1, 2), alone_then), role="single")))
+    found = judge(
+        "state-same-on-ranks",
+        of(*ranks, single=run(trained(1.0, (1, 2), alone_then), role="single")),
+    )
     assert (found.status, found.suspicion) == (status, status == "fail")
 
 
@@ -135,15 +197,28 @@ def test_a_table_that_draws_the_samples(tables: tuple[float, float], alone_then:
     (1.0, 1.7, (1, 2), "pass"),
     (1.0, 1.0, (8, 9), "pass"),  # the same samples, padded otherwise: all numbers agree
 )
-def test_a_statistic_of_the_data(mine: float, theirs: float, rows: tuple[int, ...], status: str) -> None:
+def test_a_statistic_of_the_data(
+    mine: float, theirs: float, rows: tuple[int, ...], status: str
+) -> None:
     def trained(value: float, rows: tuple[int, ...]) -> list[Any]:
-        begins = state(1, main__scaler__std=tensor(value, "object"), model__mean=tensor(1.0, "module"))
-        later = [state(2, model__mean=tensor(2.0, "module")), micro(2, rows=(7,)), step(2), stepped(2)]
+        begins = state(
+            1, main__scaler__std=tensor(value, "object"), model__mean=tensor(1.0, "module")
+        )
+        later = [
+            state(2, model__mean=tensor(2.0, "module")),
+            micro(2, rows=(7,)),
+            step(2),
+            stepped(2),
+        ]
         made = step(1, {"w": [1.0, 0.1 if rows == (5, 6) else 0.5, 0.0, 0.0, 0.0]})
         return [*steps(0), begins, micro(1, rows=rows), made, stepped(1), *later]
 
-    single = run([{"kind": "model", "starting_point": "loaded"}, *trained(theirs, rows)], role="single")
-    found = judge("state-same-in-one-process", of(trained(mine, (1,)), trained(mine, (2,)), single=single))
+    single = run(
+        [{"kind": "model", "starting_point": "loaded"}, *trained(theirs, rows)], role="single"
+    )
+    found = judge(
+        "state-same-in-one-process", of(trained(mine, (1,)), trained(mine, (2,)), single=single)
+    )
     assert found.status == status
 
 
@@ -151,7 +226,14 @@ def test_a_statistic_of_the_data(mine: float, theirs: float, rows: tuple[int, ..
 def test_noise_that_all_ranks_draw_alike(digests: tuple[int, int], rows: int, status: str) -> None:
     def drawn(digest: int, rows: int) -> list[Any]:
         draws = [
-            {"kind": "drawn", "step": k, "function": "randn", "shape": [rows, 3], "digest": k * digest} for k in (2, 3)
+            {
+                "kind": "drawn",
+                "step": k,
+                "function": "randn",
+                "shape": [rows, 3],
+                "digest": k * digest,
+            }
+            for k in (2, 3)
         ]
         return [*steps(), *draws]
 
@@ -165,16 +247,22 @@ def test_noise_that_all_ranks_draw_alike(digests: tuple[int, int], rows: int, st
 def test_what_is_put_back_from_its_own_memory() -> None:
     records = [*steps(), {"kind": "put_back", "step": 2, "name": "w", "over": LINE}]
     found = judge("snapshot-is-a-copy", of(records, records))
-    assert found.status == "fail" and "their own memory" in found.evidence and found.location == LINE
+    assert (
+        found.status == "fail" and "their own memory" in found.evidence and found.location == LINE
+    )
 
 
 def test_an_average_of_the_weights_with_themselves() -> None:
-    records = [*steps(), {"kind": "onto_itself", "step": 2, "name": "w", "op": "lerp_", "at_line": LINE}]
+    records = [
+        *steps(),
+        {"kind": "onto_itself", "step": 2, "name": "w", "op": "lerp_", "at_line": LINE},
+    ]
     found = judge("snapshot-is-a-copy", of(records, records))
     assert found.status == "fail" and "with themselves" in found.evidence and found.location == LINE
     records[-1]["op"] = "copy_"
     assert (
-        "puts 1 parameter (w) back from their own memory" in judge("snapshot-is-a-copy", of(records, records)).evidence
+        "puts 1 parameter (w) back from their own memory"
+        in judge("snapshot-is-a-copy", of(records, records)).evidence
     )
 
 
@@ -202,7 +290,9 @@ class Session(Recorder):
     (False, False, False, 0),  # nothing ran with the other weights
     (False, True, True, 0),
 )
-def test_the_probe_sees_weights_that_are_replaced(copied: bool, tried: bool, stepped: bool, found: int) -> None:
+def test_the_probe_sees_weights_that_are_replaced(
+    copied: bool, tried: bool, stepped: bool, found: int
+) -> None:
     module = nn.Linear(3, 2)
     session = Session(module)
     swaps = Swaps(session)  # type: ignore[arg-type]
@@ -255,7 +345,9 @@ def test_the_probe_sees_an_average_in_the_memory_of_the_weights(
     (True, True, 2, 0),  # the best of several models is copied to all of them
     (False, False, 2, 0),
 )
-def test_the_probe_sees_weights_put_back_from_their_own_memory(own: bool, other: bool, steps: int, found: int) -> None:
+def test_the_probe_sees_weights_put_back_from_their_own_memory(
+    own: bool, other: bool, steps: int, found: int
+) -> None:
     modules = [nn.Linear(3, 2) for _ in range(2)]
     session = Session(nn.ModuleList(modules))
     swaps = Swaps(session)  # type: ignore[arg-type]
@@ -267,9 +359,9 @@ def test_the_probe_sees_weights_put_back_from_their_own_memory(own: bool, other:
             for module in modules[: 1 + other]:
                 for param, value in zip(module.parameters(), kept, strict=True):
                     swaps.copy(param, value)
-    assert [(type(event), event.op) for event in session.events if isinstance(event, OntoItself)] == [
-        (OntoItself, "copy_")
-    ] * found
+    assert [
+        (type(event), event.op) for event in session.events if isinstance(event, OntoItself)
+    ] == [(OntoItself, "copy_")] * found
 
 
 @cases(
@@ -280,7 +372,9 @@ def test_the_probe_sees_weights_put_back_from_their_own_memory(own: bool, other:
     (Finding("matches-ddp", "fail", "x"), "fail"),
 )
 def test_a_suspicion_needs_another_failure(beside: Finding, status: str) -> None:
-    found, _ = _confirmed([Finding("state-same-on-ranks", "fail", "other values", suspicion=True), beside])
+    found, _ = _confirmed(
+        [Finding("state-same-on-ranks", "fail", "other values", suspicion=True), beside]
+    )
     assert found.status == status
     assert ("decide it by the code" in found.evidence) == (status == "inconclusive")
 
@@ -298,7 +392,10 @@ def test_what_another_rule_explains_is_its_consequence() -> None:
 
 def test_what_a_resume_loses_explains_nothing_that_runs_without_one_show() -> None:
     names = ["state-restored", "resume-is-exact", "matches-ddp", "evaluation-same-in-one-process"]
-    for cause, follows in (([], [False, True, False, False]), (["optim-before-shard"], [False, True, True, True])):
+    for cause, follows in (
+        ([], [False, True, False, False]),
+        (["optim-before-shard"], [False, True, True, True]),
+    ):
         found = _with_consequences([Finding(name, "fail", "x") for name in (*names, *cause)])
         assert [finding.consequence for finding in found[:4]] == follows
 

@@ -50,12 +50,19 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @cases("asked, kind, recorded", ({"fsdp_plugin": object()}, "gpu", ["adapted"]), ({}, "cpu", []))
 def test_accelerate_sees_accelerators_where_fsdp_is_asked_for(
-    state: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object], kind: str, recorded: list[str]
+    state: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, object],
+    kind: str,
+    recorded: list[str],
 ) -> None:
     module, recorder = state
     monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
     module.AcceleratorState("bf16", True, **asked)
-    assert (module.AcceleratorState._shared_state["distributed_type"], [e.kind for e in recorder.events]) == (
+    assert (
+        module.AcceleratorState._shared_state["distributed_type"],
+        [e.kind for e in recorder.events],
+    ) == (
         kind,
         recorded,
     )
@@ -65,7 +72,9 @@ def test_the_finding_says_which_call_kept_ddp_out() -> None:
     rank = [model(), micro(loss=1.0), step(), stepped()]
     runs = {role: run(rank, rank, role=role) for role in ("train", "reference", "perturbed")}
     reason = "rank 0 raised AttributeError: 'Tensor' object has no attribute 'device_mesh'"
-    found = MatchesDdp().judge(Evidence(**runs, full_precision=runs["train"], missing={"ddp": reason}))
+    found = MatchesDdp().judge(
+        Evidence(**runs, full_precision=runs["train"], missing={"ddp": reason})
+    )
     assert reason in found.evidence
 
 
@@ -82,13 +91,20 @@ def test_every_row_has_its_script_and_its_environments() -> None:
 
 def test_the_committed_results_hold_every_row_as_expected() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "libraries.json").read_text())
-    rows = {row["name"]: row for row in yaml.safe_load((ROOT / "tests" / "libraries" / "rows.yaml").read_text())}
+    rows = {
+        row["name"]: row
+        for row in yaml.safe_load((ROOT / "tests" / "libraries" / "rows.yaml").read_text())
+    }
     assert {result["name"] for result in results} == set(rows)
     for result in results:
         expected = rows[result["name"]]["rule"]
-        assert result["found"]["rule"] in (expected if isinstance(expected, list) else [expected]), result["name"]
+        assert result["found"]["rule"] in (
+            expected if isinstance(expected, list) else [expected]
+        ), result["name"]
         assert result["found"]["evidence"], result["name"]
         assert result["fixed"]["rule"] is None, result["name"]
         assert result["found"]["versions"]["torch"], result["name"]
-        beside = {result["found"]["statuses"][rule] for rule in rows[result["name"]].get("beside", ())}
+        beside = {
+            result["found"]["statuses"][rule] for rule in rows[result["name"]].get("beside", ())
+        }
         assert beside <= {"fail"}, result["name"]

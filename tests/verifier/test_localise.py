@@ -8,7 +8,11 @@ import pytest
 
 from records import DIRECTION, LINE, NAMES, cases, end, judge, micro, model, run, trained, wrap
 from verified_fsdp2.verifier.analysis.comparison import CANCELLED, FLOOR, MEASURES, compare, limits
-from verified_fsdp2.verifier.analysis.gradient_scale_causes import DIVIDED_TWICE, NOT_DIVIDED, readings
+from verified_fsdp2.verifier.analysis.gradient_scale_causes import (
+    DIVIDED_TWICE,
+    NOT_DIVIDED,
+    readings,
+)
 from verified_fsdp2.verifier.analysis.localise import meaning, part, where
 from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
@@ -36,7 +40,11 @@ def test_ranks_that_share_their_samples_do_not_divide(factor: float) -> None:
 def test_a_factor_on_every_gradient(factor: float, causes: set[str]) -> None:
     mine, oracle = trained(2, factor, micros=3), trained(2)
     parting = part(mine, oracle, ALLOWED)
-    assert (parting.stage, parting.factor, parting.parameters) == ("gradient", pytest.approx(factor), NAMES)
+    assert (parting.stage, parting.factor, parting.parameters) == (
+        "gradient",
+        pytest.approx(factor),
+        NAMES,
+    )
     assert {reading.cause for reading in readings(factor, mine)} == causes
     assert f"{factor:.4g} x" in said(mine, oracle)
 
@@ -49,7 +57,11 @@ def test_a_factor_on_one_module_and_factors_that_differ() -> None:
     words = ("2 of 5 parameters", "all under blocks.1", "first blocks.1.up.weight")
     assert all(text in where(parting) for text in words)
     parting = part(trained(2, {"embed.weight": 2.0, "head.weight": 3.0}), trained(2), ALLOWED)
-    assert (parting.factor, parting.parameters, parting.module) == (None, ("embed.weight", "head.weight"), "")
+    assert (parting.factor, parting.parameters, parting.module) == (
+        None,
+        ("embed.weight", "head.weight"),
+        "",
+    )
 
 
 STAGES: list[tuple[dict[str, Any], str, int, float | None]] = [
@@ -62,7 +74,9 @@ STAGES: list[tuple[dict[str, Any], str, int, float | None]] = [
 
 
 @pytest.mark.parametrize(("changed", "stage", "step", "factor"), STAGES)
-def test_the_first_stage_that_differs(changed: dict[str, Any], stage: str, step: int, factor: float | None) -> None:
+def test_the_first_stage_that_differs(
+    changed: dict[str, Any], stage: str, step: int, factor: float | None
+) -> None:
     parting = part(trained(2, **changed), trained(2), ALLOWED)
     assert (parting.stage, parting.step, parting.factor) == (stage, step, factor)
     if "moves" in changed:
@@ -72,7 +86,10 @@ def test_the_first_stage_that_differs(changed: dict[str, Any], stage: str, step:
 def test_every_stage_and_the_other_oracle_have_a_message_of_their_own() -> None:
     assert len({said(trained(2, **changed), trained(2)) for changed, *_ in STAGES}) == len(STAGES)
     mine, oracle = trained(2, 1.1), trained(1)
-    assert len({said(mine, oracle, "one process", other) for other in ("agrees", "differs", None)}) == 3
+    assert (
+        len({said(mine, oracle, "one process", other) for other in ("agrees", "differs", None)})
+        == 3
+    )
     assert len({said(mine, trained(2), "DDP", other) for other in ("differs", None)}) == 2
 
 
@@ -80,19 +97,25 @@ def test_what_only_the_division_over_ranks_changes() -> None:
     def known(mine: Run, oracle: Run) -> str:
         return meaning(part(mine, oracle, ALLOWED), mine, "one process", "agrees", oracle, ALLOWED)
 
-    assert "1/sqrt(2): the squared norm counts each gradient 2 times" in known(trained(2, at_step=0.5**0.5), trained(1))
+    assert "1/sqrt(2): the squared norm counts each gradient 2 times" in known(
+        trained(2, at_step=0.5**0.5), trained(1)
+    )
     assert "depends on the number of ranks" in known(trained(2, at_step=0.9), trained(1))
     other = {"embed.weight": 2.0, "head.weight": 3.0}  # no one factor
     assert "must pass gradients back" in known(trained(2, other), trained(1))
     by_loss = (trained(2, other, losses=(loss, 2.0, 1.0)).traces for loss in (3.0, 5.0))
-    ranks = replace(trained(2, other), traces=tuple(traces[rank] for rank, traces in enumerate(by_loss)))
+    ranks = replace(
+        trained(2, other), traces=tuple(traces[rank] for rank, traces in enumerate(by_loss))
+    )
     text = known(ranks, trained(1, losses=(3.5, 2.0, 1.0)))
     assert "3.5, between the 3 and 5 of the ranks" in text and "75% to 25%" in text
     assert "count of its own" not in known(ranks, trained(1, losses=(6.0, 2.0, 1.0)))
 
 
 def coefficient(*values: float) -> list[dict[str, Any]]:
-    return [{"main.coef": {"holder": "object", "value": value, "dtype": "float"}} for value in values]
+    return [
+        {"main.coef": {"holder": "object", "value": value, "dtype": "float"}} for value in values
+    ]
 
 
 @cases(
@@ -102,15 +125,25 @@ def coefficient(*values: float) -> list[dict[str, Any]]:
         {"states": coefficient(1, 2, 2)},
         "step 2 begins with other state than in one process: `main.coef` = 1 instead of 2",
     ),
-    ({"between": ({}, {"head.weight": 0.1}, {})}, {}, "code between it and step 2 changes head.weight"),
-    ({"states": coefficient(1, 1, 1)}, {"states": coefficient(1, 1, 1)}, "state carried between steps"),
+    (
+        {"between": ({}, {"head.weight": 0.1}, {})},
+        {},
+        "code between it and step 2 changes head.weight",
+    ),
+    (
+        {"states": coefficient(1, 1, 1)},
+        {"states": coefficient(1, 1, 1)},
+        "state carried between steps",
+    ),
     (
         {"states": coefficient(1, 1, 1)},
         {"states": coefficient(2, 2, 2)},
         "state carried between steps",
     ),  # from the beginning
 )
-def test_what_was_otherwise_before_two_runs_part(mine: dict[str, Any], oracle: dict[str, Any], words: str) -> None:
+def test_what_was_otherwise_before_two_runs_part(
+    mine: dict[str, Any], oracle: dict[str, Any], words: str
+) -> None:
     one, other = trained(2, moves=({}, {}, {"head.weight": 0.05}), **mine), trained(1, **oracle)
     assert words in meaning(part(one, other, ALLOWED), one, "one process", "agrees", other, ALLOWED)
     found = judge("matches-single-process", one, single=other)
@@ -139,23 +172,38 @@ def test_a_reference_that_fails_is_inconclusive_and_the_other_oracle_decides() -
     assert found.status == "not_applicable"
     assert "TypeError: no mesh" in found.evidence and "model.weight.device_mesh" in found.evidence
     # Two ranks' losses are averaged, so one process has the same.
-    assert judge("matches-single-process", trained(2), reference=broken, single=trained(1)).status == "pass"
+    assert (
+        judge("matches-single-process", trained(2), reference=broken, single=trained(1)).status
+        == "pass"
+    )
 
 
 def test_the_noise_of_one_process_is_the_measure_where_there_is_no_reference() -> None:
     noisy = trained(1, losses=(3.0, 2.0, 1.001))
     single = trained(1)
     allowed = limits(Evidence(reference=None, single=single, perturbed=noisy), "matches-ddp")
-    assert allowed.allowed["loss"] == pytest.approx(16 * 0.001 / 3.0 + FLOOR)  # on the scale of the largest loss
-    assert limits(Evidence(reference=trained(2), single=single, perturbed=noisy), "matches-ddp") == allowed
+    assert allowed.allowed["loss"] == pytest.approx(
+        16 * 0.001 / 3.0 + FLOOR
+    )  # on the scale of the largest loss
+    assert (
+        limits(Evidence(reference=trained(2), single=single, perturbed=noisy), "matches-ddp")
+        == allowed
+    )
     assert limits(Evidence(single=single), "matches-ddp").allowed["loss"] == FLOOR
 
 
 def test_a_team_may_widen_the_limits_of_one_rule() -> None:
     evidence = Evidence(single=trained(1), tolerances={"matches-ddp": Widening(2.5, "a reason")})
-    assert set(limits(evidence, "matches-ddp").allowed.values()) == {2.5 * FLOOR, 2.5 * CANCELLED * FLOOR}
-    assert limits(evidence, "matches-single-process") == limits(Evidence(single=trained(1)), "matches-ddp")
-    measured = compare(trained(2, at_step=1.1), trained(2))  # what the optimizer finds is compared too
+    assert set(limits(evidence, "matches-ddp").allowed.values()) == {
+        2.5 * FLOOR,
+        2.5 * CANCELLED * FLOOR,
+    }
+    assert limits(evidence, "matches-single-process") == limits(
+        Evidence(single=trained(1)), "matches-ddp"
+    )
+    measured = compare(
+        trained(2, at_step=1.1), trained(2)
+    )  # what the optimizer finds is compared too
     change = 0.1 * math.sqrt(3 * sum(x * x for x in DIRECTION) / 4) / 2.0
     assert measured.measures["first gradient"] == 0.0
     assert measured.measures["gradient at the step"] == pytest.approx(change)

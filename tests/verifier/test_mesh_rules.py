@@ -10,8 +10,16 @@ GRID = [0, 1, 2, 3]
 
 
 def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[str, Any]) -> Records:
-    entry = parameter("w", copy, placements=["R", "S(0)"], mesh=[2, 1], sketch=[1.0, start, 0.0, 0.0, 0.0])
-    return [model(entry), *records, micro(), step(), stepped(weights={"w": [1.0, after, 0.0, 0.0, 0.0]})]
+    entry = parameter(
+        "w", copy, placements=["R", "S(0)"], mesh=[2, 1], sketch=[1.0, start, 0.0, 0.0, 0.0]
+    )
+    return [
+        model(entry),
+        *records,
+        micro(),
+        step(),
+        stepped(weights={"w": [1.0, after, 0.0, 0.0, 0.0]}),
+    ]
 
 
 HELD = {"kind": "partial", "groups": ["layer"], "step": 1}
@@ -45,12 +53,22 @@ def test_weights_that_are_set_on_shards(alone: float, status: str) -> None:
     """Before that they may be whatever was in memory (`torch.empty`)."""
 
     def rank(number: int) -> Records:
-        before = {"kind": "shard", "parameters": [{"name": "w", "cls": "M", "sketch": [3.0 + number] * 5}]}
-        entry = parameter("w", placements=["S(0)"], mesh=[2], sketch=[0.5, float(number), 0.0, 0.0, 0.0])
+        before = {
+            "kind": "shard",
+            "parameters": [{"name": "w", "cls": "M", "sketch": [3.0 + number] * 5}],
+        }
+        entry = parameter(
+            "w", placements=["S(0)"], mesh=[2], sketch=[0.5, float(number), 0.0, 0.0, 0.0]
+        )
         return [before, model(entry), micro(), step(), stepped()]
 
-    single = run([model(parameter("w", sketch=[1.0, alone, 0.0, 0.0, 0.0])), micro(), step(), stepped()], role="single")
-    assert judge("rank-dependent-init-no-broadcast", rank(0), rank(1), single=single).status == status
+    single = run(
+        [model(parameter("w", sketch=[1.0, alone, 0.0, 0.0, 0.0])), micro(), step(), stepped()],
+        role="single",
+    )
+    assert (
+        judge("rank-dependent-init-no-broadcast", rank(0), rank(1), single=single).status == status
+    )
 
 
 test_names_against_positions = judged_as(
@@ -71,17 +89,33 @@ test_names_against_positions = judged_as(
             ("not_applicable", (), (2, 2)),
         )
     ),
-    row(ARGUMENT, "not_applicable", *[[wrap(GRID, ("dp", "tp"), (2, 2), explicit_dims=True), model()]] * 4),
+    row(
+        ARGUMENT,
+        "not_applicable",
+        *[[wrap(GRID, ("dp", "tp"), (2, 2), explicit_dims=True), model()]] * 4,
+    ),
     row(ARGUMENT, "inconclusive", *[[wrap(GRID)]] * 4),  # no forward
     row(ARGUMENT, "fail", *[[wrap(GRID, ("dp", "tp"), (2, 2))]] * 4),
 )
 
 
-def grid(*rows: tuple[int, ...], placements: tuple[str, ...] = ("_S(0, 2)", "S(0)")) -> list[Records]:
-    entry = parameter("w", placements=list(placements), mesh=[2, 2], mesh_names=["dp", "tp"], ranks=GRID)
+def grid(
+    *rows: tuple[int, ...], placements: tuple[str, ...] = ("_S(0, 2)", "S(0)")
+) -> list[Records]:
+    entry = parameter(
+        "w", placements=list(placements), mesh=[2, 2], mesh_names=["dp", "tp"], ranks=GRID
+    )
     out = []
     for rank, own in enumerate(rows):
-        out.append([wrap([rank % 2, rank % 2 + 2], ("dp",)), model(entry), micro(rows=own), step(), stepped()])
+        out.append(
+            [
+                wrap([rank % 2, rank % 2 + 2], ("dp",)),
+                model(entry),
+                micro(rows=own),
+                step(),
+                stepped(),
+            ]
+        )
     return out
 
 
@@ -90,7 +124,9 @@ test_one_tensor_parallel_group_one_batch = judged_as(
     row(MESH, "pass", *grid((1,), (1,), (2,), (2,))),
     row(MESH, "fail", *APART),
     row(MESH, "fail", *grid((1,), (2,), (1,), (2,))),
-    row(MESH, "not_applicable", *grid((1,), (2,), (3,), (4,), placements=("S(0)", "R"))),  # no tensor-parallel group
+    row(
+        MESH, "not_applicable", *grid((1,), (2,), (3,), (4,), placements=("S(0)", "R"))
+    ),  # no tensor-parallel group
     row(MESH, "inconclusive", *[[{"kind": "sharded_input"}, *records] for records in APART]),
 )
 
@@ -102,11 +138,19 @@ def test_a_row_of_a_tensor_parallel_group_counts_once() -> None:
     assert seen.objective(1) == 1.0
 
 
-def context(*rows: tuple[int, ...], losses: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0), dim: str = "cp") -> list[Records]:
+def context(
+    *rows: tuple[int, ...], losses: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0), dim: str = "cp"
+) -> list[Records]:
     """Four ranks of a mesh of 2 x 2, over all of which the weights are sharded."""
-    made = {"kind": "named_mesh", "mesh": {"shape": [2, 2], "names": ["dp_shard", dim], "ranks": GRID}}
+    made = {
+        "kind": "named_mesh",
+        "mesh": {"shape": [2, 2], "names": ["dp_shard", dim], "ranks": GRID},
+    }
     one = [made, wrap(GRID, ("dp_shard_cp",)), model(parameter("w", mesh=[4], ranks=GRID))]
-    return [[*one, micro(loss=loss, rows=own), step(), stepped()] for own, loss in zip(rows, losses, strict=True)]
+    return [
+        [*one, micro(loss=loss, rows=own), step(), stepped()]
+        for own, loss in zip(rows, losses, strict=True)
+    ]
 
 
 PAIRS = context((1, 5), (1, 5), (2, 3), (2, 3))
@@ -115,7 +159,11 @@ WHOLE = run([model(), micro(rows=(1, 2, 3, 5)), step(), stepped()], role="single
 
 def test_a_sample_of_a_context_parallel_group_counts_once() -> None:
     seen = run(*PAIRS)
-    assert (seen.data_ranks, seen.sequence_groups, seen.sample_ranks) == (GRID, [[0, 1], [2, 3]], [0, 2])
+    assert (seen.data_ranks, seen.sequence_groups, seen.sample_ranks) == (
+        GRID,
+        [[0, 1], [2, 3]],
+        [0, 2],
+    )
     assert seen.global_batch(1) == {1: 1, 5: 1, 2: 1, 3: 1}
     assert seen.objective(1) == 2.5
     no_target = run(*context((1, 5), (1, 5), (2, 3), (2, 3), losses=(1.0, 0.0, 3.0, 4.0)))
@@ -133,7 +181,11 @@ def test_ranks_are_of_one_context_by_the_name_of_the_dim_and_their_samples() -> 
     (MESH, context((1,), (2,), (3,), (5,)), "fail"),  # whole samples, as one process takes them
     (MESH, context((11,), (12,), (13,), (14,)), "not_applicable"),  # parts that the script has cut
     ("same-data-on-every-rank", PAIRS, "pass"),
-    ("same-data-on-every-rank", context((1,), (1,), (1,), (1,), losses=(1.0, 2.0, 1.0, 2.0)), "fail"),
+    (
+        "same-data-on-every-rank",
+        context((1,), (1,), (1,), (1,), losses=(1.0, 2.0, 1.0, 2.0)),
+        "fail",
+    ),
 )
 def test_one_context_parallel_group_one_batch(rule: str, ranks: list[Records], status: str) -> None:
     assert judge(rule, *ranks, single=WHOLE).status == status
@@ -145,7 +197,9 @@ def test_parallel_meshes_hold_copies() -> None:
     for rank in GRID:
         own = [rank % 2, rank % 2 + 2]
         entry = parameter("w", copy=min(own) * 2, ranks=own)
-        ranks.append([model(entry), micro(), step(weights={"w": [1.0, 2.0, 0.0, 0.0, 0.0]}), stepped()])
+        ranks.append(
+            [model(entry), micro(), step(weights={"w": [1.0, 2.0, 0.0, 0.0, 0.0]}), stepped()]
+        )
     seen = run(*ranks)
     assert [e.copy for e in seen.parameters["w"]] == [0, 1, 0, 1]
     assert seen.whole(Step, "weights", 1)["w"] == [2.0, 4.0, 0.0, 0.0, 0.0]
@@ -161,7 +215,12 @@ def test_parallel_meshes_hold_copies() -> None:
 def test_the_same_values_in_another_order(found: list[float], status: str) -> None:
     saved = {"w": [4.0, 1.0, 2.0, 0.0, 0.0]}
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
-    train = [*[model(), micro(1), step(1), stepped(1), save], micro(2), step(2, weights=saved), stepped(2)]
+    train = [
+        *[model(), micro(1), step(1), stepped(1), save],
+        micro(2),
+        step(2, weights=saved),
+        stepped(2),
+    ]
     resumed = run([model(), micro(1), step(1, weights={"w": found}), stepped(1)], role="resume")
     assert judge("tp-fsdp-permuted-weights", train, resume=resumed).status == status
     assert judge("tp-fsdp-permuted-weights", train, reshards=(resumed,)).status == status

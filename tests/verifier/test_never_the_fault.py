@@ -30,7 +30,15 @@ from verified_fsdp2.verifier.probe.stop_run import StopRun
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run, read_run
-from verified_fsdp2.verifier.trace.events import Discarded, End, ProbeError, Shard, Start, Wrap, Zeroed
+from verified_fsdp2.verifier.trace.events import (
+    Discarded,
+    End,
+    ProbeError,
+    Shard,
+    Start,
+    Wrap,
+    Zeroed,
+)
 from verified_fsdp2.verifier.trace.writer import Writer
 from verified_fsdp2.verifier.verdict import Verdict
 
@@ -54,13 +62,17 @@ def launch(launcher: Launcher, folder: Path, script: Path, **more: Any) -> dict[
 # -- random state -----------------------------------------------------------------------------------------------------
 
 
-def test_ranks_without_a_seed_draw_what_separate_processes_draw(launcher: Launcher, tmp_path: Path) -> None:
+def test_ranks_without_a_seed_draw_what_separate_processes_draw(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     """Measured with torchrun: each rank, and each run, has its own seed of Python, NumPy and torch."""
     script = written(tmp_path, DRAWS, "draws.py")
     drawn = []
     for name in ("first", "second"):
         launch(launcher, tmp_path / name, script)
-        drawn += [json.loads((tmp_path / name / f"rank{rank}.out").read_text()) for rank in range(2)]
+        drawn += [
+            json.loads((tmp_path / name / f"rank{rank}.out").read_text()) for rank in range(2)
+        ]
     for generator in ("python", "numpy", "seed", "torch"):
         assert len({str(rank[generator]) for rank in drawn}) == len(drawn), generator
 
@@ -70,9 +82,14 @@ def test_a_script_without_a_seed(verify_script: Any, tmp_path: Path) -> None:
     script = edited(
         tmp_path,
         ("torch.manual_seed(SEED)", "pass"),
-        ("batch = tokens[start : start + local]", "batch = torch.randint(0, VOCAB, (local, SEQ + 1))"),
+        (
+            "batch = tokens[start : start + local]",
+            "batch = torch.randint(0, VOCAB, (local, SEQ + 1))",
+        ),
     )
-    findings = verify_script(script, only=("same-data-on-every-rank", "rank-dependent-init-no-broadcast")).findings
+    findings = verify_script(
+        script, only=("same-data-on-every-rank", "rank-dependent-init-no-broadcast")
+    ).findings
     found = {finding.rule: finding.status for finding in findings}
     assert found == {"same-data-on-every-rank": "pass", "rank-dependent-init-no-broadcast": "fail"}
 
@@ -89,7 +106,11 @@ def hurried() -> Iterator[None]:
 
 
 def read(folder: Path) -> Run:
-    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
+    answer = {
+        "ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}],
+        "timed_out": False,
+        "seconds": 1.0,
+    }
     return read_run(folder, "train", answer, 1, "train.py", secret="secret")
 
 
@@ -99,7 +120,9 @@ def test_a_trace_that_many_threads_write(hurried: None, tmp_path: Path) -> None:
 
     def write(thread: int) -> None:
         for number in range(200):
-            writer.write(Zeroed(step=thread, unsynced=[str(number), "x" * (number % 7 * 500)], at_line=None))
+            writer.write(
+                Zeroed(step=thread, unsynced=[str(number), "x" * (number % 7 * 500)], at_line=None)
+            )
 
     threads = [threading.Thread(target=write, args=(k,)) for k in range(8)]
     for thread in threads:
@@ -119,7 +142,9 @@ def test_a_trace_that_many_threads_write(hurried: None, tmp_path: Path) -> None:
     records = found.traces[0].records
     assert [r.seq for r in records] == list(range(1, 8 * 200 + 2))
     for k in range(8):
-        assert [r.unsynced[0] for r in records if isinstance(r, Zeroed) and r.step == k] == list(map(str, range(200)))
+        assert [r.unsynced[0] for r in records if isinstance(r, Zeroed) and r.step == k] == list(
+            map(str, range(200))
+        )
 
 
 @contextmanager
@@ -174,7 +199,9 @@ def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_pat
     def handle(number: int, frame: object) -> None:
         event(f"handler {number}")
 
-    threads = [threading.Thread(target=lambda: [event("thread") for _ in range(500)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [event("thread") for _ in range(500)]) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     with alarms(handle):
@@ -207,11 +234,16 @@ def test_fully_shard_by_other_paths(launcher: Launcher, tmp_path: Path, words: s
     answer = launch(launcher, tmp_path / "run", edited(tmp_path, (IMPORT, words)), steps=1)
     found = read_run(tmp_path / "run", "train", answer, 2, "train.py")
     assert found.completed
-    assert [[len(trace.of(kind)) for kind in (Shard, Wrap)] for trace in found.traces] == [[3, 3], [3, 3]]
+    assert [[len(trace.of(kind)) for kind in (Shard, Wrap)] for trace in found.traces] == [
+        [3, 3],
+        [3, 3],
+    ]
 
 
 def test_ddp_stands_in_for_fully_shard_by_an_old_path(launcher: Launcher, tmp_path: Path) -> None:
-    script = edited(tmp_path, (IMPORT, "from torch.distributed._composable.fsdp.fully_shard import fully_shard"))
+    script = edited(
+        tmp_path, (IMPORT, "from torch.distributed._composable.fsdp.fully_shard import fully_shard")
+    )
     answer = launch(launcher, tmp_path / "run", script, steps=1, mode="ddp")
     found = read_run(tmp_path / "run", "reference", answer, 2, "train.py")
     assert found.completed
@@ -230,7 +262,9 @@ def test_an_error_in_a_rule_is_ours(monkeypatch: Patch) -> None:
         raise KeyError("renamed")
 
     monkeypatch.setattr(RULES["optim-before-shard"], "judge", raises)
-    broken, other = judge(Evidence(train=run(RIGHT, RIGHT)), ["optim-before-shard", "run-completes"])
+    broken, other = judge(
+        Evidence(train=run(RIGHT, RIGHT)), ["optim-before-shard", "run-completes"]
+    )
     assert (broken.rule, broken.status) == ("optim-before-shard", "error")
     assert "KeyError: 'renamed'" in broken.evidence and "(verifier/judge.py:" in broken.evidence
     assert (other.rule, other.status) == ("run-completes", "pass")
@@ -245,19 +279,37 @@ def test_an_error_of_the_probe_is_ours_and_the_rules_are_judged() -> None:
 
 
 @pytest.mark.parametrize("recorded", [[ERROR], []], ids=["recorded", "not recorded"])
-def test_a_rank_that_the_verifier_ended_is_no_failure_of_the_script(recorded: list[dict[str, Any]]) -> None:
+def test_a_rank_that_the_verifier_ended_is_no_failure_of_the_script(
+    recorded: list[dict[str, Any]],
+) -> None:
     first = trace(0, tuple({"seq": k, "at": 0.0, **r} for k, r in enumerate([*RIGHT, *recorded])))
     victim = end("E", "Connection closed by peer", at=1.0)
     ended = (Ended(0, PROBE_FAILED, False), Ended(1, 1, False))
-    train = Run("train", 2, (first, trace(1, (victim,))), ended, stderr={0: "Traceback\nAttributeError: no _renamed\n"})
+    train = Run(
+        "train",
+        2,
+        (first, trace(1, (victim,))),
+        ended,
+        stderr={0: "Traceback\nAttributeError: no _renamed\n"},
+    )
     found = judge(Evidence(train=train), ["run-completes", "matches-ddp", "optim-before-shard"])
     assert "fail" not in [f.status for f in found]
-    assert [f.status for f in found if f.rule in ("run-completes", "verifier")] == ["error", "error"]
+    assert [f.status for f in found if f.rule in ("run-completes", "verifier")] == [
+        "error",
+        "error",
+    ]
     assert "no _renamed" in found[-1].evidence
 
 
 def test_a_script_that_exits_with_the_same_code_is_to_blame() -> None:
-    end = {"kind": "end", "how": "sys.exit", "code": PROBE_FAILED, "message": "", "frames": [], "at": 1.0}
+    end = {
+        "kind": "end",
+        "how": "sys.exit",
+        "code": PROBE_FAILED,
+        "message": "",
+        "frames": [],
+        "at": 1.0,
+    }
     train = Run("train", 1, (trace(0, (end,)),), (Ended(0, PROBE_FAILED, False),))
     assert [f.status for f in judge(Evidence(train=train), ["run-completes"])] == ["fail"]
 
@@ -314,7 +366,10 @@ import torch
 def test_a_probe_that_cannot_start_with_torchrun(verify_script: Any, tmp_path: Path) -> None:
     script = edited(tmp_path, ("import torch\nimport", f"{BREAKS_THE_START}import"))
     made = verify_script(script, only=("run-completes",), launcher="torchrun")
-    assert {f.rule: f.status for f in made.findings} == {"run-completes": "error", "verifier": "error"}
+    assert {f.rule: f.status for f in made.findings} == {
+        "run-completes": "error",
+        "verifier": "error",
+    }
     assert "'install'" in made.findings[-1].evidence and made.exit_code == OUR_FAULT
 
 
@@ -354,7 +409,10 @@ def test_a_torch_that_cannot_be_imported_is_the_users(tmp_path: Path, monkeypatc
     text = "raise OSError('libcudart.so.12: cannot open shared object file')\n"
     (tmp_path / "torch" / "__init__.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"libcudart\.so\.12: cannot open"), Launcher(log=tmp_path / "log"):
+    with (
+        pytest.raises(UserError, match=r"libcudart\.so\.12: cannot open"),
+        Launcher(log=tmp_path / "log"),
+    ):
         pass
 
 

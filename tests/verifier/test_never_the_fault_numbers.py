@@ -49,10 +49,19 @@ def off(length: float) -> Run:
 
 # The limit is derived from the perturbed run; without it there is none between rounding and a gross difference.
 test_without_noise = judged_as(
-    *(row(SINGLE, s, off(k), single=trained(1)) for k, s in ((1.0, "pass"), (1.001, "inconclusive"), (1.5, "fail"))),
     *(
-        row(SINGLE, status, off(1.001), single=trained(1), perturbed=perturbed)  # it ended early, or is not finite
-        for perturbed, status in ((SHORT, "inconclusive"), (BROKEN, "inconclusive"), (WHOLE, "fail"))
+        row(SINGLE, s, off(k), single=trained(1))
+        for k, s in ((1.0, "pass"), (1.001, "inconclusive"), (1.5, "fail"))
+    ),
+    *(
+        row(
+            SINGLE, status, off(1.001), single=trained(1), perturbed=perturbed
+        )  # it ended early, or is not finite
+        for perturbed, status in (
+            (SHORT, "inconclusive"),
+            (BROKEN, "inconclusive"),
+            (WHOLE, "fail"),
+        )
     ),
 )
 
@@ -60,26 +69,40 @@ test_without_noise = judged_as(
 def test_numbers_that_are_not_finite_say_from_when_and_what_would_show_why() -> None:
     nan = trained(losses=(float("nan"),) * 3)
     emptied = replace(
-        nan, traces=tuple(replace(own, records=(event({"kind": "to_empty"}), *own.records)) for own in nan.traces)
+        nan,
+        traces=tuple(
+            replace(own, records=(event({"kind": "to_empty"}), *own.records)) for own in nan.traces
+        ),
     )
-    for own, more, said in ((nan, {}, False), (emptied, {}, True), (emptied, {"provoked": trained()}, False)):
+    for own, more, said in (
+        (nan, {}, False),
+        (emptied, {}, True),
+        (emptied, {"provoked": trained()}, False),
+    ):
         found = judge(SINGLE, own, single=trained(1, losses=(float("nan"),) * 3), **more)
         assert (found.status, "loss from step 1 on" in found.evidence) == ("inconclusive", True)
         assert ("without --quick" in found.evidence) is said
 
 
 @cases("length, made", (1.0, []), (1.001, ["perturbed"]))
-def test_the_noise_is_measured_where_it_decides(length: float, made: list[str], tmp_path: Path) -> None:
+def test_the_noise_is_measured_where_it_decides(
+    length: float, made: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text("")
     settings = planned(resolve(tmp_path / "train.py", {}), [SINGLE, DDP])
     evidence = Evidence(
-        train=off(length), full_precision=off(length), reference=trained(role="reference"), single=trained(1)
+        train=off(length),
+        full_precision=off(length),
+        reference=trained(role="reference"),
+        single=trained(1),
     )
     assert [run.role for run in stages.perturbed(settings, evidence)] == made
 
 
 def test_limits_where_the_perturbed_run_ended_early_or_is_not_finite() -> None:
-    found = [limits(Evidence(single=trained(1), perturbed=one), DDP) for one in (SHORT, WHOLE, BROKEN)]
+    found = [
+        limits(Evidence(single=trained(1), perturbed=one), DDP) for one in (SHORT, WHOLE, BROKEN)
+    ]
     assert found[0].underived and not found[1].underived
     assert (found[2].allowed["loss"], found[2].gross["loss"]) == (FLOOR, GROSS)
 
@@ -90,7 +113,9 @@ def resaved(loss: float) -> dict[str, Any]:
 
 
 SAVE = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
-RESAVED = run([model(), micro(1, 4.0), step(1), stepped(1), SAVE, micro(2, 2.0), step(2), stepped(2)])
+RESAVED = run(
+    [model(), micro(1, 4.0), step(1), stepped(1), SAVE, micro(2, 2.0), step(2), stepped(2)]
+)
 test_resharding_without_noise = judged_as(
     *(
         row("reshard-keeps-trajectory", status, RESAVED, **resaved(loss))
@@ -107,7 +132,9 @@ def test_a_loss_that_is_or_fell_to_zero_but_for_rounding() -> None:
         return compare(trained(losses=mine), trained(1, losses=theirs)).measures["loss"]
 
     assert apart((1e-9, -2e-9, 1e-9), (0.0, 0.0, 0.0)) < FLOOR
-    assert apart((3.0, 1.0, 1e-7), (3.0, 1.0, 0.0)) < FLOOR < apart((3.0, 1.0, 0.1), (3.0, 1.0, 0.0))
+    assert (
+        apart((3.0, 1.0, 1e-7), (3.0, 1.0, 0.0)) < FLOOR < apart((3.0, 1.0, 0.1), (3.0, 1.0, 0.0))
+    )
 
 
 def test_terms_that_cancel_between_ranks() -> None:
@@ -123,9 +150,10 @@ def test_terms_that_cancel_between_ranks() -> None:
 def test_a_gradient_of_rounding_beside_none_or_zero(other: float | None, agrees: bool) -> None:
     found = compare(trained(grads={"head.weight": 1e-9}), trained(1, grads={"head.weight": other}))
     assert (max(found.measures[name] for name in MEASURES[2:4]) <= FLOOR) is agrees
-    assert compare(trained(), trained(1, grads={"head.weight": None})).measures["first gradient"] == 1.0, (
-        "a gradient against none"
-    )
+    assert (
+        compare(trained(), trained(1, grads={"head.weight": None})).measures["first gradient"]
+        == 1.0
+    ), "a gradient against none"
 
 
 def test_a_first_gradient_that_is_zero() -> None:
@@ -133,7 +161,9 @@ def test_a_first_gradient_that_is_zero() -> None:
     runs = [trained(1), trained(1)]
     for found, length in zip(runs, (1e-9, 0.0), strict=True):
         for name in ("grads", "grads_at_step"):
-            object.__setattr__(found.traces[0].of(Step)[0], name, {key: vector(length) for key in NAMES})
+            object.__setattr__(
+                found.traces[0].of(Step)[0], name, {key: vector(length) for key in NAMES}
+            )
     measured = compare(*runs)
     assert max(measured.measures[name] for name in MEASURES[1:4]) <= FLOOR
 
@@ -151,15 +181,30 @@ test_what_one_process_computes_too_is_no_fault = judged_as(
 @pytest.mark.full
 @cases("name", "shard_norm_clip", "thawed_after_wrapping", "tp_some_modules")
 def test_what_ddp_cannot_do_is_no_fault(verify_script, name: str) -> None:
-    verdict = verify_script(TESTS / "zoo" / f"{name}.py", only=("matches-ddp", "matches-single-process"))
-    assert {f.rule: f.status for f in verdict.findings} == {"matches-ddp": "pass", "matches-single-process": "pass"}
+    verdict = verify_script(
+        TESTS / "zoo" / f"{name}.py", only=("matches-ddp", "matches-single-process")
+    )
+    assert {f.rule: f.status for f in verdict.findings} == {
+        "matches-ddp": "pass",
+        "matches-single-process": "pass",
+    }
 
 
 def in_backward(*unsynced_b: str) -> list[dict[str, Any]]:
     """An optimizer for each parameter: the first steps while gradients of the others are still to be reduced."""
     start, still = {"a": vector(1.0), "b": vector(1.0)}, [0.0, 0.0, 0.0]
-    a = {"optimizer": 0, "unsynced": ["b"], "held": ["a"], "grads_at_step": {"a": vector(2.0), "b": None}}
-    b = {"optimizer": 1, "unsynced": [*unsynced_b], "held": ["b"], "grads_at_step": {"a": None, "b": vector(3.0)}}
+    a = {
+        "optimizer": 0,
+        "unsynced": ["b"],
+        "held": ["a"],
+        "grads_at_step": {"a": vector(2.0), "b": None},
+    }
+    b = {
+        "optimizer": 1,
+        "unsynced": [*unsynced_b],
+        "held": ["b"],
+        "grads_at_step": {"a": None, "b": vector(3.0)},
+    }
     first, then = ({"a": vector(0.9), "b": vector(length)} for length in (1.0, 0.8))
     return [
         model(parameter("a"), parameter("b")),
@@ -172,7 +217,10 @@ def in_backward(*unsynced_b: str) -> list[dict[str, Any]]:
 
 
 test_each_optimizer_is_judged_by_its_own_parameters = judged_as(
-    *(row("accum-never-resynced", s, in_backward(*b)) for b, s in (((), "pass"), (("a",), "pass"), (("b",), "fail")))
+    *(
+        row("accum-never-resynced", s, in_backward(*b))
+        for b, s in (((), "pass"), (("a",), "pass"), (("b",), "fail"))
+    )
 )
 
 
@@ -185,7 +233,12 @@ def test_a_step_is_what_all_optimizers_found_and_changed() -> None:
 
 @pytest.mark.full
 def test_an_optimizer_that_steps_in_backward_is_right(verify_script) -> None:
-    rules = ("accum-never-resynced", "matches-ddp", "matches-single-process", "same-data-on-every-rank")
+    rules = (
+        "accum-never-resynced",
+        "matches-ddp",
+        "matches-single-process",
+        "same-data-on-every-rank",
+    )
     verdict = verify_script(TESTS / "zoo" / "step_in_backward.py", only=rules)
     assert {f.status for f in verdict.findings} == {"pass"}
 
@@ -230,26 +283,40 @@ def test_a_name_that_a_checkpoint_was_given_later() -> None:
 )
 def test_a_save_that_was_cut(command: str, places: tuple[str, str], status: str) -> None:
     saves = [
-        saving({}, to=to, after=k, call=k, weights={"w": w}) for k, to, w in zip((2, 4), places, (A, B), strict=True)
+        saving({}, to=to, after=k, call=k, weights={"w": w})
+        for k, to, w in zip((2, 4), places, (A, B), strict=True)
     ]
     crash = run([model(), step(1), *saves, {"kind": "killed"}], role="crash", note="killed")
     refused = run([end("OSError", "no .metadata")], role="recovered", command=command)
     train = saved((2, places[0]), (4, places[1]))
-    assert judge("incomplete-checkpoint-chosen", train, crashes=((crash, refused),)).status == status
+    assert (
+        judge("incomplete-checkpoint-chosen", train, crashes=((crash, refused),)).status == status
+    )
 
 
 @cases("weights, status", ((A, A), "pass"), ((A, B), "fail"))
-def test_an_average_in_the_checkpoint(weights: tuple[list[float], list[float]], status: str) -> None:
+def test_an_average_in_the_checkpoint(
+    weights: tuple[list[float], list[float]], status: str
+) -> None:
     """While it saves, the script has an average in the model; what the next step finds lies under another key."""
     average = [0.5, 0.5, 0.0, 0.0, 0.0]
-    whole = run([model(), step(weights={"w": C}), stepped(), SAVE, step(2, weights={"w": A}), stepped(2)])
+    whole = run(
+        [model(), step(weights={"w": C}), stepped(), SAVE, step(2, weights={"w": A}), stepped(2)]
+    )
     rows = [model(), step(1, weights={"w": C, "v": C})]
     for k, raw in ((1, A), (2, B)):
         tensors = {"raw.w": raw, "raw.v": raw, "model.w": average}
-        entries = {key: {"kind": "dtensor", "sketch": value, "sharded": True} for key, value in tensors.items()}
-        rows.append(saving(entries, to=f"/c/{k}", after=k, call=k, weights={"w": average, "v": average}))
+        entries = {
+            key: {"kind": "dtensor", "sketch": value, "sharded": True}
+            for key, value in tensors.items()
+        }
+        rows.append(
+            saving(entries, to=f"/c/{k}", after=k, call=k, weights={"w": average, "v": average})
+        )
         rows += [step(2, weights={"w": A, "v": A})] if k == 1 else [{"kind": "killed"}]
-    again = run([model(), step(weights=dict(zip("wv", weights, strict=True))), stepped()], role="recovered")
+    again = run(
+        [model(), step(weights=dict(zip("wv", weights, strict=True))), stepped()], role="recovered"
+    )
     resume = run([model(), step(weights={"w": A}), stepped()])
     crashes = ((run(rows, role="crash", note="killed"), again),)
     found = judge("partial-overwrite-mixes-checkpoints", whole, resume=resume, crashes=crashes)
@@ -268,7 +335,15 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
         for k in range(micros):
             first = (k * ranks + rank) * number
             own = tuple(range(first, first + number))
-            rows.append(micro(1, 2.0 * weights, own, criteria=entropy(number, weights), at_line=replace(LINE, line=10)))
+            rows.append(
+                micro(
+                    1,
+                    2.0 * weights,
+                    own,
+                    criteria=entropy(number, weights),
+                    at_line=replace(LINE, line=10),
+                )
+            )
         rows += more.get("extra", [])
         grads = {"w": vector(factor), **more.get("grads", {})}
         rows.append(step(1, grads, at_line=replace(LINE, line=20)))
@@ -289,7 +364,9 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
     # One process makes one: both fit.
     ((1.0, 2), (1.0, 1), {"ranks", NOT_DIVIDED}),
 )
-def test_which_factor_fits(mine: tuple[float, int], oracle: tuple[float, int], causes: set[str]) -> None:
+def test_which_factor_fits(
+    mine: tuple[float, int], oracle: tuple[float, int], causes: set[str]
+) -> None:
     two, one = scaled(2, mine[0], 1.0, mine[1]), scaled(1, oracle[0], 1.0, oracle[1])
     assert {r.cause for r in readings(0.5 if oracle[1] == 4 else 2.0, two, one)} == causes
 
@@ -316,7 +393,8 @@ def test_a_factor_of_gradients_that_cancel_is_chance(size: float, status: str) -
 def test_gradients_that_the_script_scales_beside_others(others: float, status: str) -> None:
     """Experts of one rank have the sum of the ranks' gradients until the script divides it; a clip divides all of them."""
     two, one = (
-        scaled(n, 1.0, 1.0, 1, grads={"w": vector(w), "e": vector(e)}) for n, w, e in ((2, others, 2.0), (1, 1, 1))
+        scaled(n, 1.0, 1.0, 1, grads={"w": vector(w), "e": vector(e)})
+        for n, w, e in ((2, others, 2.0), (1, 1, 1))
     )
     for trace in two.traces:
         object.__setattr__(trace.of(Step)[0], "grads_at_step", {"w": vector(1.0), "e": vector(1.0)})
@@ -324,7 +402,9 @@ def test_gradients_that_the_script_scales_beside_others(others: float, status: s
 
 
 @cases("names, status", (("e", "f"), "pass"), (("e", "e"), "fail"))
-def test_a_parameter_of_one_rank_has_no_copy_to_be_reduced_with(names: tuple[str, str], status: str) -> None:
+def test_a_parameter_of_one_rank_has_no_copy_to_be_reduced_with(
+    names: tuple[str, str], status: str
+) -> None:
     ranks = []
     for size, name in enumerate(names, 1):
         plain = parameter(name, managed=False, sharded=False)
@@ -342,7 +422,13 @@ def test_a_parameter_of_one_rank_has_no_copy_to_be_reduced_with(names: tuple[str
 
 
 def divided(factor: float) -> Run:
-    return scaled(2, 1.0, 2.0, 1, extra=[{"kind": "divide", "factor": factor, "at_line": replace(LINE, line=5)}])
+    return scaled(
+        2,
+        1.0,
+        2.0,
+        1,
+        extra=[{"kind": "divide", "factor": factor, "at_line": replace(LINE, line=5)}],
+    )
 
 
 BETWEEN = scaled(2, 1.0, 1.0, 1)
@@ -350,8 +436,12 @@ for one in BETWEEN.traces:
     object.__setattr__(one.of(Step)[0], "grads_at_step", {"w": vector(2.0)})
 test_the_line_of_a_factor = judged_as(
     row(SCALE, "fail", divided(1.0), single=ALONE, at=replace(LINE, line=5)),
-    row(SCALE, "fail", divided(3.0), single=ALONE, at=replace(LINE, line=10)),  # it does not explain the ratio
-    row(SCALE, "fail", BETWEEN, single=ALONE, at=replace(LINE, line=20)),  # between backward and step
+    row(
+        SCALE, "fail", divided(3.0), single=ALONE, at=replace(LINE, line=10)
+    ),  # it does not explain the ratio
+    row(
+        SCALE, "fail", BETWEEN, single=ALONE, at=replace(LINE, line=20)
+    ),  # between backward and step
 )
 
 
@@ -359,7 +449,10 @@ test_the_line_of_a_factor = judged_as(
     "text, line",
     ("def main():\n    loss = model(x) / world\n    loss.backward()", 2),
     ("def main():\n    loss = model(x)\n    loss /= world\n    log(loss)\n    loss.backward()", 3),
-    ("def main():\n    loss = model(x) * 2\n    total = loss / 2\n    accelerator.backward(loss)", 2),
+    (
+        "def main():\n    loss = model(x) * 2\n    total = loss / 2\n    accelerator.backward(loss)",
+        2,
+    ),
     ("def other():\n    loss = f(x) / 2\n\ndef main():\n    loss.backward()", 5),
 )
 def test_the_line_is_that_where_the_loss_is_scaled(text: str, line: int) -> None:
@@ -396,7 +489,11 @@ def sampled(*steps: tuple[range, range], losses: tuple[float, ...] = ()) -> Run:
     for rank in range(2):
         rows: list[dict[str, Any]] = [model()]
         for k, own in enumerate(steps, 1):
-            rows += [micro(k, losses[k - 1] if losses else 1.0, tuple(own[rank])), step(k), stepped(k)]
+            rows += [
+                micro(k, losses[k - 1] if losses else 1.0, tuple(own[rank])),
+                step(k),
+                stepped(k),
+            ]
         ranks.append(rows)
     return run(*ranks)
 
@@ -408,7 +505,13 @@ test_same_data = judged_as(
     row("same-data-on-every-rank", "fail", sampled((FIRST, THEN), (MORE, MORE))),
     row("same-data-on-every-rank", "fail", sampled((MORE, MORE), (FIRST, THEN))),
     row("same-data-on-every-rank", "pass", sampled((FIRST, THEN), (THEN, MORE))),
-    row("same-data-on-every-rank", "fail", sampled((ONE, ONE), (TWO, TWO))),  # every step, however small
-    row("same-data-on-every-rank", "inconclusive", sampled((ONE, TWO), (THREE, THREE), (FOUR, FIVE))),  # by chance
-    row("same-data-on-every-rank", "pass", sampled((FIRST, THEN), (MORE, MORE), losses=(1.0, 0.0))),  # a dummy batch
+    row(
+        "same-data-on-every-rank", "fail", sampled((ONE, ONE), (TWO, TWO))
+    ),  # every step, however small
+    row(
+        "same-data-on-every-rank", "inconclusive", sampled((ONE, TWO), (THREE, THREE), (FOUR, FIVE))
+    ),  # by chance
+    row(
+        "same-data-on-every-rank", "pass", sampled((FIRST, THEN), (MORE, MORE), losses=(1.0, 0.0))
+    ),  # a dummy batch
 )

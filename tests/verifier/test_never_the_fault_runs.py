@@ -96,7 +96,9 @@ def statuses(verdict: Verdict) -> dict[str, str]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -104,16 +106,25 @@ CHECKS_ITS_NORM = """norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1
     if norm > 1e3: raise RuntimeError("it diverges")"""
 
 
-def test_huge_gradients_are_not_in_the_run_whose_end_is_judged(write: Write, verify_script: Verify) -> None:
-    verdict = verify_script(write(gradients=CHECKS_ITS_NORM), ("run-completes", "manual-local-norm-clip"))
-    assert [(run["role"], run["completed"]) for run in verdict.runs] == [("train", True), ("provoked", False)]
+def test_huge_gradients_are_not_in_the_run_whose_end_is_judged(
+    write: Write, verify_script: Verify
+) -> None:
+    verdict = verify_script(
+        write(gradients=CHECKS_ITS_NORM), ("run-completes", "manual-local-norm-clip")
+    )
+    assert [(run["role"], run["completed"]) for run in verdict.runs] == [
+        ("train", True),
+        ("provoked", False),
+    ]
     assert statuses(verdict)["run-completes"] == "pass"
     assert statuses(verdict)["manual-local-norm-clip"] != "fail"
 
 
 def test_memory_is_filled_only_where_it_is_looked_for(write: Write, verify_script: Verify) -> None:
     """What is written by arithmetic on memory that nobody has written is wrong, and seen; the script's end is its own."""
-    begin = 'model.to_empty(device="cpu")\nfor p in model.parameters():\n    torch.nn.init.normal_(p)'
+    begin = (
+        'model.to_empty(device="cpu")\nfor p in model.parameters():\n    torch.nn.init.normal_(p)'
+    )
     verdict = verify_script(write(begin=begin), ("run-completes", "meta-params-not-reset"))
     assert statuses(verdict) == {"run-completes": "pass", "meta-params-not-reset": "pass"}
     assert [run["role"] for run in verdict.runs] == ["train", "provoked"]
@@ -128,18 +139,24 @@ RESUMES_BY_ITSELF = 'if os.path.exists("ckpt/.metadata"):\n    begin = load("ckp
 SAVES_ALWAYS = 'if number < 4: save("ckpt", number + 1)\n    if rank == 0: open("log.txt", "a").write("a step\\n")'
 
 
-def test_runs_do_not_meet_in_a_fixed_folder(write: Write, verify_script: Verify, tmp_path: Path) -> None:
+def test_runs_do_not_meet_in_a_fixed_folder(
+    write: Write, verify_script: Verify, tmp_path: Path
+) -> None:
     script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)
     (script.parent / "log.txt").write_text("mine\n")
     before = tree(script.parent)
-    verdict = verify_script(script, ("run-completes", "matches-ddp", "checkpoint-holds-what-ranks-held"))
+    verdict = verify_script(
+        script, ("run-completes", "matches-ddp", "checkpoint-holds-what-ranks-held")
+    )
     assert set(statuses(verdict).values()) == {"pass"}, verdict.findings
     assert tree(script.parent) == before and not (script.parent / "ckpt").exists()
     assert any("log.txt" in note or "ckpt" in note for note in verdict.environment["notes"])
 
 
 @pytest.mark.full
-def test_a_checkpoint_that_was_there_before_is_named(write: Write, verify_script: Verify, tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_there_before_is_named(
+    write: Write, verify_script: Verify, tmp_path: Path
+) -> None:
     """The first run, made by hand, leaves a checkpoint; a verification must not go on from it in silence."""
     script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)
     by_hand = tmp_path / "by_hand"
@@ -156,9 +173,13 @@ def test_a_checkpoint_that_was_there_before_is_named(write: Write, verify_script
 def test_what_a_run_loads_of_its_own_is_not_there_before(tmp_path: Path) -> None:
     load = {"kind": "checkpoint", "op": "load", "to": "/x/ckpt", "after_step": 0, "keys": []}
     assert "/x/ckpt" in loaded_before(run([load]), ())
-    assert loaded_before(run([{**load, "to": str(tmp_path)}]), (), _without_metadata) == "", "pretrained safetensors"
+    assert loaded_before(run([{**load, "to": str(tmp_path)}]), (), _without_metadata) == "", (
+        "pretrained safetensors"
+    )
     (tmp_path / ".metadata").touch()
-    assert str(tmp_path) in loaded_before(run([{**load, "to": str(tmp_path)}]), (), _without_metadata)
+    assert str(tmp_path) in loaded_before(
+        run([{**load, "to": str(tmp_path)}]), (), _without_metadata
+    )
     assert loaded_before(run([load]), ("/x/ckpt",)) == ""
     assert loaded_before(run([{**load, "op": "torch.load", "to": "/x/pretrained.pt"}]), ()) == ""
 
@@ -172,7 +193,11 @@ def test_an_export_to_a_fixed_path_is_given_back(write: Write, verify_script: Ve
     (script.parent / "export.pt").write_bytes(b"of the user")
     before = tree(script.parent)
     only = ("checkpoint-holds-what-ranks-held", "resume-is-exact")
-    options = {"save_args": "--out {checkpoint}", "resume_args": "--resume {checkpoint}/step_4", "reshard_to": ""}
+    options = {
+        "save_args": "--out {checkpoint}",
+        "resume_args": "--resume {checkpoint}/step_4",
+        "reshard_to": "",
+    }
     verdict = verify_script(script, only, **options)
     assert set(statuses(verdict).values()) == {"pass"}, verdict.findings
     assert tree(script.parent) == before
@@ -182,18 +207,25 @@ def test_an_export_to_a_fixed_path_is_given_back(write: Write, verify_script: Ve
     "flags, option",
     ({"args": ["--no-such"]}, "after `--`"),
     ({"save_args": "--out {checkpoint} --sve"}, "--save-args"),
-    ({"save_args": "--out {checkpoint}", "resume_args": "--resum {checkpoint}/step_4 --no-such"}, "--resume-args"),
+    (
+        {"save_args": "--out {checkpoint}", "resume_args": "--resum {checkpoint}/step_4 --no-such"},
+        "--resume-args",
+    ),
 )
 def test_arguments_that_the_script_refuses_are_a_usage_error(
     write: Write, verify_script: Verify, flags: dict[str, str], option: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        verify_script(write(begin=RESUMES, stepped=SAVES), ("resume-is-exact",), reshard_to="", **flags)
+        verify_script(
+            write(begin=RESUMES, stepped=SAVES), ("resume-is-exact",), reshard_to="", **flags
+        )
     assert option in str(error.value) and "unrecognized arguments" in str(error.value)
 
 
 @cases("step", 6, 500)
-def test_steps_are_chosen_so_that_the_checkpoint_is_written(write: Write, verify_script: Verify, step: int) -> None:
+def test_steps_are_chosen_so_that_the_checkpoint_is_written(
+    write: Write, verify_script: Verify, step: int
+) -> None:
     resume = f"--resume {{checkpoint}}/step_{step}"
     options = {"save_args": "--out {checkpoint}", "resume_args": resume, "reshard_to": ""}
     script = write(begin=RESUMES, stepped=SAVES)
@@ -254,7 +286,9 @@ class TestCheckpointsThatAreNotThere:
         assert "resume" in planned(resolve(write(), {}), select((), ())).needs
 
 
-def test_a_failure_of_the_first_run_is_reported_before_later_runs_begin(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_failure_of_the_first_run_is_reported_before_later_runs_begin(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     lines: list[tuple[str, tuple[str, ...]]] = []
 
     def progress(line: str, going: Sequence[str]) -> None:
@@ -264,7 +298,11 @@ def test_a_failure_of_the_first_run_is_reported_before_later_runs_begin(launcher
     chosen = select(("optim-before-shard", "matches-ddp"), ())
     verify_with(launcher, resolve(script, {"steps": 5}), tmp_path / "work", chosen, progress)
     first = next(n for n, (line, _) in enumerate(lines) if "optim-before-shard" in line)
-    assert first < next(n for n, (_, going) in enumerate(lines) if any(name.startswith("reference") for name in going))
+    assert first < next(
+        n
+        for n, (_, going) in enumerate(lines)
+        if any(name.startswith("reference") for name in going)
+    )
     assert script.name in lines[first][0]
 
 

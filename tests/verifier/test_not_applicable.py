@@ -6,7 +6,21 @@ from typing import Any
 
 from test_rules_checkpoint import A, saving, tensor, train
 
-from records import LINE, cases, end, ended, judge, judged_as, micro, model, row, run, step, stepped, wrap
+from records import (
+    LINE,
+    cases,
+    end,
+    ended,
+    judge,
+    judged_as,
+    micro,
+    model,
+    row,
+    run,
+    step,
+    stepped,
+    wrap,
+)
 from scripts import written
 from verified_fsdp2.verifier.analysis.applicability import unnamed
 from verified_fsdp2.verifier.evidence import Course, Sources
@@ -22,7 +36,10 @@ def saved() -> Run:
 
 @cases(
     "rule, resumed",
-    *((rule, False) for rule in ("async-save-process-group", "async-save-state-race", "full-state-dict-oom")),
+    *(
+        (rule, False)
+        for rule in ("async-save-process-group", "async-save-state-race", "full-state-dict-oom")
+    ),
     ("rank-dependent-checkpoint-path", False),
     *((rule, True) for rule in ("lenient-load-hides-mismatch", "optim-template-with-grads")),
 )
@@ -46,7 +63,11 @@ NOTHING = train([], [])
 LOCAL_CLASS = "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute lookup"
 PICKLED = [model(), step(), stepped(), end("PicklingError", LOCAL_CLASS)]
 FED = [model(), micro(1, 1.0, tuple(range(8))), step(1), stepped(1)]
-TEMPLATES = ("optim-template-empty", "optim-template-with-grads", "missing-optim-state-for-unused-param")
+TEMPLATES = (
+    "optim-template-empty",
+    "optim-template-with-grads",
+    "missing-optim-state-for-unused-param",
+)
 OF_CHECKPOINTS = [name for name, rule in RULES.items() if rule.family == "checkpoint"]
 OF_RESUMES = ("resume-is-exact", "load-without-set", "incomplete-checkpoint-chosen")
 test_the_status = judged_as(
@@ -54,21 +75,35 @@ test_the_status = judged_as(
         row(rule, "not_applicable", ALONE)  # one rank
         for rule in ("local-shard-export", "per-rank-state-deduplicated", "full-state-dict-oom")
     ),
-    *(row(rule, "not_applicable", NUMBER) for rule in ("wrapper-prefix-keys", "checkpoint-holds-what-ranks-held")),
+    *(
+        row(rule, "not_applicable", NUMBER)
+        for rule in ("wrapper-prefix-keys", "checkpoint-holds-what-ranks-held")
+    ),
     *(row(rule, "not_applicable", STATELESS, STATELESS) for rule in TEMPLATES),
     *(row(rule, "inconclusive", saved()) for rule in TEMPLATES),
     *(row(rule, "not_applicable", NOTHING) for rule in OF_CHECKPOINTS),
-    *(row(rule, "inconclusive", NOTHING, saving=LINE) for rule in OF_CHECKPOINTS),  # its sources can save
+    *(
+        row(rule, "inconclusive", NOTHING, saving=LINE) for rule in OF_CHECKPOINTS
+    ),  # its sources can save
     *(row(rule, "inconclusive", NOTHING, course=Course(resumes=True)) for rule in OF_RESUMES),
-    *(row("pickled-fsdp-model", "fail", PICKLED, PICKLED, **more) for more in ({}, {"saving": LINE})),  # not yet saved
+    *(
+        row("pickled-fsdp-model", "fail", PICKLED, PICKLED, **more)
+        for more in ({}, {"saving": LINE})
+    ),  # not yet saved
     row("same-data-on-every-rank", "not_applicable", FED),
-    row("same-data-on-every-rank", "not_applicable", *[[wrap([0]), *FED]] * 2),  # ranks that share their samples
+    row(
+        "same-data-on-every-rank", "not_applicable", *[[wrap([0]), *FED]] * 2
+    ),  # ranks that share their samples
     row("matches-original", "not_applicable", NOTHING),
     row("matches-original", "inconclusive", NOTHING, missing={"original": "it failed"}),
 )
 
 
-@cases("call, how, status", ([{"kind": "set_epoch"}], "stopped", "pass"), ([], "return", "not_applicable"))
+@cases(
+    "call, how, status",
+    ([{"kind": "set_epoch"}], "stopped", "pass"),
+    ([], "return", "not_applicable"),
+)
 def test_a_sampler_with_one_epoch(call: list[dict[str, Any]], how: str, status: str) -> None:
     order = {"kind": "sampler", "dataset": 1, "epoch": 0, "shuffle": True, "seed": 0, "samples": 8}
     rank = [model(), *call, order, micro(), micro(), step(), stepped()]
@@ -80,7 +115,13 @@ def test_a_script_without_training_is_inconclusive(verify_script: Any, tmp_path:
     assert verdict.verdict == "inconclusive"
     assert "fail" not in {f.status for f in verdict.findings}
     inconclusive = {f.rule for f in verdict.findings if f.status == "inconclusive"}
-    assert {"root-not-wrapped", "optim-before-shard", "matches-ddp", "resume-is-exact", "run-completes"} <= inconclusive
+    assert {
+        "root-not-wrapped",
+        "optim-before-shard",
+        "matches-ddp",
+        "resume-is-exact",
+        "run-completes",
+    } <= inconclusive
 
 
 @cases(

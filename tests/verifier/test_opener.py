@@ -71,4 +71,7 @@ def test_a_dtensor_on_a_part_of_a_mesh(tmp_path: Path) -> None:
         expected = entries(given)
     finally:
         dist.destroy_process_group()
-    assert (opened(tmp_path / "rank0.pt").error, opened(tmp_path / "rank0.pt").entries) == (None, expected)
+    assert (opened(tmp_path / "rank0.pt").error, opened(tmp_path / "rank0.pt").entries) == (
+        None,
+        expected,
+    )

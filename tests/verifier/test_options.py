@@ -70,30 +70,45 @@ TRAINER = "parser = HfArgumentParser((ModelArguments, TrainingArguments))"
     (CLICK, "--checkpoint-freq 3 --ckpt-dir {checkpoint}", "--load-checkpoint {checkpoint}"),
     (TYPER, "--save-every 3 --out-dir {checkpoint}", "--out-dir {checkpoint} --resume"),
     (FIRE, "--save_steps 3 --save_dir {checkpoint}", "--resume_from {checkpoint}"),
-    (TYRO, "--saving.every-steps 3 --saving.folder {checkpoint}", "--saving.folder {checkpoint} --resume"),
+    (
+        TYRO,
+        "--saving.every-steps 3 --saving.folder {checkpoint}",
+        "--saving.folder {checkpoint} --resume",
+    ),
     (OMEGACONF, "checkpoint.dump.every=3 dump_dir={checkpoint}", "dump_dir={checkpoint}"),
     (TRAINER, "--save_steps 3 --output_dir {checkpoint}", "--resume_from_checkpoint {checkpoint}"),
     ("parser.add_argument('--lr')", "", ""),
     ids=["argparse", "click", "typer", "fire", "tyro", "omegaconf", "trainer", "none"],
 )
 def test_options_show_how_a_script_saves_and_resumes(source: str, save: str, resume: str) -> None:
-    assert suggested(options_of(Sources({"/p/train.py": source}, ("/p/train.py",)))) == (save, resume)
+    assert suggested(options_of(Sources({"/p/train.py": source}, ("/p/train.py",)))) == (
+        save,
+        resume,
+    )
 
 
 def test_hydra_and_configuration_files(tmp_path: Path) -> None:
-    keys = {"trainer": {"save_freq": -1, "default_local_dir": "out", "resume_from_path": None}, "model": {"dim": 8}}
+    keys = {
+        "trainer": {"save_freq": -1, "default_local_dir": "out", "resume_from_path": None},
+        "model": {"dim": 8},
+    }
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "sft.yaml").write_text(yaml.safe_dump(keys))
     script = str(tmp_path / "train.py")
     hydra = '@hydra.main(config_path="conf", config_name="sft", version_base=None)\ndef main(config): ...\n'
     found = options_of(Sources({script: hydra}, (script,)))
-    words = "trainer.save_freq=3 trainer.default_local_dir={checkpoint}", "trainer.resume_from_path={checkpoint}"
+    words = (
+        "trainer.save_freq=3 trainer.default_local_dir={checkpoint}",
+        "trainer.resume_from_path={checkpoint}",
+    )
     assert suggested(found) == words
     assert [option.name for option in by_purpose(found)["size"]] == ["model.dim"]
     args = ["--config", "conf/sft.yaml"]
     found = options_of(Sources({script: ""}, (script,)), args, tmp_path)
     assert suggested(found)[1] == "set:trainer.resume_from_path={checkpoint}"
-    assert command(["fsdp2", "verify", "train.py"], found, args).endswith("-- --config conf/sft.yaml")
+    assert command(["fsdp2", "verify", "train.py"], found, args).endswith(
+        "-- --config conf/sft.yaml"
+    )
 
 
 @cases(
@@ -109,13 +124,22 @@ def test_hydra_and_configuration_files(tmp_path: Path) -> None:
 def test_purposes(name: str, purpose: str) -> None:
     assert Option(name).purpose == purpose
     assert Option("checkpoint.enable", default="False").purpose == "save"
-    assert [Option("set:sentences.held_out", default=default).purpose for default in ("64", "runs")] == ["", "folder"]
+    assert [
+        Option("set:sentences.held_out", default=default).purpose for default in ("64", "runs")
+    ] == ["", "folder"]
 
 
 def test_set_changes_a_copy(tmp_path: Path) -> None:
     config = written(tmp_path, "checkpoint:\n  every: 0\nout: '{checkpoint}/x'\n", "run.yaml")
     (tmp_path / "other.json").write_text(json.dumps({"lr": 1}))
-    words = ["--config=run.yaml", "set:checkpoint.every=3", "set:+new.key=true", "--other", "other.json", "set:lr=0.5"]
+    words = [
+        "--config=run.yaml",
+        "set:checkpoint.every=3",
+        "set:+new.key=true",
+        "--other",
+        "other.json",
+        "set:lr=0.5",
+    ]
     given, copies = applied(words, tmp_path, "/c", tmp_path / "run")
     folder = tmp_path / "run"
     assert given == [f"--config={folder}/run.yaml", "--other", str(folder / "1-other.json")]
@@ -136,7 +160,9 @@ def test_set_changes_a_copy(tmp_path: Path) -> None:
     (["a.yaml", "set:every"], "KEY=VALUE"),
     (["a.yaml", "set:+every.deep=1"], "no mapping"),
 )
-def test_a_set_that_fits_nothing_is_a_usage_error(tmp_path: Path, words: list[str], part: str) -> None:
+def test_a_set_that_fits_nothing_is_a_usage_error(
+    tmp_path: Path, words: list[str], part: str
+) -> None:
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text("every: 1\n")
     (tmp_path / "c.toml").write_text("every = 1\n")
@@ -148,7 +174,10 @@ def test_a_script_that_could_be_resumed_gets_the_command_for_it(tmp_path: Path) 
     script = ZOO / "checkpoint_functions.py"
     verdict = verify(resolve(script, {"steps": "2", "quick": True}), tmp_path / "work")
     save, resume = "'--save-every 3 --out {checkpoint}'", "'--resume {checkpoint}'"
-    assert verdict.suggestion == f"fsdp2 verify {script} --steps 2 --quick --save-args {save} --resume-args {resume}"
+    assert (
+        verdict.suggestion
+        == f"fsdp2 verify {script} --steps 2 --quick --save-args {save} --resume-args {resume}"
+    )
 
 
 @pytest.mark.parametrize("root", ["nothing", "tests/zoo"])

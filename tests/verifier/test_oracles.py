@@ -18,12 +18,16 @@ RIGHT = pytest.param(("x", "x"), "pass", marks=pytest.mark.full)
 
 
 @cases("edit, status", RIGHT, (("loss.backward()", "(loss * world).backward()"), "fail"))
-def test_one_process_decides_alone(verify_script, tmp_path: Path, edit: tuple[str, str], status: str) -> None:
+def test_one_process_decides_alone(
+    verify_script, tmp_path: Path, edit: tuple[str, str], status: str
+) -> None:
     verdict = verify_script(edited(tmp_path, (AFTER, ASKS + AFTER), edit), only=ONLY)
     found = {f.rule: f for f in verdict.findings}
     assert found["matches-ddp"].status == "inconclusive"
     assert "`mesh = model.head.weight.device_mesh`" in found["matches-ddp"].evidence
-    assert found["matches-single-process"].status == status, found["matches-single-process"].evidence
+    assert found["matches-single-process"].status == status, found[
+        "matches-single-process"
+    ].evidence
     assert [r["role"] for r in verdict.runs] == ["train", "reference", "perturbed", "single"]
     assert [r["world_size"] for r in verdict.runs] == [2, 2, 1, 1]
     if status == "fail":
@@ -48,7 +52,9 @@ def test_a_script_for_one_process_is_an_oracle_too(
     plain = re.sub(r"    for block in model.blocks:\n", "", plain)
     assert "dist" not in plain
     before = written(tmp_path, plain.replace(*change, 1), "before.py")
-    (found,) = verify_script(written(tmp_path, text), only=("matches-original",), reference=str(before)).findings
+    (found,) = verify_script(
+        written(tmp_path, text), only=("matches-original",), reference=str(before)
+    ).findings
     assert found.status == status, found.evidence
 
 
@@ -63,7 +69,9 @@ SCALE, DDP = "double-or-missing-world-scale", "matches-ddp"
 
 
 @cases("scale, status", ("(loss / world)", "pass"), ("loss", "fail"))
-def test_a_divide_factor_that_is_set_before_to_empty(verify_script, tmp_path: Path, scale: str, status: str) -> None:
+def test_a_divide_factor_that_is_set_before_to_empty(
+    verify_script, tmp_path: Path, scale: str, status: str
+) -> None:
     changes = (EMPTY, SUMMED + EMPTY), (BACKWARD, f"        {scale}.backward()")
     verdict = verify_script(edited(tmp_path, *changes, of="meta_init_rope"), only=(DDP, SCALE))
     assert {f.rule: f.status for f in verdict.findings} == {DDP: "pass", SCALE: status}
@@ -82,7 +90,10 @@ def test_a_loss_in_chunks_is_one_mean(verify_script, tmp_path: Path, by: str, st
     mean = "gradient-of-mean-loss"
     script = edited(tmp_path, (WHOLE, f"{CHUNKS} / ({by})"), of="sum_reduction")
     verdict = verify_script(script, only=(mean, "token-mean-of-means"))
-    assert {f.rule: f.status for f in verdict.findings} == {mean: status, "token-mean-of-means": "pass"}
+    assert {f.rule: f.status for f in verdict.findings} == {
+        mean: status,
+        "token-mean-of-means": "pass",
+    }
 
 
 FINALIZED = """\
@@ -104,8 +115,13 @@ WHOLE_BATCH = """\
 @pytest.mark.skipif(not hasattr(FSDPModule, "finalize_backward"), reason="it came with torch 2.15")
 def test_backwards_that_the_script_finalizes(verify_script, tmp_path: Path) -> None:
     first = "    for step in range"
-    changes = (first, f"    model.set_manual_backward_finalization(True)\n{first}"), (WHOLE_BATCH, FINALIZED)
+    changes = (
+        (first, f"    model.set_manual_backward_finalization(True)\n{first}"),
+        (WHOLE_BATCH, FINALIZED),
+    )
     verdict = verify_script(edited(tmp_path, *changes, of="meta_init_rope"), only=(DDP, SCALE))
     found = {f.rule: f for f in verdict.findings}
-    assert {rule: f.status for rule, f in found.items()} == {DDP: "pass", SCALE: "pass"}, found[DDP].evidence
+    assert {rule: f.status for rule, f in found.items()} == {DDP: "pass", SCALE: "pass"}, found[
+        DDP
+    ].evidence
     assert "one process" not in found[DDP].evidence

@@ -73,7 +73,12 @@ def test_a_users_folder_called_torch_or_verifier_is_blamed() -> None:
         busy = f'Current thread 0x1 (most recent call first):\n  File "{own}", line 9 in load\n'
         killed = (Ended(0, -9, True), Ended(1, -9, True))
         found = root_cause(
-            replace(run([], []), ended=killed, timed_out=True, stacks={0: DUMP.format(torch=TORCH, own=own), 1: busy})
+            replace(
+                run([], []),
+                ended=killed,
+                timed_out=True,
+                stacks={0: DUMP.format(torch=TORCH, own=own), 1: busy},
+            )
         )
         assert (found.rank, found.location.file, found.location.line) == (1, own, 9)
 
@@ -103,7 +108,11 @@ def test_the_line_of_a_library_to_which_the_users_line_led(tmp_path: Path) -> No
         place = space["main"](space["step"], look)  # type: ignore[operator]
         assert (place.file, place.line, place.function) == (str(script), 2, "main")
     place = space["main"](space["step"], frames.here)  # type: ignore[operator]
-    assert (place.library.file, place.library.line, place.library.function) == (str(library), 2, "step")
+    assert (place.library.file, place.library.line, place.library.function) == (
+        str(library),
+        2,
+        "step",
+    )
     assert place.through == []
     plain = replace(place, library=None)
     assert place == plain
@@ -118,7 +127,14 @@ def test_one_line_of_each_library_on_the_way() -> None:
     }
     space: dict[str, Any] = {}
     for name, text in texts.items():
-        exec(compile(text, f"/mine/{name}.py" if name == "train" else f"/env/site-packages/{name}.py", "exec"), space)
+        exec(
+            compile(
+                text,
+                f"/mine/{name}.py" if name == "train" else f"/env/site-packages/{name}.py",
+                "exec",
+            ),
+            space,
+        )
     frames = Frames("/mine")
     for place in (
         space["main"](space["step"], space["back"], frames.here),

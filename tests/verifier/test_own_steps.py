@@ -36,8 +36,19 @@ def own(*micros: tuple[int, ...]) -> list[dict[str, Any]]:
     (own((1,), (2,), (3,)), ""),
     (own((1,), (1,), (1,)), ""),  # one batch for all
     (own((1,), (1,), (2,), (3,), (4,)), ""),  # twice by chance
-    ([*own((1,), (1,))[:3], SAVE, *own((1,), (1,))[3:], *own((2,), (2,))], ""),  # a step is over where it is saved
-    ([*own((1,), (1,), (2,), (2,))[:-1], stepped(4), step(9, cls="torch.optim.sgd.SGD"), stepped(9)], ""),
+    (
+        [*own((1,), (1,))[:3], SAVE, *own((1,), (1,))[3:], *own((2,), (2,))],
+        "",
+    ),  # a step is over where it is saved
+    (
+        [
+            *own((1,), (1,), (2,), (2,))[:-1],
+            stepped(4),
+            step(9, cls="torch.optim.sgd.SGD"),
+            stepped(9),
+        ],
+        "",
+    ),
     ([], "forwards"),
 )
 def test_where_the_steps_of_a_script_end(records: list[dict[str, Any]], where: str) -> None:
@@ -50,11 +61,17 @@ def held(weight: float) -> dict[str, Any]:
 
 def files(*resumed: float) -> Evidence:
     """Files that a script writes after step 2, in which an earlier step lies or not; the resume begins with these weights."""
-    made = [record for k in range(1, 6) for record in (micro(k), step(k, **held(float(k))), stepped(k))]
+    made = [
+        record for k in range(1, 6) for record in (micro(k), step(k, **held(float(k))), stepped(k))
+    ]
     write = {"kind": "checkpoint", "op": "write", "after_step": 2, "to": "/c/manifest.json"}
     read = {"kind": "checkpoint", "op": "read", "after_step": 0, "to": "/c/manifest.json"}
     train = run(*[[model(), *made[:6], write, *made[6:]]] * 2)
-    again = [record for k, x in enumerate(resumed, 1) for record in (micro(k), step(k, **held(x)), stepped(k))]
+    again = [
+        record
+        for k, x in enumerate(resumed, 1)
+        for record in (micro(k), step(k, **held(x)), stepped(k))
+    ]
     return Evidence(train=train, resume=run(*[[read, model(), *again]] * 2, role="resume"))
 
 
@@ -79,17 +96,25 @@ def jumping(gradient: float, loss: float = 0.0) -> Run:
     for record in single.traces[0].of(Step):
         if record.step == 3:
             object.__setattr__(
-                record, "grads", {n: [x * (1.0 + gradient) for x in g or []] for n, g in record.grads.items()}
+                record,
+                "grads",
+                {n: [x * (1.0 + gradient) for x in g or []] for n, g in record.grads.items()},
             )
     return single
 
 
-@cases("gradient, loss, step", (5e-3, 0.0, 3), (0.0, 0.0, None), (0.5, 0.0, None), (5e-3, 1e-2, None))
-def test_a_gradient_that_jumps_from_equal_weights_and_losses(gradient: float, loss: float, step: int | None) -> None:
+@cases(
+    "gradient, loss, step", (5e-3, 0.0, 3), (0.0, 0.0, None), (0.5, 0.0, None), (5e-3, 1e-2, None)
+)
+def test_a_gradient_that_jumps_from_equal_weights_and_losses(
+    gradient: float, loss: float, step: int | None
+) -> None:
     train = trained(1, losses=(3.0, 2.0, 1.0, 0.5))
     noise = replace(train, role="perturbed")
     single = jumping(gradient, loss)
-    evidence = Evidence(train=train, full_precision=train, reference=train, perturbed=noise, single=single)
+    evidence = Evidence(
+        train=train, full_precision=train, reference=train, perturbed=noise, single=single
+    )
     cut = before_the_kink(evidence)
     assert cut.kink == step
     assert cut.single is not None
@@ -103,7 +128,9 @@ def test_a_gradient_that_jumps_from_equal_weights_and_losses(gradient: float, lo
 def test_a_kink_is_none_where_ddp_differs_too() -> None:
     train = trained(1, losses=(3.0, 2.0, 1.0, 0.5))
     noise, single = replace(train, role="perturbed"), jumping(5e-3)
-    evidence = Evidence(train=train, full_precision=train, reference=jumping(5e-3), perturbed=noise, single=single)
+    evidence = Evidence(
+        train=train, full_precision=train, reference=jumping(5e-3), perturbed=noise, single=single
+    )
     assert before_the_kink(evidence).kink is None
 
 
@@ -112,7 +139,9 @@ def test_what_is_loaded_and_replaced() -> None:
     assert judge("loaded-weights-overwritten", [model(), overwritten, *own((1,))]).status == "fail"
     assert judge("loaded-weights-overwritten", [model(), *own((1,))]).status == "pass"
     survey = run([overwritten], role="survey")
-    assert judge("loaded-weights-overwritten", [model(), *own((1,))], survey=survey).status == "fail"
+    assert (
+        judge("loaded-weights-overwritten", [model(), *own((1,))], survey=survey).status == "fail"
+    )
 
 
 def test_a_frozen_model_of_16_bits_that_cannot_follow() -> None:
@@ -141,7 +170,15 @@ class Run:
     def end(self):
         use(self.best)
 """
-    live = {value: {"holder": "object", "sketch": [1.0] * 5, "numel": 8, "live": True, "dtype": "float32"}}
+    live = {
+        value: {
+            "holder": "object",
+            "sketch": [1.0] * 5,
+            "numel": 8,
+            "live": True,
+            "dtype": "float32",
+        }
+    }
     state = {"kind": "state", "values": {}, "gone": [], "evaluations": 0, "in_eval": []}
     records = [
         model(),
@@ -192,14 +229,20 @@ def test_nothing_is_recorded_within_a_transform() -> None:
 
 
 @cases("between, found", (1.0, True), (0.5, False), (0.0, False))
-def test_gradients_that_a_script_fades_between_steps_are_not_forgotten(between: float, found: bool) -> None:
+def test_gradients_that_a_script_fades_between_steps_are_not_forgotten(
+    between: float, found: bool
+) -> None:
     """`between`: by which the script multiplies the gradient of a step before the next backward."""
     param, writer = torch.nn.Parameter(torch.ones(3)), Recorder()
     param.grad = torch.tensor([1.0, -2.0, 0.5])
     turn, slot = SimpleNamespace(begun=1), SimpleNamespace(name="w", param=param)
     optimizers = SimpleNamespace(of=lambda optimizer: turn)
     session: Any = SimpleNamespace(
-        steps=4, optimizers=optimizers, all_slots=lambda: [slot], write=writer.write, here=writer.here
+        steps=4,
+        optimizers=optimizers,
+        all_slots=lambda: [slot],
+        write=writer.write,
+        here=writer.here,
     )
     watch, optimizer = Watch(session), torch.optim.SGD([param])
     watch.stepped(optimizer)

@@ -23,7 +23,10 @@ def record(**more: Any) -> Rehearsal:
     kinds = {"activations": 8 * GIB, "sharded parameters": 2 * GIB, "optimizer state": 4 * GIB}
     course = [
         Moment(phase="initialisation", bytes=2 * GIB, kinds={"sharded parameters": 2 * GIB}),
-        *(Moment(phase="first step", bytes=n * GIB, kinds={"activations": n * GIB}) for n in range(1, 5)),
+        *(
+            Moment(phase="first step", bytes=n * GIB, kinds={"activations": n * GIB})
+            for n in range(1, 5)
+        ),
         *(Moment(phase="later steps", bytes=14 * GIB, kinds=kinds) for _ in range(4)),
     ]
     peak = Peak(
@@ -55,7 +58,9 @@ def rehearsed(memory: float | None = 24, trouble: Trouble | None = None, **more:
     return Rehearsed(record(**more), trouble, int(memory * GIB) if memory else None, 1.0)
 
 
-@pytest.mark.parametrize(("memory", "word"), [(24, "fits"), (16, "tight"), (10, "does not fit"), (None, "planned")])
+@pytest.mark.parametrize(
+    ("memory", "word"), [(24, "fits"), (16, "tight"), (10, "does not fit"), (None, "planned")]
+)
 def test_the_verdict_is_at_the_top(memory: float | None, word: str) -> None:
     text = page(rehearsed(memory))
     found = sound(text)
@@ -75,7 +80,11 @@ def test_an_error_has_its_line() -> None:
 
 def test_memory_is_drawn_by_kind_and_phase() -> None:
     figure = memory(record(), 16 * GIB)
-    assert [name for name, _, _ in figure["legend"]] == ["activations", "sharded parameters", "optimizer state"]
+    assert [name for name, _, _ in figure["legend"]] == [
+        "activations",
+        "sharded parameters",
+        "optimizer state",
+    ]
     assert figure["svg"].count('class="area"') == 3
     assert "first step" in figure["svg"] and "later steps" in figure["svg"]
     assert figure["svg"].count('class="limit"') == 1 and "the device: 16.0 GiB" in figure["svg"]
@@ -87,14 +96,24 @@ def test_areas_are_as_high_as_what_they_show() -> None:
     """The uppermost one reaches the total of each moment."""
     figure = memory(record(), None)
     paths = [line for line in figure["svg"].splitlines() if 'class="area"' in line]
-    heights = [float(point.split()[1]) for point in paths[-1].partition(' d="M')[2].rstrip('Z"/>').split("L")]
+    heights = [
+        float(point.split()[1])
+        for point in paths[-1].partition(' d="M')[2].rstrip('Z"/>').split("L")
+    ]
     axis = {value: height for height, value in _ticks(figure["svg"])}
     assert min(heights) == pytest.approx(axis[0] - (axis[0] - axis[10]) * 1.4, abs=0.3)
 
 
 def _ticks(svg: str) -> list[tuple[float, float]]:
-    lines = [line for line in svg.splitlines() if line.startswith("<text") and 'text-anchor="end"' in line]
-    return [(float(line.split('y="')[1].split('"')[0]) - 4, float(line.split(">")[1].split("<")[0])) for line in lines]
+    lines = [
+        line
+        for line in svg.splitlines()
+        if line.startswith("<text") and 'text-anchor="end"' in line
+    ]
+    return [
+        (float(line.split('y="')[1].split('"')[0]) - 4, float(line.split(">")[1].split("<")[0]))
+        for line in lines
+    ]
 
 
 def test_many_kinds_share_a_colour_at_the_end() -> None:
@@ -123,4 +142,10 @@ def test_what_a_script_says_is_text(text: str) -> None:
     seen = replace(record().peaks[0], module=text, at_line=place)
     reads = [Read(what=text, count=3, in_step=True, synchronizes=True, at_line=place)]
     found = rehearsed(trouble=trouble, peaks=[seen], reads=reads, flops={text: flops(forward=10)})
-    sound(page(found, Explored((one, replace(one, found=None, refused=text)), 2, 24 * GIB, "gpu"), name=text))
+    sound(
+        page(
+            found,
+            Explored((one, replace(one, found=None, refused=text)), 2, 24 * GIB, "gpu"),
+            name=text,
+        )
+    )

@@ -30,7 +30,9 @@ def run(found: Target, work: Path, launcher: Launcher) -> Worlds:
     return files
 
 
-def test_it_runs_in_the_folder_of_the_project_with_its_arguments(launcher: Launcher, tmp_path: Path) -> None:
+def test_it_runs_in_the_folder_of_the_project_with_its_arguments(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     found = target(tmp_path, "import sys\nopen('made', 'w').write(sys.argv[1])\n")
     files = run(found, tmp_path / "work", launcher)
     assert not (tmp_path / "made").exists()

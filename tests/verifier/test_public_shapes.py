@@ -39,19 +39,25 @@ DRAWN = f"    with torch.no_grad():\n        nn.init.trunc_normal_(model.head.we
 @cases(
     "edits, rules",
     (EDITS, RULES),  # the loss has the model's head, and the model trains in eval mode
-    (((BUILT, DRAWN),), ("grad-norm-item-partial",)),  # torch reads a norm: each rank draws until its part is in bounds
+    (
+        ((BUILT, DRAWN),),
+        ("grad-norm-item-partial",),
+    ),  # torch reads a norm: each rank draws until its part is in bounds
     ids=["loss", "trunc_normal_"],
 )
 def test_it_passes(
-    verify_script: Verify, tmp_path: Path, edits: tuple[tuple[str, str], ...], rules: tuple[str, ...]
+    verify_script: Verify,
+    tmp_path: Path,
+    edits: tuple[tuple[str, str], ...],
+    rules: tuple[str, ...],
 ) -> None:
     findings = verify_script(edited(tmp_path, *edits), only=rules).findings
-    assert {f.rule: f.status for f in findings} == dict.fromkeys(rules, "pass"), [f.evidence for f in findings]
+    assert {f.rule: f.status for f in findings} == dict.fromkeys(rules, "pass"), [
+        f.evidence for f in findings
+    ]
 
 
-OPTION = (
-    'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--batch-size", type=int, default=8)\n'
-)
+OPTION = 'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--batch-size", type=int, default=8)\n'
 READ = f"\n{OPTION}BATCH_PER_RANK = parser.parse_args().batch_size\n\n\n@dataclass"
 BATCH = ("BATCH_PER_RANK, SAMPLES, STEPS = 16, 8, 512, 20", "SAMPLES, STEPS = 16, 512, 20")
 
@@ -93,12 +99,14 @@ if step == 3:  # an update is skipped
 )
 
 
-def test_noise_results_of_calls_growth_and_skipped_updates(verify_script: Verify, tmp_path: Path) -> None:
+def test_noise_results_of_calls_growth_and_skipped_updates(
+    verify_script: Verify, tmp_path: Path
+) -> None:
     rules = ("matches-ddp", "matches-single-process", "state-same-on-ranks")
     verdict = verify_script(written(tmp_path, GROWS), only=rules, steps=6)
-    assert {finding.rule: finding.status for finding in verdict.findings if finding.rule in rules} == dict.fromkeys(
-        rules, "pass"
-    )
+    assert {
+        finding.rule: finding.status for finding in verdict.findings if finding.rule in rules
+    } == dict.fromkeys(rules, "pass")
 
 
 CURVES = """
@@ -118,4 +126,8 @@ def test_a_fault_of_a_module_counts_where_a_run_reaches_it(
     written(tmp_path, CURVES, "curves.py")
     script = edited(tmp_path, (USES, f"    {uses}\n{USES}"))
     (found,) = verify_script(script, only=("loop-variable-read-late",)).findings
-    assert (found.status, found.warns, Path(found.location.file).name) == ("fail", warns, "curves.py")
+    assert (found.status, found.warns, Path(found.location.file).name) == (
+        "fail",
+        warns,
+        "curves.py",
+    )

@@ -69,10 +69,22 @@ main()
 
 
 def test_a_base_in_four_bits_is_compared_like_others(verify_script: Verify, tmp_path: Path) -> None:
-    rules = ("matches-ddp", "matches-single-process", "resume-is-exact", "reshard-keeps-trajectory", "state-restored")
-    given = {"save_args": "--save {checkpoint}", "resume_args": "--resume {checkpoint}", "reshard_to": [4]}
+    rules = (
+        "matches-ddp",
+        "matches-single-process",
+        "resume-is-exact",
+        "reshard-keeps-trajectory",
+        "state-restored",
+    )
+    given = {
+        "save_args": "--save {checkpoint}",
+        "resume_args": "--resume {checkpoint}",
+        "reshard_to": [4],
+    }
     verdict = verify_script(written(tmp_path, SCRIPT), rules, steps=4, **given)
-    assert {finding.rule: finding.status for finding in verdict.findings} == dict.fromkeys(rules, "pass")
+    assert {finding.rule: finding.status for finding in verdict.findings} == dict.fromkeys(
+        rules, "pass"
+    )
 
 
 ON_GPUS = (
@@ -83,11 +95,15 @@ ON_GPUS = (
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_a_base_in_four_bits_on_gpus_that_are_not_there(verify_script: Verify, tmp_path: Path) -> None:
+def test_a_base_in_four_bits_on_gpus_that_are_not_there(
+    verify_script: Verify, tmp_path: Path
+) -> None:
     text = SCRIPT
     for old, new in ON_GPUS:
         assert old in text
         text = text.replace(old, new)
     rules = ("run-completes", "matches-ddp")
     verdict = verify_script(written(tmp_path, text), rules, steps=2)
-    assert {finding.rule: finding.status for finding in verdict.findings} == dict.fromkeys(rules, "pass")
+    assert {finding.rule: finding.status for finding in verdict.findings} == dict.fromkeys(
+        rules, "pass"
+    )

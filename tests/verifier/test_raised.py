@@ -37,7 +37,13 @@ def _whole(of: dict[str, Any]) -> dict[str, Any]:
 
 
 def shard(number: int, **more: Any) -> dict[str, Any]:
-    base = {"kind": "shard", "modules": ["M"], "param_dtype": None, "output_dtype": None, "parameters": []}
+    base = {
+        "kind": "shard",
+        "modules": ["M"],
+        "param_dtype": None,
+        "output_dtype": None,
+        "parameters": [],
+    }
     return {**base, "at_line": line(number), **more}
 
 
@@ -45,7 +51,11 @@ def expanded(case: dict[str, Any]) -> tuple[Any, ...]:
     """(rule, errors, frames, records, line to change) of an entry of raised.yaml."""
     frames, records = [], []
     for one in case.get("frames", [{"line": case.get("at")}]):
-        of = {key: value for key, value in one.items() if key not in ("line", "torch", "file", "function")}
+        of = {
+            key: value
+            for key, value in one.items()
+            if key not in ("line", "torch", "file", "function")
+        }
         if "line" in one:
             frames.append(frame(one["line"], one.get("function", "main"), **of))
         else:
@@ -64,20 +74,29 @@ def expanded(case: dict[str, Any]) -> tuple[Any, ...]:
 
 
 ENTRIES = [
-    expanded(case) for case in yaml.safe_load(Path(__file__).with_name("raised.yaml").read_text(encoding="utf-8"))
+    expanded(case)
+    for case in yaml.safe_load(Path(__file__).with_name("raised.yaml").read_text(encoding="utf-8"))
 ]
 CASES = [(rule, *error, *more) for rule, errors, *more in ENTRIES if rule for error in errors]
 OTHERS = [(*error, *more[:2]) for rule, errors, *more in ENTRIES if not rule for error in errors]
 
 
-def stopped(error: str, message: str, frames: list[dict[str, Any]], records: list[dict[str, Any]]) -> Run:
+def stopped(
+    error: str, message: str, frames: list[dict[str, Any]], records: list[dict[str, Any]]
+) -> Run:
     own = [line(f["line"], f["function"]) for f in frames if f["own"]]
-    rows = [*records, {"kind": "raised", "error": error, "frames": frames}, end(error, message, frames=own)]
+    rows = [
+        *records,
+        {"kind": "raised", "error": error, "frames": frames},
+        end(error, message, frames=own),
+    ]
     return run([{"at_line": None, **row} for row in rows])
 
 
 @cases("rule, error, message, frames, records, where", *CASES)
-def test_one_rule_names_it(rule: str, error: str, message: str, frames: Any, records: Any, where: int) -> None:
+def test_one_rule_names_it(
+    rule: str, error: str, message: str, frames: Any, records: Any, where: int
+) -> None:
     evidence = Evidence(train=stopped(error, message, frames, records))
     found = {name: judge_one(RULES[name], evidence) for name in NAMES}
     assert [name for name, f in found.items() if f.status == "fail"] == [rule]
@@ -87,7 +106,9 @@ def test_one_rule_names_it(rule: str, error: str, message: str, frames: Any, rec
 
 
 @pytest.mark.parametrize(("error", "message", "frames", "records"), OTHERS)
-def test_no_rule_names_what_is_none_of_theirs(error: str, message: str, frames: list[Any], records: list[Any]) -> None:
+def test_no_rule_names_what_is_none_of_theirs(
+    error: str, message: str, frames: list[Any], records: list[Any]
+) -> None:
     evidence = Evidence(train=stopped(error, message, frames, records))
     assert [name for name in NAMES if judge_one(RULES[name], evidence).status == "fail"] == []
 
@@ -114,7 +135,11 @@ def test_a_parameter_without_gradients_is_named_before_any_resume() -> None:
 
 
 def test_every_error_is_in_the_table_and_too_few_ranks_name_the_option() -> None:
-    assert {case[0] for case in CASES} == {name for name in NAMES if isinstance(RULES[name], RaisedRule)}
+    assert {case[0] for case in CASES} == {
+        name for name in NAMES if isinstance(RULES[name], RaisedRule)
+    }
     message = "Mesh should not be bigger than default world size 2, but found 8 ranks!"
-    found = judge_one(RULES["mesh-refused"], Evidence(train=stopped("RuntimeError", message, [frame(60)], [])))
+    found = judge_one(
+        RULES["mesh-refused"], Evidence(train=stopped("RuntimeError", message, [frame(60)], []))
+    )
     assert "--nproc 8" in (found.fix or "")

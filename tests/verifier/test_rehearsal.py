@@ -82,7 +82,9 @@ for step in range(20):
 PARAMETERS = 2 * VOCABULARY * WIDTH + LAYERS * 2 * WIDTH * HIDDEN
 
 
-def rehearsed(launcher: Launcher, folder: Path, text: str = SCRIPT, ranks: int = 64, mode: str = "rehearse") -> Run:
+def rehearsed(
+    launcher: Launcher, folder: Path, text: str = SCRIPT, ranks: int = 64, mode: str = "rehearse"
+) -> Run:
     """The run of a script as rank 0 of so many, or really with its memory counted."""
     script = written(folder, text, "train.py")
     work = folder.with_name(f"{folder.name}-{mode}-{ranks}")
@@ -116,7 +118,12 @@ def peak(found: Rehearsal, phase: str) -> Peak:
 def test_kinds_and_bytes_are_those_of_arithmetic(launcher: Launcher, tmp_path: Path) -> None:
     run = rehearsed(launcher, tmp_path)
     found = record(run)
-    assert (found.steps, found.world_size, found.mesh, found.tokens) == (3, 64, {"dp_shard": 64}, ROWS)
+    assert (found.steps, found.world_size, found.mesh, found.tokens) == (
+        3,
+        64,
+        {"dp_shard": 64},
+        ROWS,
+    )
     later = peak(found, "later steps")
     shard = 4 * PARAMETERS // 64
     assert later.kinds["sharded parameters"] == shard
@@ -124,7 +131,10 @@ def test_kinds_and_bytes_are_those_of_arithmetic(launcher: Launcher, tmp_path: P
     assert later.bytes == sum(later.kinds.values())
     assert later.at_line is not None and later.at_line.code == "loss.backward()"
     assert later.reserved >= later.bytes
-    assert "optimizer state" not in peak(found, "first step").kinds or peak(found, "first step").bytes >= later.bytes
+    assert (
+        "optimizer state" not in peak(found, "first step").kinds
+        or peak(found, "first step").bytes >= later.bytes
+    )
     step = [one for one in found.collectives if one.step == 3]
     sent = Counter[tuple[str, str, str]]()
     for one in step:
@@ -148,12 +158,20 @@ def test_kinds_and_bytes_are_those_of_arithmetic(launcher: Launcher, tmp_path: P
     "changes",
     [
         {},
-        {"F.relu(": "F.silu(", "2048": "128", "(64,)": "(512,)"},  # whose backward calls others where it has no kernel
+        {
+            "F.relu(": "F.silu(",
+            "2048": "128",
+            "(64,)": "(512,)",
+        },  # whose backward calls others where it has no kernel
     ],
 )
-def test_memory_is_what_real_tensors_need(launcher: Launcher, tmp_path: Path, changes: dict[str, str]) -> None:
+def test_memory_is_what_real_tensors_need(
+    launcher: Launcher, tmp_path: Path, changes: dict[str, str]
+) -> None:
     text = functools.reduce(lambda text, change: text.replace(*change), changes.items(), SCRIPT)
-    fake, real = (record(rehearsed(launcher, tmp_path, text, 2, mode)) for mode in ("rehearse", "count"))
+    fake, real = (
+        record(rehearsed(launcher, tmp_path, text, 2, mode)) for mode in ("rehearse", "count")
+    )
     for phase in ("initialisation", "first step", "later steps"):
         ours, theirs = peak(fake, phase), peak(real, phase)
         assert ours.bytes == pytest.approx(theirs.bytes, rel=0.02)
@@ -162,7 +180,9 @@ def test_memory_is_what_real_tensors_need(launcher: Launcher, tmp_path: Path, ch
                 assert ours.kinds[kind] == pytest.approx(size, rel=0.02), kind
 
 
-def test_a_norm_keeps_its_input_and_one_scale_for_each_row(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_norm_keeps_its_input_and_one_scale_for_each_row(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     normed = SCRIPT.replace("self.up(x)", f"self.up(F.rms_norm(x, ({WIDTH},)))")
     later = [
         peak(record(rehearsed(launcher, tmp_path, text, ranks)), "later steps")
@@ -178,7 +198,10 @@ OFFLOADED = (
     ("import MixedPrecisionPolicy,", "import CPUOffloadPolicy, MixedPrecisionPolicy,"),
     ("mp_policy=policy)", "mp_policy=policy, offload_policy=CPUOffloadPolicy())"),
     ('model.to_empty(device="cuda")', 'model.to_empty(device="cpu")'),
-    ("    loss.backward()\n", "    loss.backward()\n    F.cross_entropy(model(tokens).float(), tokens).backward()\n"),
+    (
+        "    loss.backward()\n",
+        "    loss.backward()\n    F.cross_entropy(model(tokens).float(), tokens).backward()\n",
+    ),
 )
 
 
@@ -188,7 +211,9 @@ def test_offloaded_gradients_are_on_the_host(launcher: Launcher, tmp_path: Path)
     for old, new in OFFLOADED:
         assert old in text
         text = text.replace(old, new)
-    fake, real = (record(rehearsed(launcher, tmp_path, text, 2, mode)) for mode in ("rehearse", "count"))
+    fake, real = (
+        record(rehearsed(launcher, tmp_path, text, 2, mode)) for mode in ("rehearse", "count")
+    )
     for phase in ("initialisation", "first step", "later steps"):
         ours, theirs = peak(fake, phase), peak(real, phase)
         assert ours.bytes == pytest.approx(theirs.bytes, rel=0.02)
@@ -208,7 +233,10 @@ def test_time_does_not_grow_with_ranks(launcher: Launcher, tmp_path: Path) -> No
 
 
 FAULTS = {
-    "device": ('tokens = torch.randint(2048, (64,)).to("cuda")', "tokens = torch.randint(2048, (64,))"),
+    "device": (
+        'tokens = torch.randint(2048, (64,)).to("cuda")',
+        "tokens = torch.randint(2048, (64,))",
+    ),
     "meta": ('model.to_empty(device="cuda")\n', ""),
     "mesh": ("(dist.get_world_size(),)", "(dist.get_world_size() // 3,)"),
     "batch": (
@@ -219,19 +247,24 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_error_of_production_is_found_with_its_line(launcher: Launcher, tmp_path: Path, kind: str) -> None:
+def test_error_of_production_is_found_with_its_line(
+    launcher: Launcher, tmp_path: Path, kind: str
+) -> None:
     old, new = FAULTS[kind]
     assert old in SCRIPT
     run = rehearsed(launcher, tmp_path, SCRIPT.replace(old, new))
     found = judge(run, None)
     assert found.trouble is not None
-    assert (found.trouble.kind, found.trouble.unfollowed, found.exit_code) == (kind, "", 1), found.trouble
+    assert (found.trouble.kind, found.trouble.unfollowed, found.exit_code) == (kind, "", 1), (
+        found.trouble
+    )
     assert found.trouble.at_line is not None
 
 
 def test_script_that_needs_values_is_not_called_wrong(launcher: Launcher, tmp_path: Path) -> None:
     needs = SCRIPT.replace(
-        "    print(loss.item())  # the read", '    if loss.item() > 0.5:\n        raise ValueError("diverged")'
+        "    print(loss.item())  # the read",
+        '    if loss.item() > 0.5:\n        raise ValueError("diverged")',
     )
     found = judge(rehearsed(launcher, tmp_path, needs), None)
     assert found.trouble is not None and "stand-ins" in found.trouble.unfollowed
@@ -252,14 +285,20 @@ optimizer = torch.optim"""
     assert before == dict.fromkeys(("broadcast", "scatter"), 4 * 16384 * 1024)
 
 
-def test_the_backend_is_the_one_that_the_script_asked_for(launcher: Launcher, tmp_path: Path) -> None:
+def test_the_backend_is_the_one_that_the_script_asked_for(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     """Trainers choose their device by it, and stop at one that they do not know."""
     asks = """
 half = dist.new_group([0])
 assert (dist.get_backend(), dist.get_backend(half)) == ("nccl", "nccl"), (dist.get_backend(), dist.get_backend(half))
 optimizer = torch.optim"""
     assert (
-        judge(rehearsed(launcher, tmp_path, SCRIPT.replace("\noptimizer = torch.optim", asks, 1)), None).trouble is None
+        judge(
+            rehearsed(launcher, tmp_path, SCRIPT.replace("\noptimizer = torch.optim", asks, 1)),
+            None,
+        ).trouble
+        is None
     )
 
 
@@ -270,7 +309,9 @@ def test_operators_are_seen_in_parts_without_autograd(launcher: Launcher, tmp_pa
         torch.empty(1 << 14, 1 << 14, device="cuda").t().flatten()
     optimizer.step()
 """
-    found = record(rehearsed(launcher, tmp_path, SCRIPT.replace("\n    optimizer.step()\n", tried, 1)))
+    found = record(
+        rehearsed(launcher, tmp_path, SCRIPT.replace("\n    optimizer.step()\n", tried, 1))
+    )
     forward = 2 * ROWS * (PARAMETERS - VOCABULARY * WIDTH)
     assert sum(one.forward for one in found.flops.values()) == 2 * forward
     assert peak(found, "later steps").bytes > 2 * 4 << 28
@@ -279,9 +320,15 @@ def test_operators_are_seen_in_parts_without_autograd(launcher: Launcher, tmp_pa
 
 def test_module_is_rehearsed(command: Command, folder: Path) -> None:
     (folder / "package").mkdir()
-    written(folder / "package", SCRIPT.replace("import os", "import os\nfrom package import sizes", 1), "train.py")
+    written(
+        folder / "package",
+        SCRIPT.replace("import os", "import os\nfrom package import sizes", 1),
+        "train.py",
+    )
     written(folder / "package", "", "sizes.py")
-    done = command("plan", str(folder), "-m", "package.train", "--nproc", "8", "--steps", "2", "--json")
+    done = command(
+        "plan", str(folder), "-m", "package.train", "--nproc", "8", "--steps", "2", "--json"
+    )
     assert done.data["trouble"] is None and done.data["rehearsal"]["steps"] == 2
 
 
@@ -303,10 +350,20 @@ def test_bytes_that_an_operator_moves(text: str, expected: int) -> None:
     seen = []
 
     class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             result = func(*args, **(kwargs or {}))
             seen.append(
-                moved(func, [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)], result)
+                moved(
+                    func,
+                    [
+                        one
+                        for one in tree_flatten((args, kwargs))[0]
+                        if isinstance(one, torch.Tensor)
+                    ],
+                    result,
+                )
             )
             return result
 
@@ -316,8 +373,12 @@ def test_bytes_that_an_operator_moves(text: str, expected: int) -> None:
     assert max(seen) == expected
 
 
-@pytest.mark.parametrize("lacks", ['torch.load("weights.pt")', 'raise TimeoutError("no file of rank 1")'])
-def test_what_is_not_there_is_not_called_wrong(launcher: Launcher, tmp_path: Path, lacks: str) -> None:
+@pytest.mark.parametrize(
+    "lacks", ['torch.load("weights.pt")', 'raise TimeoutError("no file of rank 1")']
+)
+def test_what_is_not_there_is_not_called_wrong(
+    launcher: Launcher, tmp_path: Path, lacks: str
+) -> None:
     """A file, or what another rank writes."""
     text = SCRIPT.replace("optimizer = torch", f"{lacks}\noptimizer = torch", 1)
     found = judge(rehearsed(launcher, tmp_path, text), None)
@@ -325,7 +386,9 @@ def test_what_is_not_there_is_not_called_wrong(launcher: Launcher, tmp_path: Pat
     assert found.exit_code == 4
 
 
-def _judged(tensors: int, reserved: int, memory: int | None, trouble: Trouble | None = None) -> Rehearsed:
+def _judged(
+    tensors: int, reserved: int, memory: int | None, trouble: Trouble | None = None
+) -> Rehearsed:
     top = Peak(
         phase="later steps",
         bytes=tensors,
@@ -352,7 +415,9 @@ GIB = 1 << 30
         (80 * GIB, Trouble("other", "no file", None, "it is not there"), True, False, 4),
     ],
 )
-def test_fits(memory: int | None, trouble: Trouble | None, fits: bool | None, tight: bool, code: int) -> None:
+def test_fits(
+    memory: int | None, trouble: Trouble | None, fits: bool | None, tight: bool, code: int
+) -> None:
     found = _judged(16 * GIB, 20 * GIB, memory, trouble)
     assert (found.fits, found.tight, found.exit_code) == (fits, tight, code)
 
@@ -375,7 +440,9 @@ def test_fits(memory: int | None, trouble: Trouble | None, fits: bool | None, ti
         (("none.yaml", "--nproc", "8"), "none.yaml"),
     ],
 )
-def test_bad_input_is_refused(command: Command, folder: Path, words: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_refused(
+    command: Command, folder: Path, words: tuple[str, ...], message: str
+) -> None:
     written(folder, SCRIPT, "train.py")
     done = command("plan", *words, code=2)
     assert message in done.err

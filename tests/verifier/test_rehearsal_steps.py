@@ -21,26 +21,31 @@ BY_TRIALS = """    with torch.no_grad():
 
 
 @pytest.mark.parametrize("update", [BY_GRADIENTS, BY_TRIALS])
-def test_step_is_what_a_script_without_optimizer_updates(launcher: Launcher, tmp_path: Path, update: str) -> None:
+def test_step_is_what_a_script_without_optimizer_updates(
+    launcher: Launcher, tmp_path: Path, update: str
+) -> None:
     old = "    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
     assert old in SCRIPT
     text = SCRIPT.replace(old, update)
     if update is BY_TRIALS:
         text = text.replace(
-            "    logits = model(tokens)\n", "    with torch.no_grad():\n        logits = model(tokens)\n"
+            "    logits = model(tokens)\n",
+            "    with torch.no_grad():\n        logits = model(tokens)\n",
         )
     run = rehearsed(launcher, tmp_path, text)
     assert (judge(run, None).trouble, judge(run, None).exit_code) == (None, 0)
     found = record(run)
     assert found.steps == 3
-    assert sum(one.forward for one in found.flops.values()) == 2 * ROWS * (PARAMETERS - VOCABULARY * WIDTH)
+    assert sum(one.forward for one in found.flops.values()) == 2 * ROWS * (
+        PARAMETERS - VOCABULARY * WIDTH
+    )
     assert {one.phase for one in found.peaks} == {"initialisation", "first step", "later steps"}
 
 
 def test_evaluation_alone_is_no_step(launcher: Launcher, tmp_path: Path) -> None:
-    text = SCRIPT.replace("for step in range(20):", "torch.set_grad_enabled(False)\nfor step in range(20):").replace(
-        "    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n", ""
-    )
+    text = SCRIPT.replace(
+        "for step in range(20):", "torch.set_grad_enabled(False)\nfor step in range(20):"
+    ).replace("    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n", "")
     found = judge(rehearsed(launcher, tmp_path, text), None)
     assert found.trouble is not None and found.trouble.text == "no model was trained"
     assert found.exit_code == 4

@@ -16,7 +16,14 @@ PLACE = Place(file="/a/train.py", line=7, function="main", code="opt = AdamW(...
 
 
 def verdict(*findings: Finding) -> Verdict:
-    run = {"role": "train", "world_size": 2, "seconds": 1.0, "completed": True, "exit": {"0": 0}, "command": "train.py"}
+    run = {
+        "role": "train",
+        "world_size": 2,
+        "seconds": 1.0,
+        "completed": True,
+        "exit": {"0": 0},
+        "command": "train.py",
+    }
     numbers = {"losses": [2.0, float("nan"), None], "grad_norms": [1.0, float("inf"), None]}
     return replace(verdicts.verdict(*findings), runs=[{**run, "note": "", **numbers}])
 
@@ -27,13 +34,23 @@ def test_json_is_valid_and_finite() -> None:
         Finding("b", "pass", "y"),
     )
     value = json.loads(verdicts.valid("json", RENDERERS["json"](made)))
-    assert (value["runs"][0]["losses"], value["findings"][0]["measured"]) == ([2.0, None, None], None)
+    assert (value["runs"][0]["losses"], value["findings"][0]["measured"]) == (
+        [2.0, None, None],
+        None,
+    )
 
 
 def test_text_says_what_where_and_how() -> None:
     failed = Finding("a-rule", "fail", "it broke", location=PLACE, fix="fix it")
     text = RENDERERS["text"](verdict(failed, Finding("b", "pass", "fine")))
-    parts = ("FAIL a-rule", "it broke", "train.py:7 in main", "opt = AdamW(...)", "fix  fix it", "fsdp2 explain a-rule")
+    parts = (
+        "FAIL a-rule",
+        "it broke",
+        "train.py:7 in main",
+        "opt = AdamW(...)",
+        "fix  fix it",
+        "fsdp2 explain a-rule",
+    )
     assert [part for part in parts if part not in text] == []
     assert text.rstrip().endswith("verdict: fail")
 
@@ -42,9 +59,15 @@ STATUSES: list[Status] = ["pass", "not_applicable", "inconclusive", "error", "fa
 
 
 def test_text_shows_what_needs_attention_and_counts_the_rest() -> None:
-    made = verdict(*(Finding(f"rule-{status}", status, f"evidence of {status}") for status in STATUSES))
+    made = verdict(
+        *(Finding(f"rule-{status}", status, f"evidence of {status}") for status in STATUSES)
+    )
     brief, whole = renderers()["text"](made), renderers(verbose=True)["text"](made)
-    assert [status for status in STATUSES if f"evidence of {status}" in brief] == ["inconclusive", "error", "fail"]
+    assert [status for status in STATUSES if f"evidence of {status}" in brief] == [
+        "inconclusive",
+        "error",
+        "fail",
+    ]
     assert all(f"evidence of {status}" in whole for status in STATUSES)
     counts = "1 failed, 1 error, 1 not checked, 1 passed, 1 not applicable, 1 run in 1 s"
     assert brief.splitlines()[-2:] == [f"{counts}; -v lists them, with reasons", "verdict: fail"]
@@ -53,24 +76,35 @@ def test_text_shows_what_needs_attention_and_counts_the_rest() -> None:
 
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("verbose", [False, True])
-def test_text_fits_the_terminal(columns: int, verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_fits_the_terminal(
+    columns: int, verbose: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     long = " ".join(f"word-{k}" for k in range(60))
     place = Place(file="/a/train.py", line=7, function="main", code="opt = AdamW(" + "x" * 200)
-    made = verdict(*(Finding(f"rule-{status}", status, long, location=place, fix=long) for status in STATUSES))
-    text = renderers(verbose=verbose)["text"](replace(made, runs=[{**made.runs[0], "losses": [1.23456789] * 20}]))
-    assert max(map(len, text.splitlines())) <= columns
-    assert all(text.split().count(f"word-{k}") == text.split().count("word-0") > 3 for k in range(60)), (
-        "no word is broken"
+    made = verdict(
+        *(Finding(f"rule-{status}", status, long, location=place, fix=long) for status in STATUSES)
     )
+    text = renderers(verbose=verbose)["text"](
+        replace(made, runs=[{**made.runs[0], "losses": [1.23456789] * 20}])
+    )
+    assert max(map(len, text.splitlines())) <= columns
+    assert all(
+        text.split().count(f"word-{k}") == text.split().count("word-0") > 3 for k in range(60)
+    ), "no word is broken"
     assert text.count("1.234568") == (20 if verbose else 0)
 
 
 def test_text_has_a_bound_and_a_consequence_one_line() -> None:
-    many = [Finding(f"rule-{k}", "fail", "word " * 100, location=PLACE, fix="fix " * 50) for k in range(60)]
+    many = [
+        Finding(f"rule-{k}", "fail", "word " * 100, location=PLACE, fix="fix " * 50)
+        for k in range(60)
+    ]
     text = RENDERERS["text"](verdict(*many))
     assert len(text) < 10_000 and text.rstrip().endswith("verdict: fail")
-    text = RENDERERS["text"](verdict(Finding("cause", "fail", "x"), Finding("effect", "fail", "y", consequence=True)))
+    text = RENDERERS["text"](
+        verdict(Finding("cause", "fail", "x"), Finding("effect", "fail", "y", consequence=True))
+    )
     assert "as a consequence:\n" in text and "effect: y" in text
 
 

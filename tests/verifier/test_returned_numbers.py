@@ -58,7 +58,9 @@ def followed() -> Any:
     session = Session(root)
     measures = Measures(session)  # type: ignore[arg-type]
     measures.trains()
-    yield SimpleNamespace(call=lambda: measures.called(root, None), train=measures.trains, written=session.written)
+    yield SimpleNamespace(
+        call=lambda: measures.called(root, None), train=measures.trains, written=session.written
+    )
     assert sys.gettrace() is None
 
 
@@ -92,7 +94,9 @@ def both(followed: Any) -> float:
     (without, {"mean": 0.25}),
     (both, {"returned": 0.5}),  # the outer one trains
 )
-def test_what_an_evaluation_makes(followed: Any, call: Callable[[Any], Any], values: dict[str, float]) -> None:
+def test_what_an_evaluation_makes(
+    followed: Any, call: Callable[[Any], Any], values: dict[str, float]
+) -> None:
     followed.train()
     call(followed)
     followed.train()
@@ -109,7 +113,13 @@ def test_draws_are_noted(followed: Any) -> None:
         return random.random()
 
     followed.train()
-    for seed, function in ((1, noisy), (1, noisy), (2, noisy), (1, lambda: small(followed, 0.5)), (1, shuffled)):
+    for seed, function in (
+        (1, noisy),
+        (1, noisy),
+        (2, noisy),
+        (1, lambda: small(followed, 0.5)),
+        (1, shuffled),
+    ):
         torch.manual_seed(seed)
         function()
         followed.train()
@@ -124,7 +134,11 @@ def call(value: float, path: str = "returned", **more: Any) -> dict[str, Any]:
 
 def made(*calls: dict[str, Any]) -> list[dict[str, Any]]:
     training = [one for k in range(1, 4) for one in (micro(k, rows=(k,)), step(k), stepped(k))]
-    return [*training, {"kind": "state", "step": 2, "values": {}, "gone": [], "evaluations": 1, "in_eval": []}, *calls]
+    return [
+        *training,
+        {"kind": "state", "step": 2, "values": {}, "gone": [], "evaluations": 1, "in_eval": []},
+        *calls,
+    ]
 
 
 @cases(
@@ -154,7 +168,10 @@ def test_numbers_of_all_ranks(ranks: list[list[dict[str, Any]]], number: int) ->
 def test_what_is_returned_is_that_of_one_process(alone: float, drew: str, status: str) -> None:
     """Half and twice the value are sums of which the caller makes a mean."""
     ranks = run(*[made(call(0.5))] * 2)
-    rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in made(call(alone, drew=drew))]
+    rows = [
+        {**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r
+        for r in made(call(alone, drew=drew))
+    ]
     single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
     found = judge(RULE, ranks, full_precision=ranks, single=single, sources=SOURCES)
     assert found.status == status, found.evidence

@@ -5,7 +5,21 @@ from typing import Any
 
 import pytest
 
-from records import LINE, cases, entropy, judge, judged_as, micro, model, parameter, row, run, step, stepped, wrap
+from records import (
+    LINE,
+    cases,
+    entropy,
+    judge,
+    judged_as,
+    micro,
+    model,
+    parameter,
+    row,
+    run,
+    step,
+    stepped,
+    wrap,
+)
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import _without_effect, judge_one
@@ -16,7 +30,9 @@ from verified_fsdp2.verifier.rules.base import SECTIONS
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_without_evidence_is_inconclusive_and_its_docs_are_complete(rule: str) -> None:
     found = judge_one(RULES[rule], Evidence())
-    status = "not_applicable" if rule == "unused-suppression" else "inconclusive"  # no comment is known
+    status = (
+        "not_applicable" if rule == "unused-suppression" else "inconclusive"
+    )  # no comment is known
     assert (found.status, found.rule) == (status, rule)
     assert found.evidence
     page = RULES[rule].page()
@@ -36,7 +52,12 @@ PLAIN = [model(), micro(), step(), stepped()]
 )
 def test_unequal_counts(losses: Any, values: Any, reduction: str, measured: float | None) -> None:
     ranks = [
-        [model(), micro(loss=losses[k], criteria=entropy(count, losses[k] / values[k], reduction)), step(), stepped()]
+        [
+            model(),
+            micro(loss=losses[k], criteria=entropy(count, losses[k] / values[k], reduction)),
+            step(),
+            stepped(),
+        ]
         for k, count in enumerate((10, 90))
     ]
     found = judge(MEANS, *ranks)
@@ -46,13 +67,20 @@ def test_unequal_counts(losses: Any, values: Any, reduction: str, measured: floa
 
 def summed(loss: float, *before: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """Two ranks with a mean cross entropy of 2, and this loss."""
-    return [[model(), *before, micro(loss=loss, criteria=entropy(10, loss / 2.0)), step(), stepped()]] * 2
+    return [
+        [model(), *before, micro(loss=loss, criteria=entropy(10, loss / 2.0)), step(), stepped()]
+    ] * 2
 
 
 def off(scale: float, copy: int) -> list[dict[str, Any]]:
     """A gradient of one parameter is `scale` times as large as it should be."""
     grads = {"a": [1.0, 1.0, 2.0, 3.0, 4.0], "b": [scale * x for x in (scale, 1.0, 2.0, 3.0, 4.0)]}
-    return [model(parameter("a", copy), parameter("b", copy)), micro(rows=(1,)), step(grads=grads), stepped()]
+    return [
+        model(parameter("a", copy), parameter("b", copy)),
+        micro(rows=(1,)),
+        step(grads=grads),
+        stepped(),
+    ]
 
 
 OTHER_LOSS = [model(), micro(rows=(1, 2)), step(), stepped()]
@@ -62,10 +90,21 @@ test_means_and_scales = judged_as(
     row(MEANS, "not_applicable", *summed(2.0)),  # equal counts show nothing
     row(MEANS, "inconclusive", TWO_TERMS, TWO_TERMS),
     row(MEANS, "not_applicable", OTHER_LOSS, OTHER_LOSS),
-    row(MEANS, "not_applicable", TWO_TERMS, TWO_TERMS, single=run([model(), micro(rows=(1, 2, 1, 2)), *PLAIN[2:]])),
+    row(
+        MEANS,
+        "not_applicable",
+        TWO_TERMS,
+        TWO_TERMS,
+        single=run([model(), micro(rows=(1, 2, 1, 2)), *PLAIN[2:]]),
+    ),
     # Factors of 1/2 and 2 at two ranks are faults; one of 1.5 is a weight of the script's own.
-    *(row(SCALE, status, *summed(k)) for k, status in ((2.0, "pass"), (1.0, "fail"), (4.0, "fail"), (3.0, "pass"))),
-    row(SCALE, "pass", *summed(1.0, {"kind": "divide", "factor": 1.0})),  # a divide factor of the script counts
+    *(
+        row(SCALE, status, *summed(k))
+        for k, status in ((2.0, "pass"), (1.0, "fail"), (4.0, "fail"), (3.0, "pass"))
+    ),
+    row(
+        SCALE, "pass", *summed(1.0, {"kind": "divide", "factor": 1.0})
+    ),  # a divide factor of the script counts
     *(
         row(SCALE, status, off(scale, 0), off(scale, 1), single=ALONE)
         for scale, status in ((1.0, "pass"), (2.0, "fail"), (0.5, "fail"), (1.5, "pass"))
@@ -87,12 +126,16 @@ CLIPS = Sources({"train.py": "def clip(p):\n    p.grad.div_(p.grad.norm())\n"}, 
 test_clipping = judged_as(
     row(CLIP, "inconclusive", PLAIN, PLAIN, **QUIET, sources=CLIPS),
     row(CLIP, "not_applicable", PLAIN, PLAIN, **QUIET),  # nothing may clip
-    row(CLIP, "not_applicable", PLAIN, PLAIN, provoked=run(PLAIN, PLAIN)),  # made for uninitialised memory
+    row(
+        CLIP, "not_applicable", PLAIN, PLAIN, provoked=run(PLAIN, PLAIN)
+    ),  # made for uninitialised memory
     row(CLIP, "not_applicable", PLAIN, PLAIN),  # nothing touches gradients
     row(CLIP, "pass", PLAIN, PLAIN, **clipped(1e-6, 1e-6)),
     row(CLIP, "fail", PLAIN, PLAIN, **clipped(1e-6, 1.1e-6)),
     row(CLIP, "not_applicable", PLAIN, PLAIN, **clipped(1.0, 1.0)),  # no clipping
-    row(CLIP, "not_applicable", PLAIN, PLAIN, **clipped(1e-6, 3e-6, collinear=False)),  # by value, not by norm
+    row(
+        CLIP, "not_applicable", PLAIN, PLAIN, **clipped(1e-6, 3e-6, collinear=False)
+    ),  # by value, not by norm
     row(CLIP, "inconclusive", PLAIN, **clipped(1e-6)),  # one rank cannot show it
 )
 
@@ -100,16 +143,26 @@ test_clipping = judged_as(
 def test_a_clip_on_local_norms_is_a_fault_where_the_norm_is_taken() -> None:
     taken = {"kind": "clips", "at_line": replace(LINE, line=7)}
     train = run([*PLAIN[:2], taken, *PLAIN[2:]], PLAIN)
-    finding = judge_one(RULES[CLIP], Evidence(train=train, full_precision=train, **clipped(1e-6, 3e-6)))
+    finding = judge_one(
+        RULES[CLIP], Evidence(train=train, full_precision=train, **clipped(1e-6, 3e-6))
+    )
     assert (finding.status, finding.location) == ("fail", taken["at_line"])
 
 
 def plain(*gradients: float) -> list[list[dict[str, Any]]]:
-    whole = [{"kind": "shard", "parameters": []}, model(parameter(), parameter("head", managed=False, sharded=False))]
-    return [[*whole, micro(), step(grads={"head": [first, 1, 0, 0, 0]}), stepped()] for first in gradients]
+    whole = [
+        {"kind": "shard", "parameters": []},
+        model(parameter(), parameter("head", managed=False, sharded=False)),
+    ]
+    return [
+        [*whole, micro(), step(grads={"head": [first, 1, 0, 0, 0]}), stepped()]
+        for first in gradients
+    ]
 
 
-def fed(*rows: tuple[int, ...], first: tuple[dict[str, Any], ...] = (), **more: Any) -> list[list[dict[str, Any]]]:
+def fed(
+    *rows: tuple[int, ...], first: tuple[dict[str, Any], ...] = (), **more: Any
+) -> list[list[dict[str, Any]]]:
     return [[*first, model(), micro(rows=own, **more), step(), stepped()] for own in rows]
 
 
@@ -136,7 +189,9 @@ class TestResume:
         train += [micro(2, rows=(2,)), step(2, **state), stepped(2)]
         rows = {"rows": resumed.pop("rows", (2,))}
         again = [model(), micro(1, **rows), step(1, **{**state, **resumed}), stepped(1)]
-        return Evidence(train=run(train), full_precision=run(train), resume=run(again, role="resume"))
+        return Evidence(
+            train=run(train), full_precision=run(train), resume=run(again, role="resume")
+        )
 
     @cases(
         "rule, resumed",
@@ -152,7 +207,10 @@ class TestResume:
 
     def test_a_schedule_that_goes_on_with_a_rate_that_does_not(self) -> None:
         def steps(rates: list[float], first: int) -> list[dict[str, Any]]:
-            made = [(micro(k, rows=(k + first,)), step(k, lr=[rate]), stepped(k)) for k, rate in enumerate(rates, 1)]
+            made = [
+                (micro(k, rows=(k + first,)), step(k, lr=[rate]), stepped(k))
+                for k, rate in enumerate(rates, 1)
+            ]
             return [model(), *(record for one in made for record in one)]
 
         save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
@@ -160,7 +218,9 @@ class TestResume:
         trained = run([*whole[:4], save, *whole[4:]])
         for later, alone in ((0.3, True), (0.4, False)):
             evidence = Evidence(
-                train=trained, full_precision=trained, resume=run(steps([0.9, later], 1), role="resume")
+                train=trained,
+                full_precision=trained,
+                resume=run(steps([0.9, later], 1), role="resume"),
             )
             finding = judge_one(RULES["scheduler-or-progress-not-restored"], evidence)
             assert finding.status == "fail"
@@ -171,7 +231,10 @@ class TestResume:
         finding = judge_one(RULES["load-without-set"], self.pair(weights=near, halved=["w"]))
         assert "rounded to a 16-bit type" in finding.evidence
         assert "casts them" in finding.fix
-        for other in ({"weights": near}, {"weights": {"w": [1.0, 1.1, 0.2, 0.0, 0.0]}, "halved": ["w"]}):
+        for other in (
+            {"weights": near},
+            {"weights": {"w": [1.0, 1.1, 0.2, 0.0, 0.0]}, "halved": ["w"]},
+        ):
             finding = judge_one(RULES["load-without-set"], self.pair(**other))
             assert finding.status == "fail"
             assert "rounded" not in finding.evidence
@@ -182,12 +245,16 @@ def test_a_cause_whose_effect_a_run_would_have_shown_is_a_warning(shown: str, wa
     causes = {name: rule.shown_by for name, rule in RULES.items() if rule.shown_by}
     assert set(causes.values()) <= set(RULES) and "optim-template-empty" in causes
     for name, effect in causes.items():
-        cause, _ = _without_effect([Finding(name, "fail", "it is so"), Finding(effect, shown, "")], Evidence())
+        cause, _ = _without_effect(
+            [Finding(name, "fail", "it is so"), Finding(effect, shown, "")], Evidence()
+        )
         assert (cause.warns, effect in cause.evidence) == (warns, warns)
 
 
 @cases("weights, shared", ((0.5, 0.5), True), ((1 / 3, 2 / 3), False))
-def test_an_oracle_with_the_same_cause_excuses_nothing(weights: tuple[float, float], shared: bool) -> None:
+def test_an_oracle_with_the_same_cause_excuses_nothing(
+    weights: tuple[float, float], shared: bool
+) -> None:
     """One process with two micro-batches, of 4 and of 8 targets: a mean of their means, and the mean of all targets."""
     micros = [micro(criteria=entropy(n, w)) for n, w in zip((4, 8), weights, strict=True)]
     evidence = Evidence(single=run([model(), *micros, step(), stepped()], role="single"))

@@ -3,7 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
-from records import LINE, cases, end, judge, judged_as, micro, model, parameter, row, run, sources, step, stepped
+from records import (
+    LINE,
+    cases,
+    end,
+    judge,
+    judged_as,
+    micro,
+    model,
+    parameter,
+    row,
+    run,
+    sources,
+    step,
+    stepped,
+)
 from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
 from verified_fsdp2.verifier.evidence import Course, Evidence
@@ -18,26 +32,53 @@ WHOLE = [3.0, 1.0, 4.0, 6.0, 8.0]  # A + B
 
 
 def shard(rank: int, sketch: list[float] = A) -> dict[str, Any]:
-    return {**tensor(sketch=sketch), "kind": "dtensor", "own": [2, 4], "offset": [2 * rank, 0], "sharded": True}
+    return {
+        **tensor(sketch=sketch),
+        "kind": "dtensor",
+        "own": [2, 4],
+        "offset": [2 * rank, 0],
+        "sharded": True,
+    }
 
 
 def tensor(shape: tuple[int, ...] = (4, 4), sketch: list[float] = A) -> dict[str, Any]:
-    return {"kind": "tensor", "shape": list(shape), "dtype": "float32", "sketch": sketch, "copy": 0, "sharded": False}
+    return {
+        "kind": "tensor",
+        "shape": list(shape),
+        "dtype": "float32",
+        "sketch": sketch,
+        "copy": 0,
+        "sharded": False,
+    }
 
 
-def saving(entries: dict[str, Any], op: str = "save", to: str = "/c/1", after: int = 1, **more: Any) -> dict[str, Any]:
-    base = {"kind": "saving", "op": op, "call": 1, "after_step": after, "to": to, "main": True, "alone": False}
+def saving(
+    entries: dict[str, Any], op: str = "save", to: str = "/c/1", after: int = 1, **more: Any
+) -> dict[str, Any]:
+    base = {
+        "kind": "saving",
+        "op": op,
+        "call": 1,
+        "after_step": after,
+        "to": to,
+        "main": True,
+        "alone": False,
+    }
     return {**base, "entries": entries, "random": None, "weights": {"w": A}, "state": {}, **more}
 
 
-def opened(path: str = "/c/1", error: str | None = None, lost: tuple[str, ...] = (), **entries: Any) -> Run:
+def opened(
+    path: str = "/c/1", error: str | None = None, lost: tuple[str, ...] = (), **entries: Any
+) -> Run:
     record = {"kind": "inspected_checkpoint", "path": path, "format": "dcp", "error": error}
     return run([{**record, "missing_files": list(lost), "entries": entries}], role="inspect")
 
 
 def train(*ranks: list[dict[str, Any]]) -> Run:
     halves = [model(parameter("w", local_numel=8, numel=16)) for _ in ranks]
-    return run(*[[halves[k], micro(), step(), stepped(), *records] for k, records in enumerate(ranks)])
+    return run(
+        *[[halves[k], micro(), step(), stepped(), *records] for k, records in enumerate(ranks)]
+    )
 
 
 PATH, EXPORT = "rank-dependent-checkpoint-path", "local-shard-export"
@@ -54,45 +95,70 @@ MASKED = train([saving({"m": MASK})], [])
 
 def files(key: str, make: Any, op: str, to: str) -> Run:
     """Each of two ranks saves one entry; `{}` in the key or the path is its number."""
-    return train(*[[saving({key.format(rank): make(rank)}, op, to.format(rank))] for rank in range(2)])
+    return train(
+        *[[saving({key.format(rank): make(rank)}, op, to.format(rank))] for rank in range(2)]
+    )
 
 
 def part(rank: int) -> dict[str, Any]:
     return tensor((2, 4))
 
 
-STAGED = train(*[[saving({"w": part(r)}, "torch.save", f"/c/{r}.pt", after=1 + r)] for r in range(2)])
+STAGED = train(
+    *[[saving({"w": part(r)}, "torch.save", f"/c/{r}.pt", after=1 + r)] for r in range(2)]
+)
 test_what_is_saved = judged_as(
     row(PATH, "fail", train([saving({})], [saving({}, to="/c/2")]), at=LINE),
     row(PATH, "pass", train([saving({})], [saving({})])),
     row(PATH, "not_applicable", files("w", part, "torch.save", "/c/r{}.pt")),
-    row(PATH, "not_applicable", train([saving({}, alone=True)], [saving({}, to="/c/2", alone=True)])),
+    row(
+        PATH, "not_applicable", train([saving({}, alone=True)], [saving({}, to="/c/2", alone=True)])
+    ),
     row(PATH, "fail", train([saving({})], [saving({})]), inspect=LOST, names=("__1_0.distcp",)),
     *(  # rank 0 alone saves; the numbers are elements
-        row(EXPORT, "fail", train([saving({"model.w": entry}, "torch.save", "/c/a.pt")], []), names=("8", "16"))
+        row(
+            EXPORT,
+            "fail",
+            train([saving({"model.w": entry}, "torch.save", "/c/a.pt")], []),
+            names=("8", "16"),
+        )
         for entry in (shard(0), tensor((2, 4)))
     ),
     row(EXPORT, "fail", files("w", shard, "torch.save", "/c/a.pt")),  # all ranks into one file
     row(EXPORT, "pass", files("w", shard, "torch.save", "/c/{}.pt")),
     row(EXPORT, "pass", files("w", part, "torch.save", "/c/{}.pt")),
     row(EXPORT, "pass", STAGED),  # ranks that write one after the other
-    row(EXPORT, "pass", files("w", shard, "save", "/c/1")),  # dcp takes shards of DTensors, but not plain ones
+    row(
+        EXPORT, "pass", files("w", shard, "save", "/c/1")
+    ),  # dcp takes shards of DTensors, but not plain ones
     row(EXPORT, "fail", files("w", part, "save", "/c/1")),
     row(EXPORT, "pass", files("rank{}.w", part, "save", "/c/1")),
-    row(EXPORT, "pass", train([saving({"w": tensor()}, "torch.save", "/c/a.pt")], [])),  # a whole tensor
-    row(HOLDS, "pass", BOTH, inspect=opened(w=tensor(sketch=WHOLE))),  # the sum of shards is what must be there
+    row(
+        EXPORT, "pass", train([saving({"w": tensor()}, "torch.save", "/c/a.pt")], [])
+    ),  # a whole tensor
+    row(
+        HOLDS, "pass", BOTH, inspect=opened(w=tensor(sketch=WHOLE))
+    ),  # the sum of shards is what must be there
     row(HOLDS, "fail", BOTH, inspect=opened(w=tensor(sketch=A))),
     row(HOLDS, "fail", TWO_TENSORS, inspect=opened(w=tensor()), names=("v: 1 of 2",)),
     row(HOLDS, "pass", MASKED, inspect=opened(m=MASK)),  # infinities are no difference
     row(HOLDS, "fail", MASKED, inspect=opened(m=tensor())),
-    row(HOLDS, "pass", SAVED_AGAIN, inspect=opened(w=tensor(sketch=B))),  # the last save to a path counts
-    row(HOLDS, "not_applicable", BEHIND, inspect=opened(w=tensor(sketch=B))),  # a save in the background is the race's
+    row(
+        HOLDS, "pass", SAVED_AGAIN, inspect=opened(w=tensor(sketch=B))
+    ),  # the last save to a path counts
+    row(
+        HOLDS, "not_applicable", BEHIND, inspect=opened(w=tensor(sketch=B))
+    ),  # a save in the background is the race's
     row(RACE, "fail", BEHIND, inspect=opened(w=tensor(sketch=B))),
     row(RACE, "pass", BEHIND, inspect=opened(w=tensor())),
     row(HOLDS, "inconclusive", ONE),
     row(HOLDS, "inconclusive", ONE, inspect=opened(error="no .metadata")),
     *(
-        row("wrapper-prefix-keys", status, train([saving(dict.fromkeys(keys, tensor()), "torch.save")], []))
+        row(
+            "wrapper-prefix-keys",
+            status,
+            train([saving(dict.fromkeys(keys, tensor()), "torch.save")], []),
+        )
         for status, *keys in (
             ("pass", "model.w"),
             ("fail", "model._orig_mod.w"),
@@ -104,7 +170,12 @@ test_what_is_saved = judged_as(
         )
     ),
     *(
-        row("wrapper-prefix-keys", status, train([saving({"module.w": tensor()}, "torch.save")], []), **sources(text))
+        row(
+            "wrapper-prefix-keys",
+            status,
+            train([saving({"module.w": tensor()}, "torch.save")], []),
+            **sources(text),
+        )
         for text, status in (
             ("state = {k.removeprefix('module.'): v for k, v in state.items()}", "pass"),
             ("state = {'module.' + k: v for k, v in state.items()}", "fail"),
@@ -120,7 +191,11 @@ def test_renames_are_followed() -> None:
 
 
 def lenient(missing: str = "", unused: str = "", names: str = "") -> dict[str, Any]:
-    lists = {"missing": missing.split(), "unused": unused.split(), "names": (names or missing).split()}
+    lists = {
+        "missing": missing.split(),
+        "unused": unused.split(),
+        "names": (names or missing).split(),
+    }
     counts = {f"{key}_count": len(lists[key]) for key in ("missing", "unused")}
     return {"kind": "lenient", "how": "strict=False", "wanted": 2, "step": 1, **lists, **counts}
 
@@ -147,7 +222,12 @@ test_lenient_loads = judged_as(
         )
     ),
     *(  # a resume is judged by what came back
-        row(LENIENT, status, [*SAVED, *THEN], resume=resumed(lenient("", "module.w", "w"), weights=weights))
+        row(
+            LENIENT,
+            status,
+            [*SAVED, *THEN],
+            resume=resumed(lenient("", "module.w", "w"), weights=weights),
+        )
         for weights, status in ((A, "pass"), (B, "fail"))
     ),
 )
@@ -162,8 +242,18 @@ test_saves_of_replaced_weights = judged_as(
         )
         for held, now, entries, status in (
             (B, B, {"model.w": tensor(sketch=B), "ema.w": tensor(sketch=B)}, "fail"),
-            (B, B, {"model.w": tensor(sketch=B), "kept.w": tensor(sketch=A)}, "fail"),  # loaded from the wrong key
-            (B, A, {"model.w": tensor(sketch=A)}, "pass"),  # an average in the model, the training weights in the file
+            (
+                B,
+                B,
+                {"model.w": tensor(sketch=B), "kept.w": tensor(sketch=A)},
+                "fail",
+            ),  # loaded from the wrong key
+            (
+                B,
+                A,
+                {"model.w": tensor(sketch=A)},
+                "pass",
+            ),  # an average in the model, the training weights in the file
             (A, B, {"model.w": tensor(sketch=A)}, "pass"),
         )
     )
@@ -176,13 +266,21 @@ test_the_first_step_of_a_resume = judged_as(
             "resume-is-exact",
             status,
             [*SAVED, micro(2), step(2, grads=BOTH, held=held), stepped(2)],
-            resume=run([model(), micro(loss=loss), step(grads=grads, held=["w"]), stepped()], role="resume"),
+            resume=run(
+                [model(), micro(loss=loss), step(grads=grads, held=["w"]), stepped()], role="resume"
+            ),
             names=names,
         )
         for grads, loss, held, status, names in (
             (BOTH, 1.0, ["w", "v"], "pass", ()),
             (FROZEN, 1.0, ["w", "v"], "pass", ()),  # what an earlier backward has left
-            (FROZEN, 2.0, ["w", "v"], "fail", ("1 parameter (v) has gradients without the resume",)),
+            (
+                FROZEN,
+                2.0,
+                ["w", "v"],
+                "fail",
+                ("1 parameter (v) has gradients without the resume",),
+            ),
             (BOTH, 1.0, ["v"], "inconclusive", ("take turns",)),  # that of another optimizer
         )
     )
@@ -191,7 +289,8 @@ test_the_first_step_of_a_resume = judged_as(
 
 def exported(*factors: float) -> Run:
     merged = [
-        {"kind": "merged", "name": f"layer{n}.weight", "factor": f, "at_line": LINE} for n, f in enumerate(factors)
+        {"kind": "merged", "name": f"layer{n}.weight", "factor": f, "at_line": LINE}
+        for n, f in enumerate(factors)
     ]
     return run(merged, role="survey")
 
@@ -199,7 +298,14 @@ def exported(*factors: float) -> Run:
 MERGED = "merged-with-another-scale"
 test_merged_weights = judged_as(
     row(MERGED, "pass", [*SAVED], survey=exported(1.0, 0.999)),
-    row(MERGED, "fail", [*SAVED], survey=exported(1.0, 0.25), at=LINE, names=("layer1.weight", "0.25")),
+    row(
+        MERGED,
+        "fail",
+        [*SAVED],
+        survey=exported(1.0, 0.25),
+        at=LINE,
+        names=("layer1.weight", "0.25"),
+    ),
     row(MERGED, "not_applicable", [*SAVED], survey=exported()),
     row(MERGED, "not_applicable", [*SAVED]),
 )
@@ -216,20 +322,37 @@ def under_one_key(dtype: str, numel: int) -> Run:
 
 
 test_random_states_without_a_resume = judged_as(
-    row("per-rank-state-deduplicated", "fail", generators(("rng", A), ("rng", B))),  # one key, each rank's own state
+    row(
+        "per-rank-state-deduplicated", "fail", generators(("rng", A), ("rng", B))
+    ),  # one key, each rank's own state
     row("per-rank-state-deduplicated", "inconclusive", generators(("rng", A), ("rng", A))),
     row("per-rank-state-deduplicated", "inconclusive", generators(("rng.0", A), ("rng.1", B))),
     row(
         "per-rank-state-deduplicated", "fail", under_one_key("uint8", 5056), names=("random state",)
     ),  # a generator of its own
-    row("per-rank-state-deduplicated", "fail", under_one_key("float32", 4), names=("another tensor on each rank",)),
-    row("per-rank-state-deduplicated", "inconclusive", under_one_key("float32", 1)),  # a number for the log
+    row(
+        "per-rank-state-deduplicated",
+        "fail",
+        under_one_key("float32", 4),
+        names=("another tensor on each rank",),
+    ),
+    row(
+        "per-rank-state-deduplicated", "inconclusive", under_one_key("float32", 1)
+    ),  # a number for the log
 )
 
 
 def template(**more: Any) -> dict[str, Any]:
     base = {"kind": "template", "op": "get_state_dict", "step": 2, "full": False, "offload": False}
-    return {**base, "optimizers": 1, "states": 1, "bytes": 64, "had_state": False, "had_grads": False, **more}
+    return {
+        **base,
+        "optimizers": 1,
+        "states": 1,
+        "bytes": 64,
+        "had_state": False,
+        "had_grads": False,
+        **more,
+    }
 
 
 @cases(
@@ -243,12 +366,23 @@ def test_gradients_before_a_step(more: dict[str, Any], keeps: bool, status: str)
     state = {"w": {"exp_avg": A}} if keeps else {}
     run_ = run([model(), micro(), saving({}), template(**more), step(2, state=state), stepped(2)])
     assert judge("optim-template-with-grads", run_, resume=run_).status == status
-    assert judge("optim-template-with-grads", run_).status == ("inconclusive" if status == "pass" else status)
+    assert judge("optim-template-with-grads", run_).status == (
+        "inconclusive" if status == "pass" else status
+    )
 
 
 def counted(counter: float | None, *load: dict[str, Any]) -> list[dict[str, Any]]:
     first, second = ({"w": {"step": counter + k}} if counter is not None else {} for k in range(2))
-    return [model(), *load, micro(), step(state=first), stepped(), saving({}), step(2, state=second), stepped(2)]
+    return [
+        model(),
+        *load,
+        micro(),
+        step(state=first),
+        stepped(),
+        saving({}),
+        step(2, state=second),
+        stepped(2),
+    ]
 
 
 def in_flight(apart: bool) -> Run:
@@ -260,8 +394,13 @@ LATE = step(optimizer=1, state={"w": {"step": 1.0}})
 SAVE, FULL = saving({"w": tensor()}, "torch.save"), template(full=True)
 MEMORY, COUNTER = "full-state-dict-oom", "step0-save-advances-adam"
 test_templates = judged_as(
-    row(MEMORY, "fail", train([FULL, SAVE], [FULL]), names=("64 bytes",)),  # a full dict on a rank that does not save
-    *(row(MEMORY, "pass", train([FULL, SAVE], [{**FULL, **other}])) for other in ({"bytes": 0}, {"offload": True})),
+    row(
+        MEMORY, "fail", train([FULL, SAVE], [FULL]), names=("64 bytes",)
+    ),  # a full dict on a rank that does not save
+    *(
+        row(MEMORY, "pass", train([FULL, SAVE], [{**FULL, **other}]))
+        for other in ({"bytes": 0}, {"offload": True})
+    ),
     row(MEMORY, "pass", train([FULL, SAVE], [FULL, saving({}, "torch.save", "/b")])),
     *(
         row(MEMORY, "not_applicable", train(*none))
@@ -269,11 +408,19 @@ test_templates = judged_as(
     ),
     row(COUNTER, "pass", counted(0.0)),
     row(COUNTER, "fail", counted(1.0)),
-    row(COUNTER, "not_applicable", counted(1.0, {"kind": "checkpoint", "op": "load", "after_step": 0})),
+    row(
+        COUNTER,
+        "not_applicable",
+        counted(1.0, {"kind": "checkpoint", "op": "load", "after_step": 0}),
+    ),
     row(COUNTER, "not_applicable", counted(None)),
     *(  # of an optimizer that begins later: by a helper, or with the state of another
         row(COUNTER, status, [*counted(0.0), *made, LATE])
-        for status, made in (("fail", [template(had_state=False)]), ("pass", []), ("pass", [template(had_state=True)]))
+        for status, made in (
+            ("fail", [template(had_state=False)]),
+            ("pass", []),
+            ("pass", [template(had_state=True)]),
+        )
     ),
     row("async-save-process-group", "fail", in_flight(False)),
     row("async-save-process-group", "pass", in_flight(True)),
@@ -290,7 +437,9 @@ def crashed(after: int = 6, place: str = "/c/{}") -> Run:
 
 
 def recovered(*weights: dict[str, Any]) -> Run:
-    return run(*[[model(), step(weights=w, grads={"w": C}), stepped()] for w in weights], role="recovered")
+    return run(
+        *[[model(), step(weights=w, grads={"w": C}), stepped()] for w in weights], role="recovered"
+    )
 
 
 REFUSED = run(*[[end("OSError", "no .metadata")]] * 2, role="recovered")
@@ -298,14 +447,21 @@ WHOLE_, TORN, FRESH = ({"w": w, "v": w} for w in (A, B, C))
 AGAIN = run(*[[model(), step(weights={"w": A}), stepped()]] * 2)
 CHOSEN, MIXES = "incomplete-checkpoint-chosen", "partial-overwrite-mixes-checkpoints"
 ALONE = run(
-    [model(), saving({}, after=3)], [model(), saving({}, after=3), {"kind": "killed"}], role="crash", note="killed"
+    [model(), saving({}, after=3)],
+    [model(), saving({}, after=3), {"kind": "killed"}],
+    role="crash",
+    note="killed",
 )
 
 
 def after_crash(crash: Run, after: Run, chosen: str, mixes: str = "pass") -> list[Any]:
     """A row for each of the two rules on crashes."""
     crashes = {"crashes": ((crash, after),), "resume": AGAIN}
-    return [row(rule, s, *[[*SAVED, *THEN]] * 2, **crashes) for rule, s in ((CHOSEN, chosen), (MIXES, mixes)) if s]
+    return [
+        row(rule, s, *[[*SAVED, *THEN]] * 2, **crashes)
+        for rule, s in ((CHOSEN, chosen), (MIXES, mixes))
+        if s
+    ]
 
 
 test_crashes = judged_as(
@@ -325,7 +481,17 @@ test_crashes = judged_as(
     *(
         row(
             *("damaged-checkpoint-loaded", status),
-            *[[model(), step(weights={"w": C}), saving({}, weights={"w": A}), stepped(), SAVED[-1], *THEN]] * 2,
+            *[
+                [
+                    model(),
+                    step(weights={"w": C}),
+                    saving({}, weights={"w": A}),
+                    stepped(),
+                    SAVED[-1],
+                    *THEN,
+                ]
+            ]
+            * 2,
             resume=AGAIN,
             damaged=(replace(recovered(*weights), note="cut"),),
             names=names,
@@ -344,7 +510,9 @@ def test_what_a_resume_after_a_crash_began_with() -> None:
     unseeded = {"w": [9.0] * 5, "v": C}
     assert outcome_of(crashed(), recovered(unseeded, unseeded)).fresh
     weights = [{"w": w, "frozen": C} for w in (A, B, C)]  # a frozen tensor is of every save
-    saves = [saving({}, after=k, to=f"/c/{k}", weights=w) for k, w in zip((3, 6), weights, strict=False)]
+    saves = [
+        saving({}, after=k, to=f"/c/{k}", weights=w) for k, w in zip((3, 6), weights, strict=False)
+    ]
     made = run([model(), step(weights=weights[2]), *saves, {"kind": "killed"}], role="crash")
     assert outcome_of(made, recovered(weights[0])).step == 3
     assert outcome_of(made, recovered(weights[2])).fresh
@@ -352,7 +520,9 @@ def test_what_a_resume_after_a_crash_began_with() -> None:
 
 def test_another_optimizer_has_not_stepped_when_a_resume_begins() -> None:
     """The state of a GAN's second model is in the save, and recorded in the resumed run when its optimizer steps."""
-    saved = saving({}, after=3, to="/c/3", weights={"w": A, "v": B}, state={"w": {"m": A}, "v": {"m": B}})
+    saved = saving(
+        {}, after=3, to="/c/3", weights={"w": A, "v": B}, state={"w": {"m": A}, "v": {"m": B}}
+    )
     made = run([model(), step(weights={"w": C, "v": C}), saved, {"kind": "killed"}], role="crash")
     begun = step(weights={"w": A, "v": B}, state={"w": {"m": A}}, held=["w"])
     found = outcome_of(made, run([model(), begun], role="recovered"))
@@ -363,7 +533,9 @@ def test_state_that_no_resume_has_is_made_anew() -> None:
     """A head's optimizer that begins anew in each round is in the save of the crashed run, and in no resume."""
     saved = saving({}, after=3, to="/c/3", weights={"w": A}, state={"w": {"m": A, "head": B}})
     made = run([model(), step(weights={"w": C}), saved, {"kind": "killed"}], role="crash")
-    found = run([model(), step(weights={"w": A}, state={"w": {"m": A}}, held=["w"])], role="recovered")
+    found = run(
+        [model(), step(weights={"w": A}, state={"w": {"m": A}}, held=["w"])], role="recovered"
+    )
     assert outcome_of(made, found).mixed
     assert outcome_of(made, found, found).step == 3
 
@@ -371,7 +543,9 @@ def test_state_that_no_resume_has_is_made_anew() -> None:
 def test_a_step_before_the_load_is_none_of_the_training() -> None:
     load = {"kind": "checkpoint", "op": "load", "after_step": 1, "to": "/c/3"}
     begun, ends = [micro(1), step(1), stepped(1)], [micro(2), step(2), stepped(2)]
-    made = run([*begun, load, *ends], [*begun, *ends], role="resume")  # rank 0 loads, and broadcasts
+    made = run(
+        [*begun, load, *ends], [*begun, *ends], role="resume"
+    )  # rank 0 loads, and broadcasts
     found = from_the_load_on({one.rank: list(one.records) for one in made.traces})
     assert [[r.step for r in own if isinstance(r, Step)] for own in found.values()] == [[1], [1]]
     assert [r.after_step for r in found[0] if isinstance(r, Checkpoint)] == [0]
@@ -379,7 +553,9 @@ def test_a_step_before_the_load_is_none_of_the_training() -> None:
 
 def test_moments_of_crashes() -> None:
     both = train(*[[saving({}, after=3)] for _ in range(2)])
-    one = train([saving({}, "torch.save", after=2), saving({}, "torch.save", after=4)], [])  # it loses half of the file
+    one = train(
+        [saving({}, "torch.save", after=2), saving({}, "torch.save", after=4)], []
+    )  # it loses half of the file
     for made, expected in ((both, (1, 2, "before-data", 7)), (one, (0, 2, "half-file", 5))):
         first = moments(made, thorough=False)[0]
         assert (first.rank, first.call, first.moment, first.steps) == expected
@@ -389,7 +565,10 @@ def test_moments_of_crashes() -> None:
 
 def saves_and(*between: dict[str, Any]) -> list[dict[str, Any]]:
     """A rank that saves after step 3 and step 6, with records after the second save."""
-    records = [saving({}, to="/c/new", after=3), {"kind": "renamed", "old": "/c/new", "new": "/c/last"}]
+    records = [
+        saving({}, to="/c/new", after=3),
+        {"kind": "renamed", "old": "/c/new", "new": "/c/last"},
+    ]
     return [*records, saving({}, to="/c/new", after=6), *between]
 
 
@@ -397,7 +576,10 @@ def file(path: str, after: int = 6) -> dict[str, Any]:
     return {"kind": "checkpoint", "op": "write", "after_step": after, "to": path}
 
 
-TAKEN, RENAMED = {"kind": "removed", "path": "/c/last"}, {"kind": "renamed", "old": "/c/new", "new": "/c/last"}
+TAKEN, RENAMED = (
+    {"kind": "removed", "path": "/c/last"},
+    {"kind": "renamed", "old": "/c/new", "new": "/c/last"},
+)
 ASIDE = {"kind": "renamed", "old": "/c/last", "new": "/c/old"}
 
 
@@ -405,12 +587,20 @@ ASIDE = {"kind": "renamed", "old": "/c/last", "new": "/c/old"}
     "ranks, around",
     ([[TAKEN, RENAMED], []], [(0, 2, "before-rename")]),
     ([[ASIDE, RENAMED], []], [(0, 3, "before-rename")]),
-    ([[RENAMED, {**TAKEN, "path": "/c/older"}], []], []),  # what is older goes when the new one is there
+    (
+        [[RENAMED, {**TAKEN, "path": "/c/older"}], []],
+        [],
+    ),  # what is older goes when the new one is there
     ([[file("/c/new/a"), file("/c/new/b")], [file("/c/new/rank1")]], [(1, 1, "before-file")]),
     ([[file("/c/new/a"), file("/c/new/b")], []], [(0, 2, "before-file")]),
-    ([[file("/c/latest"), file("/c/new/log", after=7)], []], []),  # a pointer to the checkpoint, a log
+    (
+        [[file("/c/latest"), file("/c/new/log", after=7)], []],
+        [],
+    ),  # a pointer to the checkpoint, a log
 )
-def test_moments_around_a_save(ranks: list[list[dict[str, Any]]], around: list[tuple[int, int, str]]) -> None:
+def test_moments_around_a_save(
+    ranks: list[list[dict[str, Any]]], around: list[tuple[int, int, str]]
+) -> None:
     made = train(*[saves_and(*records) for records in ranks])
     found = [m for m in moments(made, thorough=False, home="/c") if m.beside]
     assert [(m.rank, m.call, m.moment) for m in found] == around
@@ -422,19 +612,33 @@ def test_a_crash_between_a_removal_and_a_rename(resumed: str, line: int, require
     """The new checkpoint is complete under another name: a resume that stops loses nothing, one that begins anew does."""
     taken = {**TAKEN, "at_line": replace(LINE, line=8)}
     killed = {"kind": "killed", "moment": "before-rename"}
-    first, second = (saving({}, to="/c/new", after=k, weights={"w": w, "v": w}) for k, w in ((3, A), (6, B)))
+    first, second = (
+        saving({}, to="/c/new", after=k, weights={"w": w, "v": w}) for k, w in ((3, A), (6, B))
+    )
     records = [model(), step(weights={"w": C, "v": C}), first, RENAMED, second, taken, killed]
     crash = run(records, role="crash", note="rank 0 killed")
-    after = recovered(FRESH) if resumed == "fresh" else run([end("OSError", "no .metadata")], role="recovered")
+    after = (
+        recovered(FRESH)
+        if resumed == "fresh"
+        else run([end("OSError", "no .metadata")], role="recovered")
+    )
     trained = run(
         [
             *SAVED,
-            {"kind": "checkpoint", "op": "load", "after_step": 0, "to": "/c", "at_line": replace(LINE, line=3)},
+            {
+                "kind": "checkpoint",
+                "op": "load",
+                "after_step": 0,
+                "to": "/c",
+                "at_line": replace(LINE, line=3),
+            },
             *THEN,
         ]
     )
     evidence = Evidence(
-        train=trained, resume=run([model(), step(weights={"w": A}), stepped()]), crashes=((crash, after),)
+        train=trained,
+        resume=run([model(), step(weights={"w": A}), stepped()]),
+        crashes=((crash, after),),
     )
     finding = judge(CHOSEN, evidence)
     assert (finding.status, finding.required) == ("fail", required)
@@ -452,9 +656,16 @@ def test_a_crash_between_a_removal_and_a_rename(resumed: str, line: int, require
 )
 def test_a_resume_that_is_given_the_folder_above(missing: str, status: str) -> None:
     """What `--resume-args` name is the user's matter, not the script's."""
-    resume = run([end("CheckpointException", f"[Errno 2] No such file or directory: '{missing}'")], role="resume")
+    resume = run(
+        [end("CheckpointException", f"[Errno 2] No such file or directory: '{missing}'")],
+        role="resume",
+    )
     left = ("step_3", "step_3/.metadata", "step_3/__0_0.distcp")
-    evidence = Evidence(train=ONE, resume=resume, course=Course(checkpoint="/w/checkpoint", left=left))
+    evidence = Evidence(
+        train=ONE, resume=resume, course=Course(checkpoint="/w/checkpoint", left=left)
+    )
     found = RULES["resume-is-exact"].judge(evidence)
     assert found.status == status
-    assert ("saved to {checkpoint}/step_3: name that folder" in found.evidence) is (status == "inconclusive")
+    assert ("saved to {checkpoint}/step_3: name that folder" in found.evidence) is (
+        status == "inconclusive"
+    )

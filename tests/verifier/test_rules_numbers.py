@@ -7,7 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, sources, step, stepped, stopped
+from records import (
+    LINE,
+    cases,
+    judge,
+    judged_as,
+    micro,
+    model,
+    parameter,
+    row,
+    run,
+    sources,
+    step,
+    stepped,
+    stopped,
+)
 from scripts import written
 from verified_fsdp2.verifier.evidence import Course
 from verified_fsdp2.verifier.finding import Finding, Hit
@@ -23,7 +37,13 @@ STEP_2 = [micro(2), step(2), stepped(2)]
 
 
 def shard(low: str | None = "bfloat16", **more: Any) -> dict[str, Any]:
-    return {"kind": "shard", "parameters": [], "param_dtype": low, "reduce_dtype": "float32", **more}
+    return {
+        "kind": "shard",
+        "parameters": [],
+        "param_dtype": low,
+        "reduce_dtype": "float32",
+        **more,
+    }
 
 
 @cases(
@@ -35,7 +55,9 @@ def shard(low: str | None = "bfloat16", **more: Any) -> dict[str, Any]:
     ([0.0, float("inf")], None),
     ([3.0e38, 0.0], None),  # beyond what float32 counts
 )
-def test_whole_numbers_that_a_cast_changes(values: list[float], lost: tuple[int, float, float] | None) -> None:
+def test_whole_numbers_that_a_cast_changes(
+    values: list[float], lost: tuple[int, float, float] | None
+) -> None:
     assert lost_whole_numbers(torch.tensor(values), torch.bfloat16) == lost
 
 
@@ -50,11 +72,25 @@ def test_other_tensors_are_left_alone() -> None:
 def scaled(factor: float) -> Records:
     """A step whose gradients were `factor` times as large before it."""
     grads = {"w": [factor**2, factor, 0.0, 0.0, 0.0]}
-    return [shard("float16"), model(), micro(), step(grads=grads, grads_at_step={"w": [1.0, 1.0, 0, 0, 0]}), stepped()]
+    return [
+        shard("float16"),
+        model(),
+        micro(),
+        step(grads=grads, grads_at_step={"w": [1.0, 1.0, 0, 0, 0]}),
+        stepped(),
+    ]
 
 
 def begin(epoch: int = 0, **more: Any) -> dict[str, Any]:
-    base = {"kind": "sampler", "cls": "S", "dataset": 0, "epoch": epoch, "shuffle": True, "seed": 0, "samples": 8}
+    base = {
+        "kind": "sampler",
+        "cls": "S",
+        "dataset": 0,
+        "epoch": epoch,
+        "shuffle": True,
+        "seed": 0,
+        "samples": 8,
+    }
     return {**base, **more}
 
 
@@ -64,14 +100,24 @@ def between(*records: dict[str, Any]) -> Records:
 
 
 def recomputed(*same: bool) -> Records:
-    return [model(), *({"kind": "recompute", "same": one, "place": "model.py, Block.forward"} for one in same), *BASE]
+    return [
+        model(),
+        *({"kind": "recompute", "same": one, "place": "model.py, Block.forward"} for one in same),
+        *BASE,
+    ]
 
 
 def stream(*states: int | tuple[int, bool]) -> Records:
     """The generator's state after each step; a pair where it was set since the last one: in an evaluation?"""
     pairs = [one if isinstance(one, tuple) else (one, None) for one in states]
-    at = [{"at_line": None} if quiet is None else {"at_line": LINE, "evaluating": quiet} for _, quiet in pairs]
-    made = [{"kind": "random_stream", "step": n + 1, "state": state, **at[n]} for n, (state, _) in enumerate(pairs)]
+    at = [
+        {"at_line": None} if quiet is None else {"at_line": LINE, "evaluating": quiet}
+        for _, quiet in pairs
+    ]
+    made = [
+        {"kind": "random_stream", "step": n + 1, "state": state, **at[n]}
+        for n, (state, _) in enumerate(pairs)
+    ]
     return [*PLAIN, *made]
 
 
@@ -80,13 +126,24 @@ def master(dtype: str, **more: Any) -> Records:
 
 
 LOSSY, FP16, PARTIAL = "cast-forward-inputs-lossy", "fp16-without-scaler", "grad-norm-item-partial"
-SURVIVE, RESYNC, CLEARED = "unsynced-grads-survive-zero-grad", "accum-never-resynced", "zero-grad-while-unsharded"
-EPOCH, DRAWS, REDUCE = "set-epoch-missing", "recompute-draws-anew", "reduce-dtype-follows-param-dtype"
+SURVIVE, RESYNC, CLEARED = (
+    "unsynced-grads-survive-zero-grad",
+    "accum-never-resynced",
+    "zero-grad-while-unsharded",
+)
+EPOCH, DRAWS, REDUCE = (
+    "set-epoch-missing",
+    "recompute-draws-anew",
+    "reduce-dtype-follows-param-dtype",
+)
 CAST = {"kind": "lossy_cast", "cls": "Block", "shape": [4], "dtype": "bfloat16"}
 CAST |= {"changed": 2, "was": 257.0, "now": 256.0}
 SCALER = {"kind": "scaler", "cls": "torch.amp.grad_scaler.GradScaler"}
 READ = {"kind": "partial_read", "op": "item", "placements": ["_NormP(2)"]}
-BRANCH = [{"kind": "partial_read", "op": "__bool__", "placements": ["P(sum)"], "truth": it} for it in (False, True)]
+BRANCH = [
+    {"kind": "partial_read", "op": "__bool__", "placements": ["P(sum)"], "truth": it}
+    for it in (False, True)
+]
 LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
 UNCLEARED = {"kind": "not_cleared", "names": ["head.weight"]}
 UNSYNCED = [model(), micro(), step(unsynced=["w"]), stepped(), LEFT, *STEP_2]
@@ -105,13 +162,18 @@ test_the_status = judged_as(
     *(row(FP16, "fail", scaled(factor)) for factor in (1000.0, 2.0)),
     row(PARTIAL, "fail", PLAIN, [*PLAIN, READ, READ], at=LINE, names=("`.item()`", "_NormP(2)")),
     row(PARTIAL, "pass", PLAIN),
-    row(PARTIAL, "pass", *([*PLAIN, BRANCH[0]] for _ in range(2))),  # a condition that the ranks read alike
+    row(
+        PARTIAL, "pass", *([*PLAIN, BRANCH[0]] for _ in range(2))
+    ),  # a condition that the ranks read alike
     row(PARTIAL, "fail", *([*PLAIN, read] for read in BRANCH)),
     row(PARTIAL, "not_applicable", [model(parameter(sharded=False)), *BASE]),
     row(SURVIVE, "fail", [*PLAIN, LEFT, *STEP_2], names=("w",)),
     row(SURVIVE, "pass", [*PLAIN, LEFT]),  # left at the end
     row(
-        SURVIVE, "fail", [model(), micro(), step(unsynced=["w"], held=["v"]), stepped(), LEFT, *STEP_2], names=("w",)
+        SURVIVE,
+        "fail",
+        [model(), micro(), step(unsynced=["w"], held=["v"]), stepped(), LEFT, *STEP_2],
+        names=("w",),
     ),  # of a GAN
     row(SURVIVE, "pass", [model(), LEFT, {"kind": "discarded"}, *BASE]),
     row(SURVIVE, "pass", UNSYNCED),  # what a step had not reduced is another fault
@@ -125,7 +187,9 @@ test_the_status = judged_as(
     row(EPOCH, "fail", between(begin())),  # the same order twice
     row(EPOCH, "pass", between(begin(1))),
     row(EPOCH, "pass", between(begin(dataset=1))),
-    row(EPOCH, "pass", [model(), begin(), begin(), *BASE, micro(2), micro(3)]),  # a look at the first batch
+    row(
+        EPOCH, "pass", [model(), begin(), begin(), *BASE, micro(2), micro(3)]
+    ),  # a look at the first batch
     row(EPOCH, "pass", between(begin(0), begin(1))),  # an evaluation over the training data
     row(EPOCH, "inconclusive", between(begin(shuffle=False))),
     row(EPOCH, "inconclusive", between()),  # one epoch is left to the sources
@@ -136,28 +200,61 @@ test_the_status = judged_as(
     row(DRAWS, "fail", recomputed(True, False), names=("model.py, Block.forward",)),
     row(DRAWS, "inconclusive", [model()]),
     *(row(REDUCE, "fail", [FOLLOWS, *rest]) for rest in ([], [model(groups=[IN_BF16]), *BASE])),
-    row(REDUCE, "pass", [FOLLOWS, model(parameter("teacher.w"), groups=[IN_BF16]), *BASE], names=("get no gradients",)),
+    row(
+        REDUCE,
+        "pass",
+        [FOLLOWS, model(parameter("teacher.w"), groups=[IN_BF16]), *BASE],
+        names=("get no gradients",),
+    ),
     row(REDUCE, "inconclusive", [shard()]),
     row(REDUCE, "pass", [shard(), *PLAIN]),
     row(REDUCE, "not_applicable", [shard(None, reduce_dtype=None), *PLAIN]),
-    row("random-numbers-repeat", "fail", stream(1, 2, (7, True), 8, (7, True)), at=LINE, names=("3, 5",)),
-    row("random-numbers-repeat", "pass", stream(1, 2, (7, False), 8, (7, False))),  # a phase is begun again
-    row("random-numbers-repeat", "fail", stream(1, 2, (7, False), 8, (7, False), 8, (7, False)), at=LINE),
-    row("random-numbers-repeat", "pass", stream(1, 2, 1, 2, 1)),  # nothing sets it: a roll-back of the whole run
-    row("random-numbers-repeat", "pass", stream(1, (7, True), 7, 7, (7, True), 7)),  # the training draws nothing
-    row("random-numbers-repeat", "pass", stream((7, True), (8, True), (7, True), (8, True))),  # set for each step
+    row(
+        "random-numbers-repeat",
+        "fail",
+        stream(1, 2, (7, True), 8, (7, True)),
+        at=LINE,
+        names=("3, 5",),
+    ),
+    row(
+        "random-numbers-repeat", "pass", stream(1, 2, (7, False), 8, (7, False))
+    ),  # a phase is begun again
+    row(
+        "random-numbers-repeat",
+        "fail",
+        stream(1, 2, (7, False), 8, (7, False), 8, (7, False)),
+        at=LINE,
+    ),
+    row(
+        "random-numbers-repeat", "pass", stream(1, 2, 1, 2, 1)
+    ),  # nothing sets it: a roll-back of the whole run
+    row(
+        "random-numbers-repeat", "pass", stream(1, (7, True), 7, 7, (7, True), 7)
+    ),  # the training draws nothing
+    row(
+        "random-numbers-repeat", "pass", stream((7, True), (8, True), (7, True), (8, True))
+    ),  # set for each step
     row("random-numbers-repeat", "not_applicable", stream()),
     row("bf16-master-weights", "pass", master("float32")),
     row("bf16-master-weights", "fail", master("bfloat16")),
-    row("bf16-master-weights", "inconclusive", master("bfloat16", cls="torchao.optim.AdamW8bit")),  # has its own
+    row(
+        "bf16-master-weights", "inconclusive", master("bfloat16", cls="torchao.optim.AdamW8bit")
+    ),  # has its own
     *(
-        row(rule, "inconclusive", [shard(), model(), micro(), step(held=[]), stepped()])  # no parameter that was seen
+        row(
+            rule, "inconclusive", [shard(), model(), micro(), step(held=[]), stepped()]
+        )  # no parameter that was seen
         for rule in ("bf16-master-weights", "optim-before-shard", "optim-built-after-forward")
     ),
 )
 
 # Rules on errors that torch raises, of a run that none has stopped.
-PREMUL, FULL, NO_SYNC, MESHES = "gloo-premul-sum", "full-sd-into-dtensor", "no-sync-idiom", "clip-mixed-mesh"
+PREMUL, FULL, NO_SYNC, MESHES = (
+    "gloo-premul-sum",
+    "full-sd-into-dtensor",
+    "no-sync-idiom",
+    "clip-mixed-mesh",
+)
 SHOWN: dict[str, Records] = {
     PREMUL: [shard(None), {"kind": "divide", "factor": 1.0}],
     "buffers-and-odd-inputs-not-cast": [shard()],
@@ -171,8 +268,13 @@ CLIP, TWO = {"kind": "clips"}, model(parameter("w"), parameter("v", mesh=[1, 2])
 
 test_errors_of_torch = judged_as(
     *(row(rule, "not_applicable", WHOLE, WHOLE, **sources()) for rule in SHOWN),
-    *(row(rule, "pass", [*there, *PLAIN], [*there, *PLAIN], **sources()) for rule, there in SHOWN.items()),
-    row(PREMUL, "inconclusive", [{"kind": "divide", "factor": 1.0}, *PLAIN], **sources()),  # one rank reduces nothing
+    *(
+        row(rule, "pass", [*there, *PLAIN], [*there, *PLAIN], **sources())
+        for rule, there in SHOWN.items()
+    ),
+    row(
+        PREMUL, "inconclusive", [{"kind": "divide", "factor": 1.0}, *PLAIN], **sources()
+    ),  # one rank reduces nothing
     row(FULL, "not_applicable", SHARDED, SHARDED, **sources()),
     row(FULL, "pass", SHARDED, SHARDED, **sources("model.load_state_dict(x)")),
     row(FULL, "inconclusive", SHARDED, SHARDED, saving=LINE, **sources("model.load_state_dict(x)")),
@@ -188,7 +290,10 @@ test_errors_of_torch = judged_as(
         for rule in ("lowbit-or-unsupported-optimizer", "mixed-orig-dtype-in-group")
         for status, ranks in (("pass", [SHARDED, SHARDED]), ("inconclusive", [PLAIN]))
     ),
-    *(row(r, "inconclusive", [shard(None), model()], **sources()) for r in (*SHOWN, FULL, NO_SYNC, MESHES)),  # no step
+    *(
+        row(r, "inconclusive", [shard(None), model()], **sources())
+        for r in (*SHOWN, FULL, NO_SYNC, MESHES)
+    ),  # no step
 )
 
 
@@ -221,14 +326,25 @@ test_uninitialised_memory = judged_as(
 class TestMatrixOptimizer:
     """A class of the script's own that works on shards, against one process."""
 
-    def judge(self, update: float = 0.0, grads: float = 1.0, cls: str = "Muon", shards: bool = True) -> Finding:
-        def rank(copy: int, rows: tuple[int, ...], grads: float = 1.0, update: float = 0.0) -> Records:
+    def judge(
+        self, update: float = 0.0, grads: float = 1.0, cls: str = "Muon", shards: bool = True
+    ) -> Finding:
+        def rank(
+            copy: int, rows: tuple[int, ...], grads: float = 1.0, update: float = 0.0
+        ) -> Records:
             optimizer = {"kind": "optimizer", "cls": cls, "number": 0}
             asked = [{"kind": "shard_in_step"}] if shards else []
             size = {"w": [grads**2, grads, 0.0, 0.0, 0.0]}
             after = {"w": [1.0, 0.9 - update, 0.0, 0.0, 0.0]}
             whole = model(parameter("w", copy))
-            return [optimizer, whole, micro(rows=rows), step(grads=size), *asked, stepped(weights=after)]
+            return [
+                optimizer,
+                whole,
+                micro(rows=rows),
+                step(grads=size),
+                *asked,
+                stepped(weights=after),
+            ]
 
         mine = run(rank(0, (1,), grads, update), rank(1, (2,), grads, update))
         return judge("matrix-optimizer-on-local-shard", mine, single=run(rank(0, (1, 2))))
@@ -249,7 +365,9 @@ class TestMatrixOptimizer:
         assert self.judge(**more).status == status
 
 
-def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_one(tmp_path: Path) -> None:
+def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_one(
+    tmp_path: Path,
+) -> None:
     muon = "class Muon:\n    def step(self, p):\n        return p._local_tensor\n"
     script = written(tmp_path, f"def clip(p):\n    return p.to_local()\n\n{muon}")
     found = [find_shard_use(read_sources((script,), ()), name) for name in ("Muon", "Other")]
@@ -259,12 +377,28 @@ def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_o
 
 
 @cases("loss, status", (0.0, "pass"), (1e-3, "fail"))
-def test_losses_that_came_down_to_zero_are_compared_after_resharding(loss: float, status: str) -> None:
+def test_losses_that_came_down_to_zero_are_compared_after_resharding(
+    loss: float, status: str
+) -> None:
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
-    records = [model(), micro(1), step(1), stepped(1), save, micro(2, loss=0.0), step(2), stepped(2)]
+    records = [
+        model(),
+        micro(1),
+        step(1),
+        stepped(1),
+        save,
+        micro(2, loss=0.0),
+        step(2),
+        stepped(2),
+    ]
     resharded = run([model(), micro(1, loss=loss), step(1), stepped(1)], role="reshard")
     whole, again = run(records), run(records, role="perturbed")
-    more = {"resume_full_precision": whole, "reshards": (resharded,), "reference": whole, "perturbed": again}
+    more = {
+        "resume_full_precision": whole,
+        "reshards": (resharded,),
+        "reference": whole,
+        "perturbed": again,
+    }
     assert judge("reshard-keeps-trajectory", whole, **more).status == status
 
 
@@ -284,17 +418,29 @@ def test_later_losses_after_resharding_may_be_further_apart(
     """
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
     made = [r for k in (2, 3, 4) for r in (micro(k), step(k), stepped(k))]
-    whole = [run([model(), micro(1), step(1), stepped(1), save, *made], role=role) for role in ("train", "perturbed")]
+    whole = [
+        run([model(), micro(1), step(1), stepped(1), save, *made], role=role)
+        for role in ("train", "perturbed")
+    ]
     later = [micro(1), step(1), stepped(1), micro(2, loss), step(2), stepped(2)]
     more = {"resume_full_precision": whole[0], "reference": whole[0], "perturbed": whole[1]}
-    more |= {"full_precision": whole[0], "single": replace(whole[0], role="single")} if alone else {}
+    more |= (
+        {"full_precision": whole[0], "single": replace(whole[0], role="single")} if alone else {}
+    )
     resharded = run([model(), *later], role="reshard")
     found = judge("reshard-keeps-trajectory", whole[0], reshards=(resharded,), **more)
     assert (found.status, found.suspicion) == (status, suspicion)
 
 
-@cases("steps, asked, required, suspicion", (1, False, False, False), (2, False, True, True), (2, True, True, False))
-def test_a_resharded_run_that_stops(steps: int, asked: bool, required: bool, suspicion: bool) -> None:
+@cases(
+    "steps, asked, required, suspicion",
+    (1, False, False, False),
+    (2, False, True, True),
+    (2, True, True, False),
+)
+def test_a_resharded_run_that_stops(
+    steps: int, asked: bool, required: bool, suspicion: bool
+) -> None:
     """After several steps it is asked to be confirmed, unless this number of ranks was asked for."""
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
     made = [r for k in (2, 3) for r in (micro(k), step(k), stepped(k))]

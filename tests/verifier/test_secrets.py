@@ -75,7 +75,10 @@ HIDDEN = [
     (f"a {BLOCK!r} b", "a '***' b"),
     (f"wandb login {HEX}", "wandb login ***"),
     (f"wandb.login(key='{HEX}')", "wandb.login(key='***')"),
-    (f"machine api.wandb.ai login user password {HEX}", "machine api.wandb.ai login user password ***"),
+    (
+        f"machine api.wandb.ai login user password {HEX}",
+        "machine api.wandb.ai login user password ***",
+    ),
 ]
 KEPT = [
     # a language model's tokens
@@ -149,9 +152,41 @@ NAMED = [
     ("auth", "none", "none"),
 ]
 PARTS = [
-    *("token", "secret=", "password: ", "--token ", "token='", 'token="', 'token="\\', "token: `", "key=", "'", '"'),
-    *("eyJ", "eyJaaaaaaaa.", "://", "://a:", "http://a:b", "?sig=", "Bearer ", "sk-a", "-", "\\n", "a.", "secret=a;"),
-    *("-----BEGIN PRIVATE KEY-----", "wandb login ", "login x password ", 'token=["a",', "secret[token=", "'''"),
+    *(
+        "token",
+        "secret=",
+        "password: ",
+        "--token ",
+        "token='",
+        'token="',
+        'token="\\',
+        "token: `",
+        "key=",
+        "'",
+        '"',
+    ),
+    *(
+        "eyJ",
+        "eyJaaaaaaaa.",
+        "://",
+        "://a:",
+        "http://a:b",
+        "?sig=",
+        "Bearer ",
+        "sk-a",
+        "-",
+        "\\n",
+        "a.",
+        "secret=a;",
+    ),
+    *(
+        "-----BEGIN PRIVATE KEY-----",
+        "wandb login ",
+        "login x password ",
+        'token=["a",',
+        "secret[token=",
+        "'''",
+    ),
     *("PWD=/", "password==", "token=abc(", "hf_", "api key: ", "A" * 16, "=> "),
 ]
 

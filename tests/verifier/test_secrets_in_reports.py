@@ -51,9 +51,24 @@ def planted(text: str) -> Verdict:
     place = replace(place, library=line, through=[line], callers=[line])
     failed = Finding("matches-ddp", "fail", text, 2.0, 1.0, place, text)
     found = [failed, replace(failed, required=False), replace(failed, consequence=True)]
-    found += [replace(failed, status=status) for status in ("error", "inconclusive", "pass", "not_applicable")]
-    names = ("name", "command", "script", "module", "cwd", "device", "launcher", "args", "save_args")
-    target = dict.fromkeys((*names, "resume_args", "single_args", "reshard_args", "reference"), text)
+    found += [
+        replace(failed, status=status)
+        for status in ("error", "inconclusive", "pass", "not_applicable")
+    ]
+    names = (
+        "name",
+        "command",
+        "script",
+        "module",
+        "cwd",
+        "device",
+        "launcher",
+        "args",
+        "save_args",
+    )
+    target = dict.fromkeys(
+        (*names, "resume_args", "single_args", "reshard_args", "reference"), text
+    )
     made = verdict(*found, **target)
     environment = {**made.environment, "platform": text, "notes": [text], "HF_TOKEN": SECRET}
     run = {"role": "train", "world_size": 2, "completed": False, "command": text, "note": text}
@@ -85,7 +100,9 @@ def test_no_report_holds_it(form: str) -> None:
     reports = {name: render(safe) for name, render in RENDERERS.items()}
     reports |= {f"{name} -v": render(safe) for name, render in renderers(verbose=True).items()}
     reports["summary"] = github.summary(safe)
-    reports["bundle"] = json.dumps(bundle(json.loads(reports["json"]), as_dict(safe)["findings"][0]))
+    reports["bundle"] = json.dumps(
+        bundle(json.loads(reports["json"]), as_dict(safe)["findings"][0])
+    )
     assert [name for name, text in reports.items() if SECRET in "".join(text.split())] == []
     assert [name for name, text in reports.items() if "***" not in text] == []
     valid("sarif", reports["sarif"])
@@ -98,27 +115,47 @@ def test_the_bundle_redacts_a_report_of_an_earlier_version() -> None:
 
 
 def test_the_command_to_run_again_is_one() -> None:
-    made = verdict(Finding("a", "fail", "b"), command="fsdp2 verify a.py -- --hub-token 'a b' --steps 5")
+    made = verdict(
+        Finding("a", "fail", "b"), command="fsdp2 verify a.py -- --hub-token 'a b' --steps 5"
+    )
     assert "-- --hub-token '***' --steps 5" in RENDERERS["text"](redacted(made))
 
 
 def test_what_holds_none_is_the_same_object() -> None:
-    made = verdict(Finding("a", "fail", "b: 1.5", location=Place(file="a.py", line=1, function="", code="x = 1")))
+    made = verdict(
+        Finding(
+            "a", "fail", "b: 1.5", location=Place(file="a.py", line=1, function="", code="x = 1")
+        )
+    )
     assert redacted(made) is made
 
 
 def test_words_of_a_command_and_records_in_records() -> None:
-    assert redacted(["--hub-token", "abc", "--steps", "5"]) == ["--hub-token", "***", "--steps", "5"]
+    assert redacted(["--hub-token", "abc", "--steps", "5"]) == [
+        "--hub-token",
+        "***",
+        "--steps",
+        "5",
+    ]
     assert redacted(("--hub-token", "--steps")) == ("--hub-token", "--steps")
     assert redacted({"env": {"HF_TOKEN": "abc", "N": 1}}) == {"env": {"HF_TOKEN": "***", "N": 1}}
 
 
 def test_a_credential_on_the_command_line_is_one_everywhere() -> None:
-    lines = {"args": f"--hub-token {SECRET} --steps 500000", "save_args": "--api-key='a b c d' hub.token=abc1def2"}
-    lines |= {"command": "fsdp2 verify a.py --save-args '--password hunter22 --out /tmp/a'", "resume_args": "'"}
+    lines = {
+        "args": f"--hub-token {SECRET} --steps 500000",
+        "save_args": "--api-key='a b c d' hub.token=abc1def2",
+    }
+    lines |= {
+        "command": "fsdp2 verify a.py --save-args '--password hunter22 --out /tmp/a'",
+        "resume_args": "'",
+    }
     assert set(given_secrets(lines)) == {SECRET, "a b c d", "abc1def2", "hunter22"}
     made = verdict(Finding("a", "fail", f"rank 1 raised HTTPError: 401 for {SECRET}"), **lines)
-    assert redacted(made, given_secrets(lines)).findings[0].evidence == "rank 1 raised HTTPError: 401 for ***"
+    assert (
+        redacted(made, given_secrets(lines)).findings[0].evidence
+        == "rank 1 raised HTTPError: 401 for ***"
+    )
 
 
 def test_what_fsdp2_returns_is_redacted(tmp_path: Path) -> None:
@@ -157,14 +194,18 @@ def test_the_log_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:
     assert SECRET not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda path: path.stem
+)
 def test_recorded_findings_stay_as_they_are(path: Path) -> None:
     recorded = json.loads(path.read_text(encoding="utf-8"))
     assert [text for text in texts(recorded) if redacted(text) != text] == []
 
 
 def test_lines_of_right_scripts_stay_as_they_are() -> None:
-    paths = [path for folder in ("zoo", "faults") for path in (ROOT / "tests" / folder).rglob("*.py")]
+    paths = [
+        path for folder in ("zoo", "faults") for path in (ROOT / "tests" / folder).rglob("*.py")
+    ]
     lines = {line for path in paths for line in path.read_text(encoding="utf-8").splitlines()}
     assert len(lines) > 1000
     assert [line for line in lines if redacted(line) != line] == []

@@ -47,11 +47,16 @@ for step in range(3):
 
 
 def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path) -> None:
-    counts = tmp_path.with_name(tmp_path.name + "-counts.json")  # a run writes there because it is allowed to
+    counts = tmp_path.with_name(
+        tmp_path.name + "-counts.json"
+    )  # a run writes there because it is allowed to
     counts.touch()
     script = written(tmp_path, COUNTED.replace("OUT", repr(str(counts))), "script.py")
     verdict = verify_with(
-        launcher, resolve(script, {"steps": 2, "allow_writes": str(counts)}), tmp_path / "work", ["run-completes"]
+        launcher,
+        resolve(script, {"steps": 2, "allow_writes": str(counts)}),
+        tmp_path / "work",
+        ["run-completes"],
     )
     torch_counts = json.loads(counts.read_text())
     ours = verdict.facts["traffic"]
@@ -59,7 +64,11 @@ def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path)
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):
         names = (kind, kind.replace("all_", "all"))
         theirs = sum(n for op, n in torch_counts.items() if any(name in op for name in names))
-        assert theirs == ours.get(f"{kind}_model", 0) + ours.get(f"{kind}_script", 0), (kind, torch_counts, ours)
+        assert theirs == ours.get(f"{kind}_model", 0) + ours.get(f"{kind}_script", 0), (
+            kind,
+            torch_counts,
+            ours,
+        )
 
 
 def test_counts_by_micro_batch(launcher: Launcher, tmp_path: Path) -> None:
@@ -97,7 +106,11 @@ def test_at_full_size_the_structure_is_the_same(launcher: Launcher, tmp_path: Pa
     for key in ("parameters", "elements", "sharded", "groups", "largest_share", "mesh", "traffic"):
         assert small.facts[key] == large.facts[key], key
     found = [{f.rule: f.status for f in one.findings} for one in (small, large)]
-    assert {rule: (found[0][rule], status) for rule, status in found[1].items() if found[0][rule] != status} == {}
+    assert {
+        rule: (found[0][rule], status)
+        for rule, status in found[1].items()
+        if found[0][rule] != status
+    } == {}
     assert large.verdict == small.verdict == "pass"
 
 
@@ -130,13 +143,19 @@ for step in range(3):
     [("", "fail"), ("for block in model:\n    fully_shard(block)", "pass")],
     ids=["root", "blocks"],
 )
-def test_a_fault_is_found_at_full_size(launcher: Launcher, tmp_path: Path, blocks: str, status: str) -> None:
+def test_a_fault_is_found_at_full_size(
+    launcher: Launcher, tmp_path: Path, blocks: str, status: str
+) -> None:
     """64 GiB of weights, of which this machine holds none."""
     script = written(tmp_path, LARGE.replace("BLOCKS", blocks), "train.py")
     target = replace(resolve(script, {"nproc": 64, "steps": 2}), full_size=True)
-    verdict = verify_with(launcher, target, tmp_path / "work", ["run-completes", "root-only-wrap"], tier="simulate")
+    verdict = verify_with(
+        launcher, target, tmp_path / "work", ["run-completes", "root-only-wrap"], tier="simulate"
+    )
     found = {f.rule: f.status for f in verdict.findings}
-    assert found == {"run-completes": "pass", "root-only-wrap": status}, [f.evidence for f in verdict.findings]
+    assert found == {"run-completes": "pass", "root-only-wrap": status}, [
+        f.evidence for f in verdict.findings
+    ]
     (note,) = [note for note in verdict.environment["notes"] if "GiB" in note]  # type: ignore[attr-defined]
     assert "without memory" in note
 
@@ -146,10 +165,14 @@ def test_full_size_is_for_the_simulated_tier(tmp_path: Path, command: Command) -
     assert "--tier simulate" in command("verify", script, "--full-size", code=2).err
 
 
-def test_a_simulated_run_has_the_structure_of_a_real_one(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_simulated_run_has_the_structure_of_a_real_one(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     target = resolve(TESTS / "zoo" / "minimal.py", {"steps": "3"})
     real = verify_with(launcher, target, tmp_path / "real", ["root-only-wrap"]).facts
-    fake = verify_with(launcher, target, tmp_path / "fake", ["root-only-wrap"], tier="simulate").facts
+    fake = verify_with(
+        launcher, target, tmp_path / "fake", ["root-only-wrap"], tier="simulate"
+    ).facts
     for key in ("parameters", "elements", "sharded", "groups", "largest_share", "mesh", "traffic"):
         assert fake[key] == real[key], key
 
@@ -169,11 +192,15 @@ def whole(launcher: Launcher, target: Target, work: Path) -> Verdict:
 
 
 def open_or_failed(verdict: Verdict) -> list[tuple[str, str]]:
-    return [(f.rule, f.evidence) for f in verdict.findings if f.status not in ("pass", "not_applicable")]
+    return [
+        (f.rule, f.evidence) for f in verdict.findings if f.status not in ("pass", "not_applicable")
+    ]
 
 
 def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path) -> None:
-    wide = training(WIDE, "nn.Linear(64, 64)", "torch.ones(1, 64)", wrap="model, mesh=mesh", optimizer="AdamW")
+    wide = training(
+        WIDE, "nn.Linear(64, 64)", "torch.ones(1, 64)", wrap="model, mesh=mesh", optimizer="AdamW"
+    )
     verdict = whole(launcher, resolve(written(tmp_path, wide), {"nproc": 1024}), tmp_path / "work")
     assert (verdict.verdict, open_or_failed(verdict)) == ("pass", [])
     assert {f.tier for f in verdict.findings} == {"simulate", "static"}
@@ -183,7 +210,10 @@ def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path
 
 
 def test_a_generated_project_as_one_rank_of_many(launcher: Launcher, tmp_path: Path) -> None:
-    loaded = spec.load(TESTS.parent / "examples" / "two-nodes.yaml", ["train.global_batch=64", "train.micro_batch=1"])
+    loaded = spec.load(
+        TESTS.parent / "examples" / "two-nodes.yaml",
+        ["train.global_batch=64", "train.micro_batch=1"],
+    )
     scaffold.write(scaffold.render(loaded), tmp_path / "project")
     verdict = whole(launcher, resolve(tmp_path / "project", {"nproc": 64}), tmp_path / "work")
     assert (verdict.verdict, open_or_failed(verdict)) == ("pass", [])
@@ -209,7 +239,11 @@ def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_pat
 
 
 def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_path: Path) -> None:
-    script = written(tmp_path, "raise SystemExit('a global batch of 8 does not divide into 64 ranks')\n", "script.py")
+    script = written(
+        tmp_path,
+        "raise SystemExit('a global batch of 8 does not divide into 64 ranks')\n",
+        "script.py",
+    )
     verdict = whole(launcher, resolve(script, {"nproc": 64}), tmp_path / "work")
     assert verdict.verdict == "inconclusive"
     assert any("64 ranks" in f.evidence for f in verdict.findings)

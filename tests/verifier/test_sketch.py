@@ -20,7 +20,9 @@ from verified_fsdp2.verifier.probe.tensor_fingerprint import row_hashes, sketch
 from verified_fsdp2.verifier.trace import difference
 
 
-def shards_of(tensor: torch.Tensor, dim: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+def shards_of(
+    tensor: torch.Tensor, dim: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> list[list[float]]:
     """The sketches of the parts of a tensor, as ranks would take them of a DTensor sharded on `dim`."""
     out, start = [], 0
     for part in tensor.tensor_split(parts, dim=dim):
@@ -34,10 +36,15 @@ def shards_of(tensor: torch.Tensor, dim: int, parts: int, monkeypatch: pytest.Mo
     return out
 
 
-@pytest.mark.parametrize(("shape", "dim", "parts"), [((7, 5), 0, 2), ((7, 5), 0, 9), ((6, 4, 3), 1, 4), ((11,), 0, 3)])
+@pytest.mark.parametrize(
+    ("shape", "dim", "parts"), [((7, 5), 0, 2), ((7, 5), 0, 9), ((6, 4, 3), 1, 4), ((11,), 0, 3)]
+)
 def test_the_shards_add_up_to_the_whole(shape, dim, parts, monkeypatch) -> None:
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    total = [math.fsum(column) for column in zip(*shards_of(tensor, dim, parts, monkeypatch), strict=True)]
+    total = [
+        math.fsum(column)
+        for column in zip(*shards_of(tensor, dim, parts, monkeypatch), strict=True)
+    ]
     assert total == pytest.approx(sketch(tensor), rel=1e-12)
 
 
@@ -63,9 +70,15 @@ SHAPES = [(7, 5), (64,), (1, 1, 97), (3, 40, 5), (200, 3)]
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("strided", [False, True])
-def test_blocks_add_up_to_the_whole(shape: tuple[int, ...], strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_add_up_to_the_whole(
+    shape: tuple[int, ...], strided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = torch.Generator().manual_seed(4)
-    tensor = torch.randn(shape[::-1], generator=stream).permute(*range(len(shape))[::-1]) if strided else None
+    tensor = (
+        torch.randn(shape[::-1], generator=stream).permute(*range(len(shape))[::-1])
+        if strided
+        else None
+    )
     tensor = torch.randn(shape, generator=stream) if tensor is None else tensor
     whole = sketch(tensor)
     monkeypatch.setattr(module, "_BLOCK", 16)
@@ -115,13 +128,19 @@ def test_a_row_has_one_hash_however_far_it_is_padded(pad: int) -> None:
     """Ranks pad to the longest row of their own; where `pad` also ends a sentence, each row has one."""
     end = [pad] if pad > 0 else []
     rows = [[3, 1, 4, *end], [1, 5, *end], [*end]]
-    short, long = (torch.tensor([row + [pad] * (size - len(row)) for row in rows]) for size in (4, 9))
+    short, long = (
+        torch.tensor([row + [pad] * (size - len(row)) for row in rows]) for size in (4, 9)
+    )
     assert row_hashes([short]) == row_hashes([long]) and len(set(row_hashes([short]))) == 3
     images = torch.tensor([[0, 5, 5, 5], [0, 0, 5, 5], [5, 5, 5, 5], [0, 5, 5, 0], [0, 0, 0, 5]])
     assert len(set(row_hashes([images]))) == len(images), "of one length, rows differ as before"
     assert row_hashes([torch.zeros(2, 0)]) == [0, 0]
     points = torch.tensor([[-0.5], [-0.7], [0.0], [0.7], [-1.0]])
-    assert len(set(row_hashes([points]))) == len(points) == len(set(row_hashes([torch.ones(5, 1), points])))
+    assert (
+        len(set(row_hashes([points])))
+        == len(points)
+        == len(set(row_hashes([torch.ones(5, 1), points])))
+    )
     assert len(set(row_hashes([torch.tensor([[-1], [0], [1], [-2], [-100]])]))) == 5
     ids = torch.arange(12).reshape(3, 4)
     mask = ids > 4
@@ -177,7 +196,9 @@ class Halves(torch.Tensor):
         return ["a", "b"], None
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.ops.aten.detach.default:
             return cls(args[0].a, args[0].b)
         raise NotImplementedError(function)
@@ -196,7 +217,9 @@ def test_tensors_that_hold_others_are_sketched_by_these() -> None:
 
 @cases("dtype", torch.float32, torch.bfloat16, torch.bool, torch.complex64)
 @cases("shape", (), (3, 5), (400, 300))
-def test_a_change_of_one_element_changes_the_hash(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_a_change_of_one_element_changes_the_hash(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     tensor = torch.ones(shape).to(dtype)
     before = element_hash(tensor)
     assert element_hash(tensor.clone()) == before
@@ -208,5 +231,7 @@ def test_a_hash_of_what_is_not_in_a_row_or_not_a_number() -> None:
     tensor = torch.arange(6.0).reshape(2, 3)
     assert element_hash(tensor.t()) == element_hash(tensor.t().contiguous()) != element_hash(tensor)
     assert element_hash(torch.arange(6)[::2]) == element_hash(torch.tensor([0, 2, 4]))
-    assert element_hash(torch.tensor([1.0, torch.nan])) == element_hash(torch.tensor([1.0, torch.nan]))
+    assert element_hash(torch.tensor([1.0, torch.nan])) == element_hash(
+        torch.tensor([1.0, torch.nan])
+    )
     assert element_hash(torch.nn.Parameter(tensor)) == element_hash(tensor)

@@ -19,7 +19,9 @@ from verified_fsdp2.verifier.report import json_report
 from verified_fsdp2.verifier.report.redact import stable
 
 MODEL = "nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))"
-FAULTY = "torch.manual_seed(10 * step + dist.get_rank())\nif step == 2 and dist.get_rank() == 1:\n    "
+FAULTY = (
+    "torch.manual_seed(10 * step + dist.get_rank())\nif step == 2 and dist.get_rank() == 1:\n    "
+)
 FAULTS = {
     "hangs": "time.sleep(1000)",
     "raises": "raise RuntimeError(f'{object()} is not in {sys.argv[1]}, ask localhost:{time.time_ns() % 60000}')",
@@ -33,7 +35,10 @@ def blank(value: Any, schema: dict[str, Any]) -> Any:
     if "x-varies" in schema:
         return schema["x-varies"]
     if isinstance(value, dict):
-        return {key: blank(item, schema.get("properties", {}).get(key, {})) for key, item in value.items()}
+        return {
+            key: blank(item, schema.get("properties", {}).get(key, {}))
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [blank(item, schema.get("items", {})) for item in value]
     return value
@@ -41,7 +46,9 @@ def blank(value: Any, schema: dict[str, Any]) -> Any:
 
 def report(launcher: Launcher, script: Path, work: Path, **flags: Any) -> Any:
     """The whole JSON report of a verification, valid."""
-    value = json.loads(json_report.render(verify_with(launcher, resolve(script, flags), work, select((), ()))))
+    value = json.loads(
+        json_report.render(verify_with(launcher, resolve(script, flags), work, select((), ())))
+    )
     jsonschema.validate(value, REPORT)
     assert str(work) not in json.dumps(value)
     return value
@@ -60,14 +67,19 @@ def test_what_varies_stands_in_fields_of_its_own() -> None:
             walk(schema["items"], path)
 
     walk(REPORT, "")
-    times = [f"{name}: time" for name in ("findings.seconds", "runs.seconds", "facts.horizon", "seconds")]
+    times = [
+        f"{name}: time" for name in ("findings.seconds", "runs.seconds", "facts.horizon", "seconds")
+    ]
     times.insert(3, "facts.memory.process: memory")
     assert [name for name in found if not name.endswith(": path")] == times
 
 
 @pytest.mark.full
 def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
-    flags = {"save_args": "--save-every 3 --out {checkpoint}", "resume_args": "--resume {checkpoint}"}
+    flags = {
+        "save_args": "--save-every 3 --out {checkpoint}",
+        "resume_args": "--resume {checkpoint}",
+    }
     script = TESTS / "zoo" / "checkpoint_stateful.py"
     one, two = (report(launcher, script, tmp_path / name, **flags) for name in ("one", "two"))
     assert one != two
@@ -81,20 +93,35 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
     back = {one["runs"][entry["run"]]["role"]: entry for entry in facts["returns"]}
     assert back["resume"]["loads"] and back["resume"]["steps"] == 2
     rules = [entry["rule"] for entry in facts["comparisons"]]
-    assert set(rules) == {None, "matches-ddp", "matches-single-process", "resume-is-exact", "reshard-keeps-trajectory"}
+    assert set(rules) == {
+        None,
+        "matches-ddp",
+        "matches-single-process",
+        "resume-is-exact",
+        "reshard-keeps-trajectory",
+    }
     exact = facts["comparisons"][rules.index("resume-is-exact")]
     assert (exact["loss"], exact["allowed"]["loss"], exact["after_step"]) == ([0.0, 0.0], 0.0, 3)
     judged = {f["rule"]: f for f in one["findings"]}
-    reshards = [max(c["loss"]) for c in facts["comparisons"] if c["rule"] == "reshard-keeps-trajectory"]
+    reshards = [
+        max(c["loss"]) for c in facts["comparisons"] if c["rule"] == "reshard-keeps-trajectory"
+    ]
     assert max(reshards) == judged["reshard-keeps-trajectory"]["measured"]
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
-    assert facts["expected_traffic"] == {kind: facts["traffic"].get(f"{kind}_model", 0) for kind in kinds}
+    assert facts["expected_traffic"] == {
+        kind: facts["traffic"].get(f"{kind}_model", 0) for kind in kinds
+    }
     for shard in facts["shards"]:
         assert sum(shard["elements"]) == math.prod(shard["shape"]), shard
     for row in facts["memory"]:
         held = 4 * sum(shard["elements"][row["rank"]] for shard in facts["shards"])
-        assert row["parameters"] == row["gradients"] == held and 2 * held <= row["optimizer"] < 2 * held + 8192
-        assert 0 < row["process"]["before"] < row["process"]["peak"] and row["process"]["cuda"] is None
+        assert (
+            row["parameters"] == row["gradients"] == held
+            and 2 * held <= row["optimizer"] < 2 * held + 8192
+        )
+        assert (
+            0 < row["process"]["before"] < row["process"]["peak"] and row["process"]["cuda"] is None
+        )
 
 
 @pytest.mark.parametrize("fault", [pytest.param("hangs", marks=pytest.mark.full), "raises"])
@@ -114,7 +141,10 @@ def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -
     ("/w/files/checkpoint/step_3 is not there", "{checkpoint}/step_3 is not there"),
     ("'/w/03-single-1/world/files/checkpoint'", "'{checkpoint}'"),
     ("'/w/12-resume_full_precision-2/world/files/checkpoint'", "'{checkpoint}'"),
-    ("/w/world.saved/a, /w/04-train-2/x, /wide/checkpoint", "{work}/world.saved/a, {work}/04-train-2/x, "),
+    (
+        "/w/world.saved/a, /w/04-train-2/x, /wide/checkpoint",
+        "{work}/world.saved/a, {work}/04-train-2/x, ",
+    ),
     ("<M object at 0x7f12ab34cd56>, 0xff", "<M object at 0x...>, 0xff"),
     ("[127.0.0.1]:4242: reset, localhost:29500", "[127.0.0.1]:...: reset, localhost:..."),
     ("\ud800", "?"),

@@ -27,7 +27,10 @@ def test_a_folder_is_read_through_its_verify_yaml_and_flags_win(project: Path) -
     target = resolve(project, {"nproc": "3", "steps": None})
     assert (target.script, target.nproc, target.cwd) == (project / "train.py", 3, project)
     assert (target.args, target.resume_args) == (("--out", "{checkpoint}"), ("--resume", "a b"))
-    assert (target.reshard_to, target.command) == ((1, 6), ("fsdp2", "verify", str(project), "--nproc", "3"))
+    assert (target.reshard_to, target.command) == (
+        (1, 6),
+        ("fsdp2", "verify", str(project), "--nproc", "3"),
+    )
 
 
 def test_a_script_needs_no_file(project: Path) -> None:
@@ -71,7 +74,9 @@ def test_wrong_flags(project: Path, flags: dict[str, str], message: str) -> None
     (b"x = 1\0\n", "source code string cannot contain null bytes"),
     (None, "no such file or folder"),
 )
-def test_a_file_that_is_not_python_or_not_there(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_a_file_that_is_not_python_or_not_there(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
     if content is not None:
         (tmp_path / "train.py").write_bytes(content)
     with pytest.raises(UserError) as caught:
@@ -79,7 +84,9 @@ def test_a_file_that_is_not_python_or_not_there(tmp_path: Path, content: bytes |
     assert message in str(caught.value)
 
 
-def test_a_configuration_names_a_script_that_is_there_and_the_working_folder_is_its_own(project: Path) -> None:
+def test_a_configuration_names_a_script_that_is_there_and_the_working_folder_is_its_own(
+    project: Path,
+) -> None:
     (project / "verify.yaml").write_text("script: none.py\n")
     with pytest.raises(UserError, match=r"none\.py: no such file"):
         resolve(project, {})
@@ -89,7 +96,11 @@ def test_a_configuration_names_a_script_that_is_there_and_the_working_folder_is_
 
 def test_only_imported_files_belong_to_the_project(project: Path) -> None:
     files = project_files(project / "train.py")
-    assert [f.relative_to(project).as_posix() for f in files] == ["train.py", "model.py", "parts/block.py"]
+    assert [f.relative_to(project).as_posix() for f in files] == [
+        "train.py",
+        "model.py",
+        "parts/block.py",
+    ]
     place = find_local_norm(read_sources(files, ()))
     assert (Path(place.file).name, place.line, place.function) == ("block.py", 2, "clip")
 
@@ -118,7 +129,9 @@ def test_what_is_watched(project: Path) -> None:
         "file:out/*.pt": ("resume", "world", "single"),
     }
     target = resolve(project, {"watch": list(across)})
-    assert [(one.expression, one.across) for one in target.watch] == [(k.split()[0], v) for k, v in across.items()]
+    assert [(one.expression, one.across) for one in target.watch] == [
+        (k.split()[0], v) for k, v in across.items()
+    ]
     assert "--watch" in target.command
     for wrong in ("a b", "f(x)", "best across=nothing", "import x", ""):
         with pytest.raises(UserError, match="watch"):

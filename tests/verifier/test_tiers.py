@@ -18,11 +18,29 @@ def run(role: str) -> dict[str, Any]:
     return {"role": role, "world_size": 2, "losses": [1.0], "grad_norms": [1.0]}
 
 
-def verdict(answer: Any, *roles: str, refused: str = "", linted: int = 0, **sources: Any) -> Verdict:
-    target = {"script": "train.py", "command": "fsdp2 verify train.py", **({"files": linted} if linted else {})}
-    counts = {"files": 1, "functions": 3, "calls_not_followed": 2, "without_training": 0, "training_required": True}
-    facts = {"sources": {**counts, "not_followed": [], "suppressed": [], "rules": [], **sources}} if sources else {}
-    return Verdict(answer, target, ENVIRONMENT, [run(role) for role in roles], [PASSED], facts, refused=refused)
+def verdict(
+    answer: Any, *roles: str, refused: str = "", linted: int = 0, **sources: Any
+) -> Verdict:
+    target = {
+        "script": "train.py",
+        "command": "fsdp2 verify train.py",
+        **({"files": linted} if linted else {}),
+    }
+    counts = {
+        "files": 1,
+        "functions": 3,
+        "calls_not_followed": 2,
+        "without_training": 0,
+        "training_required": True,
+    }
+    facts = (
+        {"sources": {**counts, "not_followed": [], "suppressed": [], "rules": [], **sources}}
+        if sources
+        else {}
+    )
+    return Verdict(
+        answer, target, ENVIRONMENT, [run(role) for role in roles], [PASSED], facts, refused=refused
+    )
 
 
 @cases(

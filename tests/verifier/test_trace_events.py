@@ -53,11 +53,19 @@ def test_kinds_are_the_names_of_the_classes() -> None:
 def test_every_event_and_every_field_is_read() -> None:
     """By more than the probe, which writes it."""
     root = Path(trace.__file__).parents[1]
-    files = [p for p in root.rglob("*.py") if not {"probe", "events"} & {*p.relative_to(root).parts}]
-    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    files = [
+        p for p in root.rglob("*.py") if not {"probe", "events"} & {*p.relative_to(root).parts}
+    ]
+    nodes = [
+        node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
     read = {node.id for node in nodes if isinstance(node, ast.Name)}
     read |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    read |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    read |= {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     own = {f.name for f in fields(events.Event)}
     names = [
         (cls.__name__, name)

@@ -19,7 +19,9 @@ def make(scheduled: bool = False) -> torch.optim.Optimizer:
     return optimizer
 
 
-def steps(turns: Turns, optimizer: torch.optim.Optimizer, count: int = 1, **how: Any) -> tuple[int, int]:
+def steps(
+    turns: Turns, optimizer: torch.optim.Optimizer, count: int = 1, **how: Any
+) -> tuple[int, int]:
     for _ in range(count):
         turn = turns.at_step(optimizer, **how)
         turn.begun += 1
@@ -60,7 +62,12 @@ LOOP, OTHER = {"place": "line 9", "trained": True}, {"place": "line 12", "traine
         (LOOP, 3, LOOP, (0, 4)),  # the next phase of one loop
         (LOOP, 3, OTHER, (1, 1)),  # a partner that begins later
         (LOOP, 1, LOOP, (1, 1)),  # a partner in a loop over players
-        (LOOP, 3, {**LOOP, "trained": False}, (1, 1)),  # one for other parameters, after the same backward
+        (
+            LOOP,
+            3,
+            {**LOOP, "trained": False},
+            (1, 1),
+        ),  # one for other parameters, after the same backward
     ],
 )
 def test_phases_of_one_loop(first: Any, count: int, second: Any, result: tuple[int, int]) -> None:
@@ -83,7 +90,9 @@ def test_a_resume_may_begin_with_the_last_step_of_a_phase() -> None:
     (0.1, 0.0, 1, False),
     (0.1, 1.0, 0, False),
 )
-def test_a_step_that_only_makes_state(rate: float, gradient: float, models: int, makes: bool) -> None:
+def test_a_step_that_only_makes_state(
+    rate: float, gradient: float, models: int, makes: bool
+) -> None:
     """Before a load: with a rate of zero, or with gradients of zero before any model is called."""
     param = torch.nn.Parameter(torch.ones(2))
     param.grad = torch.full((2,), gradient)
@@ -92,7 +101,9 @@ def test_a_step_that_only_makes_state(rate: float, gradient: float, models: int,
 
 
 @cases("elements, cleared, seen", (0, True, True), (0, False, False), (2, True, False))
-def test_an_update_of_parameters_of_which_a_rank_has_nothing(elements: int, cleared: bool, seen: bool) -> None:
+def test_an_update_of_parameters_of_which_a_rank_has_nothing(
+    elements: int, cleared: bool, seen: bool
+) -> None:
     """It is over when the gradients are cleared: on the other ranks the weights say it."""
     param = torch.nn.Parameter(torch.ones(elements))
     param.grad = None if cleared else torch.ones(elements)

@@ -28,11 +28,15 @@ CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)"
         ("parameter.grad = parameter.grad * factor", ""),
     ],
 )
-def test_gradients_scaled_in_another_file(verify_script: Verify, tmp_path: Path, how: str, then: str) -> None:
+def test_gradients_scaled_in_another_file(
+    verify_script: Verify, tmp_path: Path, how: str, then: str
+) -> None:
     written(tmp_path, SCALE.format(how=how), "scaling.py")
     lines = ["scaled(model.parameters(), world)", *([then] if then else []), "optimizer.step()"]
     steps = ("        optimizer.step()", "".join(f"        {line}\n" for line in lines))
-    script = edited(tmp_path, ("import torch\n", "import torch\nfrom scaling import scaled\n"), steps)
+    script = edited(
+        tmp_path, ("import torch\n", "import torch\nfrom scaling import scaled\n"), steps
+    )
     (finding,) = verify_script(script, ("double-or-missing-world-scale",), steps=3).findings
     assert finding.status == "fail", finding.evidence
     assert finding.location is not None
@@ -40,18 +44,28 @@ def test_gradients_scaled_in_another_file(verify_script: Verify, tmp_path: Path,
     assert [line.code for line in finding.location.callers] == ["scaled(model.parameters(), world)"]
 
 
-def test_a_profile_function_of_the_script_is_left_alone(verify_script: Verify, tmp_path: Path) -> None:
+def test_a_profile_function_of_the_script_is_left_alone(
+    verify_script: Verify, tmp_path: Path
+) -> None:
     """Nothing is looked at then: the finding stands at the step."""
     written(tmp_path, SCALE.format(how="parameter.grad.mul_(factor)"), "scaling.py")
-    lines = ["scaled(model.parameters(), world)", "assert sys.getprofile() is own", "optimizer.step()"]
+    lines = [
+        "scaled(model.parameters(), world)",
+        "assert sys.getprofile() is own",
+        "optimizer.step()",
+    ]
     steps = ("        optimizer.step()", "".join(f"        {line}\n" for line in lines))
     own = ("def main():", "def own(*event):\n    pass\n\n\ndef main():\n    sys.setprofile(own)")
     names = ("import torch\n", "import sys\n\nimport torch\nfrom scaling import scaled\n")
-    verdict = verify_script(edited(tmp_path, names, own, steps), ("double-or-missing-world-scale",), steps=3)
+    verdict = verify_script(
+        edited(tmp_path, names, own, steps), ("double-or-missing-world-scale",), steps=3
+    )
     (finding,) = verdict.findings
     assert finding.location is not None
     assert (finding.status, finding.location.code) == ("fail", "optimizer.step()")
-    assert [(run["role"], run["completed"]) for run in verdict.runs if run["role"] == "scaled"] == [("scaled", True)]
+    assert [(run["role"], run["completed"]) for run in verdict.runs if run["role"] == "scaled"] == [
+        ("scaled", True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +75,9 @@ def test_a_profile_function_of_the_script_is_left_alone(verify_script: Verify, t
         ("meta_params_not_reset", "self.gate = nn.Parameter("),
     ],
 )
-def test_what_nothing_fills_stands_in_its_class(verify_script: Verify, fault: str, code: str) -> None:
+def test_what_nothing_fills_stands_in_its_class(
+    verify_script: Verify, fault: str, code: str
+) -> None:
     verdict = verify_script(FAULTS / f"{fault}.py", (fault.replace("_", "-"),), steps=2)
     (finding,) = (one for one in verdict.findings if one.status == "fail")
     assert "allocated by to_empty (line " in finding.evidence

@@ -83,12 +83,16 @@ def test_files_that_name_their_folder_are_found_there(tmp_path: Path) -> None:
 
 def test_an_overlay_has_one_path_for_all_runs(tmp_path: Path) -> None:
     files = saved(tmp_path, lambda folder: (folder / "model.pt").write_bytes(b"weights"), "overlay")
-    worlds = [files.begin(tmp_path / name, state) for name, state in (("02", "saved"), ("03", "scratch"))]
+    worlds = [
+        files.begin(tmp_path / name, state) for name, state in (("02", "saved"), ("03", "scratch"))
+    ]
     assert {world.checkpoint for world in worlds} == {str(files.checkpoint)}
     assert [len(world.bases) for world in worlds] == [1, 0] and not files.exclusive("saved")
 
 
-def test_what_a_library_keeps_in_its_cache_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_library_keeps_in_its_cache_is_prepared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, place, work = (tmp_path / name for name in ("home", "project", "work"))
     for folder in (home, place, work):
         folder.mkdir()
@@ -108,7 +112,9 @@ if os.environ["RANK"] == "0" and not (cache / "table").exists():
     with Launcher(wish=wish(work, place)) as launcher:
         if launcher.choice.mechanism != "overlay":
             pytest.skip("without an overlay each run has a cache of its own")
-        verdict = verify_with(launcher, resolve(script, {"nproc": 2}), work / "own", select(rules, ()))
+        verdict = verify_with(
+            launcher, resolve(script, {"nproc": 2}), work / "own", select(rules, ())
+        )
     assert len(verdict.runs) >= 2 and {finding.status for finding in verdict.findings} == {"pass"}
     (log,) = (work / "caches").rglob("log")
     assert log.read_text() == "prepared\n" and not list(home.iterdir())
@@ -128,23 +134,36 @@ def test_a_run_finds_what_the_crash_left(mechanism: str, tmp_path: Path) -> None
 
 def test_the_folder_of_every_run_reads_as_the_common_one(tmp_path: Path) -> None:
     own, common = tmp_path / 'own "ü"', tmp_path / "common"
-    Writer(tmp_path / "rank0.jsonl").write(Checkpoint(op="load", after_step=0, to=f"{own}/step_3", at_line=None))
-    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 0.0}], "timed_out": False, "seconds": 1.0}
+    Writer(tmp_path / "rank0.jsonl").write(
+        Checkpoint(op="load", after_step=0, to=f"{own}/step_3", at_line=None)
+    )
+    answer = {
+        "ranks": [{"rank": 0, "code": 0, "killed": False, "at": 0.0}],
+        "timed_out": False,
+        "seconds": 1.0,
+    }
     run = read_run(tmp_path, "resume", answer, 1, "", places=[(str(own), str(common))])
     assert [record.to for record in run.places(Checkpoint)] == [f"{common}/step_3"]
 
 
 @cases("path, made", ("/c/step_1", ["crash"]), ("/elsewhere/step_1", []))
-def test_no_save_of_a_crash_goes_to_files_of_the_user(path: str, made: list[str], tmp_path: Path) -> None:
+def test_no_save_of_a_crash_goes_to_files_of_the_user(
+    path: str, made: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text("")
-    settings = planned(resolve(tmp_path / "train.py", {"resume_args": "--resume"}), ["incomplete-checkpoint-chosen"])
+    settings = planned(
+        resolve(tmp_path / "train.py", {"resume_args": "--resume"}),
+        ["incomplete-checkpoint-chosen"],
+    )
     save = saving({"w": tensor()}, "torch.save", path)
     train = run([model(), step(), stepped(), save, step(2), stepped(2)])
     evidence = Evidence(train=train, course=Course(checkpoint="/c"))
     assert [one.role for one in stages.faults(settings, evidence, early=True)] == made
 
 
-def test_a_store_that_dies_as_it_starts_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_dies_as_it_starts_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def store(*args: Any, **kwargs: Any) -> SimpleNamespace:
         if len(list(tmp_path.iterdir())) < 2:
             (tmp_path / str(os.getpid())).touch()

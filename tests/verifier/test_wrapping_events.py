@@ -55,7 +55,9 @@ def test_what_it_remembers_forbids_nothing() -> None:
     watch, _ = wrapping()
     model = nn.Linear(4, 4)
     watch.wrapped([model], {})
-    torch.utils.swap_tensors(model.weight, nn.Parameter(torch.ones(4, 4)))  # raises if there is a weak reference
+    torch.utils.swap_tensors(
+        model.weight, nn.Parameter(torch.ones(4, 4))
+    )  # raises if there is a weak reference
     assert bool((model.weight == 1).all())
 
 

@@ -6,14 +6,29 @@ from typing import Any
 import pytest
 import torch
 
-from records import LINE, cases, judge, judged_as, micro, model, parameter, row, step, stepped, steps, stopped
+from records import (
+    LINE,
+    cases,
+    judge,
+    judged_as,
+    micro,
+    model,
+    parameter,
+    row,
+    step,
+    stepped,
+    steps,
+    stopped,
+)
 from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.finding import Finding, Hit, Suppression
 from verified_fsdp2.verifier.probe.measures import shard_digest
 
 Records = list[dict[str, Any]]
 NO_FILE = ("ValueError", "no such file")
-SHARED = "Parameter 'b' is shared with a parameter already managed by another FSDP group. For shared"
+SHARED = (
+    "Parameter 'b' is shared with a parameter already managed by another FSDP group. For shared"
+)
 FREED = "setStorage: sizes [8, 8] are out of bounds for storage of size 0"
 A, B = [1.0, 1, 0, 0, 0], [2.0, 1, 0, 0, 0]
 SHARD = {"kind": "shard", "parameters": []}
@@ -25,7 +40,9 @@ BLOCK = {"parent": "blocks", "cls": "m.Block", "count": 2, "numel": 16}
 
 def ties(parameters: int) -> Records:
     names = ["embed.weight", "head.weight"]
-    return steps({"kind": "ties", "ties": [{"names": names, "parameters": parameters, "line": LINE}]})
+    return steps(
+        {"kind": "ties", "ties": [{"names": names, "parameters": parameters, "line": LINE}]}
+    )
 
 
 def late(*grads: list[float], late: bool = True) -> list[Records]:
@@ -35,7 +52,14 @@ def late(*grads: list[float], late: bool = True) -> list[Records]:
 
 
 def reduce(*missing: str, **more: Any) -> dict[str, Any]:
-    base = {"kind": "reduce", "group": "layer", "step": 1, "micro": 0, "missing": list(missing), "parameters": 2}
+    base = {
+        "kind": "reduce",
+        "group": "layer",
+        "step": 1,
+        "micro": 0,
+        "missing": list(missing),
+        "parameters": 2,
+    }
     return {**base, "filled": False, "ranks": [0, 1], **more}
 
 
@@ -45,12 +69,26 @@ def digests(copy: int = 0, **of: str | None) -> Records:
 
 
 def given(keys: int, broadcast: bool = False) -> dict[str, Any]:
-    base = {"kind": "set_state", "op": "set_model_state_dict", "given": keys, "full": True, "strict": True}
+    base = {
+        "kind": "set_state",
+        "op": "set_model_state_dict",
+        "given": keys,
+        "full": True,
+        "strict": True,
+    }
     return {**base, "broadcast": broadcast}
 
 
 def local(*shape: int, line: Any = LINE) -> Records:
-    return steps({"kind": "from_local", "shape": list(shape), "local": [2, 4], "ranks": [0, 1], "at_line": line})
+    return steps(
+        {
+            "kind": "from_local",
+            "shape": list(shape),
+            "local": [2, 4],
+            "ranks": [0, 1],
+            "at_line": line,
+        }
+    )
 
 
 def blocks(blocks: int, groups: int) -> Records:
@@ -74,7 +112,9 @@ ORDERED = ("parent-before-child", "submodule-forward-before-root")
 
 def adapters(first: float, last: float, others: str = "b") -> list[dict[str, Any]]:
     """Three parameters, of which `w` has the same digest on both ranks, and these squares after two steps."""
-    squares = [stepped(k, weights={"w": [x, 0.0, 0.0, 0.0, 0.0]}) for k, x in ((1, first), (2, last))]
+    squares = [
+        stepped(k, weights={"w": [x, 0.0, 0.0, 0.0, 0.0]}) for k, x in ((1, first), (2, last))
+    ]
     return [*digests(w="a", v=others, u=others + "e")[:-1], *squares]
 
 
@@ -89,18 +129,34 @@ test_the_status = judged_as(
     row(ROOT, "fail", *late(A, B, late=False)),  # a plain parameter that was there
     row(DIVERGENT, "fail", steps(reduce("a")), steps()),  # a rank that lacks nothing writes nothing
     row(DIVERGENT, "pass", steps(reduce("a")), steps(reduce("a"))),  # the same on all ranks
-    row(DIVERGENT, "pass", steps(reduce("a", filled=True)), steps(reduce("b", filled=True))),  # zeros
-    row(DIVERGENT, "pass", steps(reduce("a"), reduce("a", "b")), steps(reduce("a"))),  # two of one backward
-    row(DIVERGENT, "pass", steps(reduce("a", ranks=[0])), steps(reduce("b", ranks=[1]))),  # different meshes
-    row(DIVERGENT, "inconclusive", stopped(*NO_FILE, [model()], [model(), reduce("a")])),  # a rank that raised before
+    row(
+        DIVERGENT, "pass", steps(reduce("a", filled=True)), steps(reduce("b", filled=True))
+    ),  # zeros
+    row(
+        DIVERGENT, "pass", steps(reduce("a"), reduce("a", "b")), steps(reduce("a"))
+    ),  # two of one backward
+    row(
+        DIVERGENT, "pass", steps(reduce("a", ranks=[0])), steps(reduce("b", ranks=[1]))
+    ),  # different meshes
+    row(
+        DIVERGENT, "inconclusive", stopped(*NO_FILE, [model()], [model(), reduce("a")])
+    ),  # a rank that raised before
     row(INPLACE, "pass", steps(VIEW), steps(VIEW)),  # a changed view alone
-    row(INPLACE, "fail", *[[model(), VIEW, micro(), step(unsynced=["w"]), stepped()]] * 2),  # it was not reduced
+    row(
+        INPLACE, "fail", *[[model(), VIEW, micro(), step(unsynced=["w"]), stepped()]] * 2
+    ),  # it was not reduced
     row(INPLACE, "fail", stopped("RuntimeError", FREED, *[[model(), VIEW]] * 2)),  # freed weights
-    row(INPLACE, "inconclusive", stopped("RuntimeError", FREED, [model()], [model()])),  # freed weights without a view
+    row(
+        INPLACE, "inconclusive", stopped("RuntimeError", FREED, [model()], [model()])
+    ),  # freed weights without a view
     row(STALE_GROUP, "pass", steps(), steps()),  # no stale group
     row(EQUAL, "fail", digests(w="a", v="b"), digests(w="a", v="b")),  # equal shards
-    row(EQUAL, "pass", digests(w="a", v="b", u="c"), digests(w="a", v="d", u="e")),  # a few among many
-    row(EQUAL, "fail", adapters(2.0, 3.0), adapters(2.0, 3.0, "d")),  # a few among many, which training does not part
+    row(
+        EQUAL, "pass", digests(w="a", v="b", u="c"), digests(w="a", v="d", u="e")
+    ),  # a few among many
+    row(
+        EQUAL, "fail", adapters(2.0, 3.0), adapters(2.0, 3.0, "d")
+    ),  # a few among many, which training does not part
     row(EQUAL, "pass", adapters(2.0, 3.0), adapters(2.0, 4.0, "d")),  # experts that begin as copies
     row(EQUAL, "pass", adapters(2.0, 2.0), adapters(2.0, 2.0, "d")),  # frozen
     row(EQUAL, "inconclusive", digests(w=None), digests(w=None)),  # no digests
@@ -110,11 +166,15 @@ test_the_status = judged_as(
     row(RANK_0, "pass", steps(given(9, True)), steps(given(0, True))),  # a broadcast
     row(RANK_0, "pass", steps(given(9)), steps(given(9))),  # keys on both ranks
     row(RANK_0, "pass", steps(given(9)), steps(given(4))),  # some keys on the other rank
-    row(RANK_0, "fail", stopped("RuntimeError", "Connection closed by peer", [given(9)], [given(0)])),  # no forward
+    row(
+        RANK_0, "fail", stopped("RuntimeError", "Connection closed by peer", [given(9)], [given(0)])
+    ),  # no forward
     row(RANK_0, "not_applicable", steps(), steps()),  # no call
     row(LOCAL, "pass", local(6, 4), local(6, 4)),  # the whole shape
     row(LOCAL, "fail", local(6, 4), local(4, 4)),  # a shape of its own
-    row(LOCAL, "pass", local(6, 4), local(4, 4, line=replace(LINE, line=2))),  # other lines are other tensors
+    row(
+        LOCAL, "pass", local(6, 4), local(4, 4, line=replace(LINE, line=2))
+    ),  # other lines are other tensors
     row(LOCAL, "inconclusive", local(6, 4), steps()),  # another number of calls
     row(LOCAL, "not_applicable", steps(), steps()),  # no call
     row(LOCAL, "inconclusive", stopped(*NO_FILE, steps(), steps())),  # no call before an error
@@ -127,8 +187,12 @@ test_the_status = judged_as(
     row(EVEN, "pass", steps(), steps()),  # two ranks
     row(UNREAD_OPTION, "fail", [UNREAD, *steps()], [SHARD, *steps()]),  # an unread option
     row(UNREAD_OPTION, "pass", [SHARD, *steps()], [SHARD, *steps()]),  # none
-    *(row(rule, "inconclusive", UNWRAPPED, UNWRAPPED) for rule in (ROOT, ROOT_ONLY)),  # no fully_shard at all
-    *(row(rule, "not_applicable", *[[SHARD, *steps()]] * 2) for rule in ORDERED),  # one sharded module has no order
+    *(
+        row(rule, "inconclusive", UNWRAPPED, UNWRAPPED) for rule in (ROOT, ROOT_ONLY)
+    ),  # no fully_shard at all
+    *(
+        row(rule, "not_applicable", *[[SHARD, *steps()]] * 2) for rule in ORDERED
+    ),  # one sharded module has no order
     *(row(rule, "pass", *[[SHARD, SHARD, *steps()]] * 2) for rule in ORDERED),
     row("tensors-on-two-meshes", "not_applicable", *[meshes([2])] * 2),
     row("tensors-on-two-meshes", "pass", *[meshes([2, 1])] * 2),
@@ -140,19 +204,28 @@ def gathered(weights: int, *lines: dict[str, Any]) -> list[Records]:
     return [[*steps(), micro(2), step(2), stepped(2), traffic]] * 2
 
 
-COPIED = stopped("AssertionError", "FSDP does not support deepcopy. For state dict", steps(), steps())
+COPIED = stopped(
+    "AssertionError", "FSDP does not support deepcopy. For state dict", steps(), steps()
+)
 test_what_is_named = judged_as(
     *(
         row(TIED, status, *[ties(k)] * 2, names=("embed.weight", "head.weight"))
         for k, status in ((1, "pass"), (2, "fail"))
     ),
-    row(TIED, "fail", stopped("ValueError", SHARED, [model()], [model()]), at=LINE),  # the error of torch is enough
+    row(
+        TIED, "fail", stopped("ValueError", SHARED, [model()], [model()]), at=LINE
+    ),  # the error of torch is enough
     row(DIVERGENT, "fail", steps(reduce("a")), steps(reduce("b")), names=("rank 0", "rank 1")),
     row(STALE_GROUP, "fail", [*steps(), STALE], steps(), at=LINE, names=("'root'",)),
     row(RANK_0, "inconclusive", steps(), steps(), saving=LINE),
     row("model-gathered-every-step", "fail", *gathered(16 * 4)),  # the bytes of the whole model
     row("model-gathered-every-step", "pass", *gathered(16 * 4 - 1)),
-    row("deepcopy-of-fsdp-model", "fail", COPIED, sources=Sources({"train.py": "pass"}, ("train.py",))),
+    row(
+        "deepcopy-of-fsdp-model",
+        "fail",
+        COPIED,
+        sources=Sources({"train.py": "pass"}, ("train.py",)),
+    ),
 )
 
 
@@ -160,15 +233,32 @@ def test_what_a_digest_distinguishes() -> None:
     torch.manual_seed(0)
     weight = torch.randn(4, 4)
     assert shard_digest(weight) == shard_digest(weight.clone()) != shard_digest(weight + 1)
-    alike = (torch.ones(16, 4), torch.arange(4.0).repeat(8, 1), torch.randn(4), torch.randn(1, 64), torch.ones(()))
+    alike = (
+        torch.ones(16, 4),
+        torch.arange(4.0).repeat(8, 1),
+        torch.randn(4),
+        torch.randn(1, 64),
+        torch.ones(()),
+    )
     assert [shard_digest(silent) for silent in alike] == [None] * len(alike)
     assert shard_digest(torch.randn(1000, 100)) is not None
 
 
 UNSHARDED = [
-    *("custom-forward-bypass", "fsdp1-idiom", "inplace-op-on-output-view", "model-gathered-every-step"),
+    *(
+        "custom-forward-bypass",
+        "fsdp1-idiom",
+        "inplace-op-on-output-view",
+        "model-gathered-every-step",
+    ),
     *("op-without-sharding-strategy", "parameter-replaced-after-shard", "params-added-after-shard"),
-    *("parent-before-child", "rank-divergent-param-use", "shard-option-unread", "sharded-twice", "shards-are-even"),
+    *(
+        "parent-before-child",
+        "rank-divergent-param-use",
+        "shard-option-unread",
+        "sharded-twice",
+        "shards-are-even",
+    ),
     *("stale-unsharded-after-step", "submodule-forward-before-root", "unsupported-module-or-param"),
     "weight-used-outside-forward",
 ]
@@ -218,7 +308,9 @@ class TestPresence:
         comment = Suppression(LINE, ("root-only-wrap",), "one layer", range(1, 2))
         assert self.named("unused-suppression", "pass").status == "not_applicable"
         assert (
-            self.named("unused-suppression", "pass", suppressions=(comment,), followed="from the script on").status
+            self.named(
+                "unused-suppression", "pass", suppressions=(comment,), followed="from the script on"
+            ).status
             == "pass"
         )
 

@@ -16,7 +16,11 @@ _NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.arg: "a
 
 def unnamed(sources: Sources, *words: str) -> str:
     """Why a script uses none of these names; "" if it may: its sources name one, or are not known."""
-    if not sources.project or not words or any(_names(sources, file, words) for file in sources.project):
+    if (
+        not sources.project
+        or not words
+        or any(_names(sources, file, words) for file in sources.project)
+    ):
         return ""
     return f"the sources do not use {' or '.join(words)}"
 
@@ -32,7 +36,9 @@ def without_steps(run: Run) -> str:
 
 def unsharded(run: Run) -> str:
     """Why a completed run has no sharded model; "" if it has one, or may have stopped before it."""
-    sharded = any(run.places(Shard)) or any(entries[0].sharded for entries in run.parameters.values())
+    sharded = any(run.places(Shard)) or any(
+        entries[0].sharded for entries in run.parameters.values()
+    )
     return "" if sharded or not run.completed or not run.models else "no parameter is sharded"
 
 
@@ -63,13 +69,19 @@ def unfinished(run: Run) -> str:
 
 def trainings(evidence: Evidence) -> Iterator[Run]:
     """The runs of the unchanged script that may stop with an error of torch: train, resume, reshard."""
-    yield from (run for run in (evidence.train, evidence.resume, *evidence.reshards) if run is not None)
+    yield from (
+        run for run in (evidence.train, evidence.resume, *evidence.reshards) if run is not None
+    )
 
 
 def went_through(evidence: Evidence) -> bool:
     """Whether the train run made steps and it and the resume completed: what they have not shown, the script does not do."""
     runs = [run for run in (evidence.train, evidence.resume) if run is not None]
-    return evidence.train is not None and evidence.train.steps() > 0 and all(run.completed for run in runs)
+    return (
+        evidence.train is not None
+        and evidence.train.steps() > 0
+        and all(run.completed for run in runs)
+    )
 
 
 def begins_elsewhere(train: Run, resumed: Run, after: int) -> str:
@@ -79,7 +91,10 @@ def begins_elsewhere(train: Run, resumed: Run, after: int) -> str:
     """
     mine = next((set(trace.of(Step)[0].held) for trace in resumed.traces if trace.of(Step)), set())
     theirs = [
-        set(r.held) for t in train.traces for r in t.of(Step) if (r.step, r.optimizer) == (after + 1, t.first_optimizer)
+        set(r.held)
+        for t in train.traces
+        for r in t.of(Step)
+        if (r.step, r.optimizer) == (after + 1, t.first_optimizer)
     ]
     if not mine or not any(theirs) or mine & set().union(*theirs):
         return ""
@@ -99,7 +114,10 @@ def unseen_load(evidence: Evidence, *setters: str) -> str:
     if evidence.trained.role == "simulate":  # it never resumes; the tier names its limits
         return ""
     traces = [trace for run in trainings(evidence) for trace in run.traces]
-    if any(t.first(SetState) is not None or any(r.op in LOADS for r in t.of(Checkpoint)) for t in traces):
+    if any(
+        t.first(SetState) is not None or any(r.op in LOADS for r in t.of(Checkpoint))
+        for t in traces
+    ):
         return ""
     lacks = f"the sources can load state ({', '.join(setters)}), but no run did: give --save-args and --resume-args"
     return evidence.missing.get("resume", lacks)
@@ -119,7 +137,11 @@ def _words(tree: ast.Module) -> frozenset[str]:
 
 def _words_of(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Constant) and isinstance(child.value, str) and not isinstance(node, ast.Expr):
+        if (
+            isinstance(child, ast.Constant)
+            and isinstance(child.value, str)
+            and not isinstance(node, ast.Expr)
+        ):
             yield from re.findall(r"\w+", child.value)
     if isinstance(node, ast.Import | ast.ImportFrom):
         for alias in node.names:

@@ -89,14 +89,22 @@ class Rehearsed:
     @property
     def tight(self) -> bool:
         """Whether it fits only if the allocator wastes less than by default."""
-        return self.memory is not None and self.highest is not None and self.least <= self.memory < self.needed
+        return (
+            self.memory is not None
+            and self.highest is not None
+            and self.least <= self.memory < self.needed
+        )
 
     @property
     def exit_code(self) -> int:
         """0 it fits, 1 it does not or an error was found, 4 it could not be followed to its end."""
         if self.fits is False or (self.trouble is not None and not self.trouble.unfollowed):
             return FAIL
-        return INCONCLUSIVE if self.trouble is not None or self.record is None or not self.record.steps else PASS
+        return (
+            INCONCLUSIVE
+            if self.trouble is not None or self.record is None or not self.record.steps
+            else PASS
+        )
 
 
 def judge(run: Run, memory: int | None) -> Rehearsed:
@@ -109,10 +117,17 @@ def judge(run: Run, memory: int | None) -> Rehearsed:
 def _trouble(run: Run, record: Rehearsal | None) -> Trouble | None:
     end = run.traces[0].end if run.traces else None
     if run.timed_out:
-        return Trouble(OTHER, f"not at its end after {run.timeout:g} s", None, "give it more time with --timeout")
+        return Trouble(
+            OTHER,
+            f"not at its end after {run.timeout:g} s",
+            None,
+            "give it more time with --timeout",
+        )
     if end is None:
         code = next((one.code for one in run.ended), 0)
-        return Trouble(OTHER, f"the process ended with status {code}", None, "it left no record of its end")
+        return Trouble(
+            OTHER, f"the process ended with status {code}", None, "it left no record of its end"
+        )
     if end.how == "exception":
         return _error(end, record)
     if end.code:
@@ -134,11 +149,15 @@ def _error(end: End, record: Rehearsal | None) -> Trouble:
     why = _UNFOLLOWED.get(end.error, "")
     raised = place is not None and place.code.startswith(("raise ", "assert "))
     reads = [
-        read.at_line.line for read in (record.reads if record is not None else []) if read.in_step and read.at_line
+        read.at_line.line
+        for read in (record.reads if record is not None else [])
+        if read.in_step and read.at_line
     ]
     if not why and raised and reads:
         lines = ", ".join(map(str, sorted(set(reads))[:3]))
-        why = f"the script raised it itself, after it read values that are stand-ins (lines {lines})"
+        why = (
+            f"the script raised it itself, after it read values that are stand-ins (lines {lines})"
+        )
     return Trouble(_kind(text), text, place, why)
 
 
@@ -163,5 +182,7 @@ def by_part(flops: Mapping[str, int]) -> list[tuple[str, int]]:
     """FLOPs by the part of the model, the layers of a stack together: `layers.*.attention`."""
     found: Counter[str] = Counter()
     for name, amount in flops.items():
-        found[".".join("*" if part.isdigit() else part for part in name.split(".")) or "(model)"] += amount
+        found[
+            ".".join("*" if part.isdigit() else part for part in name.split(".")) or "(model)"
+        ] += amount
     return found.most_common()

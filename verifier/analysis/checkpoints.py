@@ -40,7 +40,9 @@ def _within(path: str, folders: Collection[str]) -> bool:
     return (path + os.sep).startswith(tuple(folder + os.sep for folder in folders))
 
 
-def loaded_before(run: Run, own: Collection[str], foreign: Callable[[str], bool] = lambda path: False) -> str:
+def loaded_before(
+    run: Run, own: Collection[str], foreign: Callable[[str], bool] = lambda path: False
+) -> str:
     """The message on a run that should start from scratch and loaded an earlier checkpoint; "" if it did not.
 
     `own` are the paths that this run has written. A file that is loaded, such as pretrained weights, is no checkpoint unless the run
@@ -52,7 +54,9 @@ def loaded_before(run: Run, own: Collection[str], foreign: Callable[[str], bool]
         path = record.to
         if record.op not in ("load", "torch.load") or not path or _within(path, own):
             continue
-        if str(Path(path).parent) in homes or (record.op == "load" and not homes and not foreign(path)):
+        if str(Path(path).parent) in homes or (
+            record.op == "load" and not homes and not foreign(path)
+        ):
             return (
                 f"the {run.role} run loaded {path}, which existed before this verification: the script resumes automatically "
                 "from an earlier run. Move it away, or pass arguments that name an empty folder, such as {checkpoint}"
@@ -63,9 +67,16 @@ def loaded_before(run: Run, own: Collection[str], foreign: Callable[[str], bool]
 def no_checkpoint(evidence: Evidence) -> str:
     """Why rules on checkpoints do not apply: neither a run nor the sources save or load one. "" if they apply, or somebody says so."""
     train = evidence.train
-    if train is None or train.steps() == 0 or evidence.saving is not None or evidence.course.resumes:
+    if (
+        train is None
+        or train.steps() == 0
+        or evidence.saving is not None
+        or evidence.course.resumes
+    ):
         return ""
-    used = any(r.op in (*SAVES, "load", "torch.load", "write", "read") for r in train.all(Checkpoint))
+    used = any(
+        r.op in (*SAVES, "load", "torch.load", "write", "read") for r in train.all(Checkpoint)
+    )
     used = used or any(trace.first(Saving) or trace.first(Lenient) for trace in train.traces)
     return "" if used else "the script saves no checkpoint"
 
@@ -74,20 +85,27 @@ def own_files(evidence: Evidence) -> str:
     """Why no save can be interrupted and no checkpoint damaged: the script writes them in a format of its own. "" if it does not."""
     saves = saves_of(evidence.train) if evidence.train is not None else []
     own = bool(saves) and all(record.op == "write" for record in saves)
-    return "the script writes its checkpoints itself, through neither DCP nor torch.save" if own else ""
+    return (
+        "the script writes its checkpoints itself, through neither DCP nor torch.save"
+        if own
+        else ""
+    )
 
 
 def only_exports(evidence: Evidence) -> str:
     """Why rules on a resume do not apply: what is written is an export. "" if it may be a checkpoint, or somebody says so."""
     train = evidence.train
-    if train is None or evidence.saving is not None or evidence.course.resumes or not evidence.sources.project:
+    if (
+        train is None
+        or evidence.saving is not None
+        or evidence.course.resumes
+        or not evidence.sources.project
+    ):
         return ""
     seen = {record.op for record in train.all(Checkpoint)}
     if not seen or not seen <= {"torch.save", *LOADS} - {"load"}:
         return ""
-    return (
-        f"the script exports with torch.save, and loads {'only what it begins with' if evidence.loading else 'nothing'}"
-    )
+    return f"the script exports with torch.save, and loads {'only what it begins with' if evidence.loading else 'nothing'}"
 
 
 def unseen_save(evidence: Evidence) -> str:

@@ -20,7 +20,9 @@ from .scaling import reduced_by_the_script
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
 CANCELLED = 16.0  # times FLOOR, for a gradient: a sum whose terms may cancel
-FROM_LOSSES = 2.0**-10  # for an update made of a difference of two losses, whose rounding it multiplies
+FROM_LOSSES = (
+    2.0**-10
+)  # for an update made of a difference of two losses, whose rounding it multiplies
 CLEARLY = 8.0  # times what is allowed, where single parameters are judged
 GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
 Gradients = dict[str, Sketch | None]
@@ -97,7 +99,11 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
     if reason := unlike(run, oracle, role, label):
         return reason
     if parted(run, oracle) == 1:
-        why = "is not reproducible" if run.world_size == oracle.world_size else "depends on the number of ranks"
+        why = (
+            "is not reproducible"
+            if run.world_size == oracle.world_size
+            else "depends on the number of ranks"
+        )
         return f"the {role} run trained on other samples at step 1: the order of the data {why}"
     return None
 
@@ -107,12 +113,18 @@ def unlike(run: Run, oracle: Run, role: str, label: str) -> str:
     if not oracle.completed:
         cause = root_cause(oracle)
         code = f" (`{cause.location.code}`)" if cause.location and cause.location.code else ""
-        what = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run did not complete"
+        what = (
+            "DDP cannot take the place of fully_shard here"
+            if label == "DDP"
+            else f"the {role} run did not complete"
+        )
         return f"{what}: {cause.text}{code}; only the other oracles are compared"
     steps = min(run.steps(), oracle.steps())
     if steps == 0:
         return "no optimizer step was seen"
-    other = next((model.starting_point for model in oracle.models if model.starting_point != "loaded"), "")
+    other = next(
+        (model.starting_point for model in oracle.models if model.starting_point != "loaded"), ""
+    )
     return f"the {role} run could not start from the same weights: {other}" if other else ""
 
 
@@ -156,7 +168,11 @@ def gradients_apart(run: Run, oracle: Run, at_step: bool = False) -> dict[str, f
 def gradient_apart(run: Run, oracle: Run) -> tuple[float, list[str]]:
     """(relative difference of the whole first gradient, parameters by their part in it, largest first)."""
     mine, theirs = first_gradients(run, oracle)
-    parts = {n: difference(a, b) for n, b in theirs.items() if b is not None and (a := mine.get(n)) is not None}
+    parts = {
+        n: difference(a, b)
+        for n, b in theirs.items()
+        if b is not None and (a := mine.get(n)) is not None
+    }
     size = math.fsum(b[0] for b in theirs.values() if b is not None)
     apart = math.fsum(value**2 for value in parts.values())
     return _relative(apart, size), sorted(parts, key=lambda name: -parts[name])
@@ -175,7 +191,9 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
     mine, theirs = changes(run, step), changes(oracle, step)
     # of what rounding leaves of a sum that cancels, such as the gradient of a bias before a softmax, Adam makes whole updates
     chance = {n for n in run.faint.keys() & oracle.faint.keys() if run.faint[n] or oracle.faint[n]}
-    mine, theirs = ({n: change for n, change in one.items() if n not in chance} for one in (mine, theirs))
+    mine, theirs = (
+        {n: change for n, change in one.items() if n not in chance} for one in (mine, theirs)
+    )
     size = sum(length(change) ** 2 for change in theirs.values())
     apart = sum(difference(mine.get(name, [0.0] * len(b)), b) ** 2 for name, b in theirs.items())
     own = sum(length(change) ** 2 for change in mine.values())
@@ -189,8 +207,16 @@ def first_updates_apart(evidence: Evidence, rule: str) -> dict[str, tuple[float,
     differs if it does from DDP and from one process, both of which have its gradient.
     """
     run, perturbed, base = evidence.full_precision, evidence.perturbed, nudged(evidence)
-    oracles = [one for one in (evidence.reference, evidence.single) if one is not None and one.completed]
-    if run is None or perturbed is None or base is None or len(oracles) < 2 or _unmeasured(evidence):
+    oracles = [
+        one for one in (evidence.reference, evidence.single) if one is not None and one.completed
+    ]
+    if (
+        run is None
+        or perturbed is None
+        or base is None
+        or len(oracles) < 2
+        or _unmeasured(evidence)
+    ):
         return {}
     noise = _first_updates(perturbed, base)
     apart = [_first_updates(run, one) for one in oracles]
@@ -208,7 +234,11 @@ def first_updates_apart(evidence: Evidence, rule: str) -> dict[str, tuple[float,
 def _first_updates(run: Run, oracle: Run) -> dict[str, float]:
     """{parameter: difference of its change in step 1, relative to that of the oracle}."""
     mine, theirs = changes(run, 1), changes(oracle, 1)
-    return {n: difference(mine[n], b) / length(b) for n, b in theirs.items() if n in mine and length(b) > 0.0}
+    return {
+        n: difference(mine[n], b) / length(b)
+        for n, b in theirs.items()
+        if n in mine and length(b) > 0.0
+    }
 
 
 def limits(evidence: Evidence, rule: str) -> Limits:
@@ -220,8 +250,12 @@ def limits(evidence: Evidence, rule: str) -> Limits:
     known = {name: value for name, value in noise.items() if math.isfinite(value)}
     if not why and len(known) < len(noise):
         why = f"the perturbed run has no finite difference of {', '.join(name for name in noise if name not in known)}"
-    allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in MEASURES}
-    allowed |= {name: max(allowed[name], CANCELLED * FLOOR * evidence.times(rule)) for name in MEASURES[2:4]}
+    allowed = {
+        name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in MEASURES
+    }
+    allowed |= {
+        name: max(allowed[name], CANCELLED * FLOOR * evidence.times(rule)) for name in MEASURES[2:4]
+    }
     if evidence.full_precision is not None and without_gradients(evidence.full_precision):
         allowed["update"] = max(allowed["update"], FROM_LOSSES * evidence.times(rule))
     gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
@@ -234,7 +268,10 @@ def times_noise(evidence: Evidence, run: Run, oracle: Run) -> float:
     if perturbed is None or base is None:
         return 1.0
     noise, apart = compare(perturbed, base).measures, compare(run, oracle).measures
-    return max(1.0, *(apart[name] / max(noise[name], FLOOR) for name in ("loss", "gradient norm", "update")))
+    return max(
+        1.0,
+        *(apart[name] / max(noise[name], FLOOR) for name in ("loss", "gradient norm", "update")),
+    )
 
 
 def without_gradients(run: Run) -> bool:
@@ -264,8 +301,13 @@ def undecided(name: str, value: float, found: Limits) -> str:
 def nudged(evidence: Evidence) -> Run | None:
     """The run that the perturbed run repeats from weights one unit in the last place away."""
     perturbed = evidence.perturbed
-    runs = [run for run in (evidence.reference, evidence.single) if run is not None and run.completed]
-    return next((run for run in runs if perturbed is not None and run.world_size == perturbed.world_size), None)
+    runs = [
+        run for run in (evidence.reference, evidence.single) if run is not None and run.completed
+    ]
+    return next(
+        (run for run in runs if perturbed is not None and run.world_size == perturbed.world_size),
+        None,
+    )
 
 
 def _apart(a: float | None, b: float | None, scale: float) -> float:
@@ -315,7 +357,16 @@ def changes_between(run: Run, step: int) -> dict[str, Sketch]:
     return apart_by_name(run.whole(Stepped, "weights", step - 1), run.whole(Step, "weights", step))
 
 
-def apart_by_name(before: Mapping[str, Sketch | None], after: Mapping[str, Sketch | None]) -> dict[str, Sketch]:
+def apart_by_name(
+    before: Mapping[str, Sketch | None], after: Mapping[str, Sketch | None]
+) -> dict[str, Sketch]:
     """The differences of sketches; the first number of a sketch is not linear and is left at zero."""
-    pairs = {name: (a, b) for name, a in before.items() if a is not None and (b := after.get(name)) is not None}
-    return {name: [0.0, *(y - x for x, y in zip(a[1:], b[1:], strict=True))] for name, (a, b) in pairs.items()}
+    pairs = {
+        name: (a, b)
+        for name, a in before.items()
+        if a is not None and (b := after.get(name)) is not None
+    }
+    return {
+        name: [0.0, *(y - x for x, y in zip(a[1:], b[1:], strict=True))]
+        for name, (a, b) in pairs.items()
+    }

@@ -56,7 +56,10 @@ def moments(train: Run, thorough: bool, home: str = "") -> list[Moment]:
         return []
     first = steps[0]
     second = steps[1] if len(steps) > 1 else 2 * first
-    saves = {trace.rank: [save for save in saves_of(trace) if save.after == first] for trace in train.traces}
+    saves = {
+        trace.rank: [save for save in saves_of(trace) if save.after == first]
+        for trace in train.traces
+    }
     found: list[Moment] = []
 
     def kill(rank: int, call: int, moment: str) -> None:
@@ -72,7 +75,11 @@ def moments(train: Run, thorough: bool, home: str = "") -> list[Moment]:
         kill(last, len(saves[last]), "half-file")
     found.sort(key=lambda moment: moment.call, reverse=True)
     around = [*_around(train, second, home)]
-    return [*found, *around] if thorough else [*(m for m in found if m.rank == found[0].rank), *around[:1]]
+    return (
+        [*found, *around]
+        if thorough
+        else [*(m for m in found if m.rank == found[0].rank), *around[:1]]
+    )
 
 
 def _around(train: Run, step: int, home: str) -> Iterator[Moment]:
@@ -85,7 +92,11 @@ def _around(train: Run, step: int, home: str) -> Iterator[Moment]:
     for trace in reversed(train.traces):
         if (file := _own_file(trace, step, home)) is not None:
             yield Moment(
-                trace.rank, file[0], "before-file", step + 1, f"before it wrote {file[1]}, after the save of DCP"
+                trace.rank,
+                file[0],
+                "before-file",
+                step + 1,
+                f"before it wrote {file[1]}, after the save of DCP",
             )
             break
 
@@ -124,5 +135,7 @@ def _own_file(trace: Trace, step: int, home: str) -> tuple[int, str] | None:
 
 def _beside(path: str, saves: list[Save], home: str) -> bool:
     """Whether a file lies in the folder of a save, or in the folder above it that is not the one of all checkpoints."""
-    folders = {folder for save in saves for folder in (save.to, str(Path(save.to).parent)) if save.to}
+    folders = {
+        folder for save in saves for folder in (save.to, str(Path(save.to).parent)) if save.to
+    }
     return any(path.startswith(folder + os.sep) for folder in folders - {home})

@@ -9,7 +9,15 @@ from ..trace.events import Place, ProgressEvent
 from .root_cause import is_victim, own_frames
 
 # Operations that the ranks may call at different lines: the root's side and the others'.
-_ALIKE = {"broadcast", "scatter", "gather", "reduce", "broadcast_object_list", "scatter_object_list", "gather_object"}
+_ALIKE = {
+    "broadcast",
+    "scatter",
+    "gather",
+    "reduce",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "gather_object",
+}
 _NOTES = ("data", "end of data")
 
 Frame = tuple[str, int, str]
@@ -22,7 +30,9 @@ class Parting:
     number: int  # from 1, counted in collectives and steps
     events: dict[int, ProgressEvent | None]
     before: ProgressEvent | None  # the last event that all shared
-    notes: dict[int, list[ProgressEvent]] = field(default_factory=dict)  # what each rank's loaders did between the two
+    notes: dict[int, list[ProgressEvent]] = field(
+        default_factory=dict
+    )  # what each rank's loaders did between the two
     left: frozenset[int] = frozenset()  # the ranks that had ended without an exception
 
     def text(self) -> str:
@@ -35,7 +45,9 @@ class Parting:
     def _position(self, rank: int) -> str:
         if (event := self.events[rank]) is not None:
             return f"rank {rank} is in {event.op} at {_calls(event) or 'a library'}"
-        return f"rank {rank} {'had ended' if rank in self.left else 'reached no further collective'}"
+        return (
+            f"rank {rank} {'had ended' if rank in self.left else 'reached no further collective'}"
+        )
 
 
 def parting(run: Run | None) -> Parting | None:
@@ -48,7 +60,9 @@ def parting(run: Run | None) -> Parting | None:
     for at, row in enumerate(zip_longest(*collectives.values())):
         if not _same(row):
             notes = {rank: _notes(log, at) for rank, log in logs.items()}
-            left = frozenset(t.rank for t in run.traces if t.end is not None and t.end.how != "exception")
+            left = frozenset(
+                t.rank for t in run.traces if t.end is not None and t.end.how != "exception"
+            )
             return Parting(at + 1, dict(zip(collectives, row, strict=True)), before, notes, left)
         before = row[0]
     return None
@@ -87,7 +101,9 @@ def _stuck(run: Run) -> bool:
         return True
     if any(e.code < 0 and not e.killed for e in run.ended):
         return False
-    bad = [t for t in run.traces if t.end is not None and (t.end.how == "exception" or t.end.code != 0)]
+    bad = [
+        t for t in run.traces if t.end is not None and (t.end.how == "exception" or t.end.code != 0)
+    ]
     return bool(bad) and all(is_victim(t) for t in bad)
 
 

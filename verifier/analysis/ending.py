@@ -15,7 +15,9 @@ from .steps_to_compare import steps_of
 
 SAME_END = 1e-4  # relative: what rounding has grown to over a whole training
 
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?(?:nan|inf)(?!\w)")
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?(?:nan|inf)(?!\w)"
+)
 _OF_THE_MACHINE = re.compile(
     r"\b(s|secs?|seconds?|ms|minutes?|min|time|took|elapsed|speed|throughput|tok/s|\w+/s(ec)?|it/s|[KMG]i?B|mem(ory)?)\b",
     re.I,
@@ -43,7 +45,11 @@ def both_end(evidence: Evidence) -> bool:
 def comparable_end(evidence: Evidence) -> bool:
     """The same, where the script shows something at its end."""
     survey = evidence.survey
-    return both_end(evidence) and survey is not None and bool(survey.all(Printed) or survey.all(Written))
+    return (
+        both_end(evidence)
+        and survey is not None
+        and bool(survey.all(Printed) or survey.all(Written))
+    )
 
 
 def same_models(run: Run, other: Run) -> bool:
@@ -55,9 +61,16 @@ def same_models(run: Run, other: Run) -> bool:
 def comes_to_the_same_end(evidence: Evidence) -> int:
     """The steps of a resumed run up to the end of the script, where its weights are those of the uninterrupted one bit by bit; else 0."""
     survey, resumed_ending = evidence.survey, evidence.resumed_ending
-    if survey is None or resumed_ending is None or not (survey.completed and resumed_ending.completed):
+    if (
+        survey is None
+        or resumed_ending is None
+        or not (survey.completed and resumed_ending.completed)
+    ):
         return 0
-    ends = [[event.weights for event in run.all(Reached) if event.ended] for run in (survey, resumed_ending)]
+    ends = [
+        [event.weights for event in run.all(Reached) if event.ended]
+        for run in (survey, resumed_ending)
+    ]
     made = steps_of(resumed_ending)
     same = ends[0] == ends[1] and len(ends[0]) == survey.world_size and all(ends[0])
     return made if same and made < steps_of(survey) else 0
@@ -75,7 +88,9 @@ def weights_apart(evidence: Evidence, other: Run | None) -> float:
     size = math.fsum(value[0] for name, value in theirs.items() if changes_later(evidence, name))
     if not mine or mine.keys() != theirs.keys() or not 0.0 < size < math.inf:
         return math.inf
-    return math.sqrt(math.fsum(difference(mine[name], value) ** 2 for name, value in theirs.items()) / size)
+    return math.sqrt(
+        math.fsum(difference(mine[name], value) ** 2 for name, value in theirs.items()) / size
+    )
 
 
 def resharded_to_the_same_end(evidence: Evidence) -> float:
@@ -112,7 +127,11 @@ def changes_later(evidence: Evidence, name: str) -> bool:
 def last_step(evidence: Evidence) -> int:
     """The number of optimizer steps that the survey run has made, of all its optimizers."""
     survey = evidence.survey
-    return max([0, *(r.steps for r in survey.all(Printed)), *(r.steps for r in survey.all(Written))]) if survey else 0
+    return (
+        max([0, *(r.steps for r in survey.all(Printed)), *(r.steps for r in survey.all(Written))])
+        if survey
+        else 0
+    )
 
 
 def ended(evidence: Evidence, run: Run, other: Run) -> Iterator[Ended]:
@@ -122,10 +141,13 @@ def ended(evidence: Evidence, run: Run, other: Run) -> Iterator[Ended]:
     mine, theirs = _by_place(run), _by_place(other)
     for key, records in mine.items():
         others = theirs.get(key, [])
-        if len(others) == len(records) and not any(line in loop.get(file, ()) for file, line in key):
+        if len(others) == len(records) and not any(
+            line in loop.get(file, ()) for file, line in key
+        ):
             for one, again in zip(records, others, strict=True):
                 texts = [
-                    without_own_values(r.text, _places(one), loop, evidence.trained, sources) for r in (one, again)
+                    without_own_values(r.text, _places(one), loop, evidence.trained, sources)
+                    for r in (one, again)
                 ]
                 if texts[0] is not None and texts[1] is not None:
                     yield from _numbers(texts[0], texts[1], one, again)
@@ -145,12 +167,16 @@ def _places(record: Printed) -> list[Place]:
 def _by_place(run: Run) -> dict[tuple[tuple[str, int], ...], list[Printed]]:
     found: dict[tuple[tuple[str, int], ...], list[Printed]] = {}
     for record in run.all(Printed):
-        found.setdefault(tuple((place.file, place.line) for place in _places(record)), []).append(record)
+        found.setdefault(tuple((place.file, place.line) for place in _places(record)), []).append(
+            record
+        )
     return found
 
 
 def _numbers(text: str, again: str, one: Printed, other: Printed) -> Iterator[Ended]:
-    if _NUMBER.sub("#", text) != _NUMBER.sub("#", again) or _OF_THE_MACHINE.search(_NUMBER.sub("#", text)):
+    if _NUMBER.sub("#", text) != _NUMBER.sub("#", again) or _OF_THE_MACHINE.search(
+        _NUMBER.sub("#", text)
+    ):
         return
     for a, b in zip(_NUMBER.findall(text), _NUMBER.findall(again), strict=True):
         if not re.search(r"[.en]", a + b):

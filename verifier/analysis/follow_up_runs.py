@@ -19,7 +19,9 @@ def clip_is_open(evidence: Evidence) -> bool:
 
 def changes_gradients(train: Run) -> bool:
     """Whether a clip was called, or gradients changed between backward and the optimizer step."""
-    return bool(train.all(Clips)) or any(r.grads != r.grads_at_step for trace in train.traces for r in trace.steps)
+    return bool(train.all(Clips)) or any(
+        r.grads != r.grads_at_step for trace in train.traces for r in trace.steps
+    )
 
 
 def keeps_its_batch_on(ranks: int, train: Run) -> bool:
@@ -34,20 +36,40 @@ def keeps_its_batch_on(ranks: int, train: Run) -> bool:
 
 def for_a_resume(train: Run, after: int | None) -> dict[str, Any]:
     """What a resume after a step is given of the train run: `models` and `retired`, if it has several, and `in_phases` of a Request."""
-    held = [frozenset(r.held) for r in train.traces[0].of(Step) if r.optimizer == train.traces[0].first_optimizer]
+    held = [
+        frozenset(r.held)
+        for r in train.traces[0].of(Step)
+        if r.optimizer == train.traces[0].first_optimizer
+    ]
     given: dict[str, Any] = {"in_phases": any(held[0].isdisjoint(one) for one in held)}
-    found = {m.root: signature((p.name.removeprefix(m.root), p.shape) for p in m.parameters) for m in train.models}
+    found = {
+        m.root: signature((p.name.removeprefix(m.root), p.shape) for p in m.parameters)
+        for m in train.models
+    }
     if len(found) > 1:
         last = train.steps()
-        before, behind = _held(train, 1, after or 0), _held(train, min((after or 0) + 1, last), last)
-        retired = [root for root in found if _inside(root, found, before) and not _inside(root, found, behind)]
+        before, behind = (
+            _held(train, 1, after or 0),
+            _held(train, min((after or 0) + 1, last), last),
+        )
+        retired = [
+            root
+            for root in found
+            if _inside(root, found, before) and not _inside(root, found, behind)
+        ]
         given |= {"models": found, "retired": retired}
     return given
 
 
 def _held(train: Run, first: int, last: int) -> set[str]:
     """The parameters that optimizers hold in these steps."""
-    return {name for trace in train.traces for r in trace.of(Step) if first <= r.step <= last for name in r.held}
+    return {
+        name
+        for trace in train.traces
+        for r in trace.of(Step)
+        if first <= r.step <= last
+        for name in r.held
+    }
 
 
 def _inside(root: str, roots: Collection[str], names: set[str]) -> bool:

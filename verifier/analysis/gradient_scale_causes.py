@@ -29,7 +29,9 @@ def readings(factor: float, run: Run, oracle: Run | None = None) -> list[Reading
     `oracle`: the same script in another run; None where the factor is against what is right.
     """
     theirs = micro_batches(oracle) if oracle is not None else 1
-    sizes = sorted({len(run.data_ranks) or run.world_size, run.world_size})  # of them, TP ranks share their samples
+    sizes = sorted(
+        {len(run.data_ranks) or run.world_size, run.world_size}
+    )  # of them, TP ranks share their samples
     known = [r for size in sizes for r in _known(size, micro_batches(run), theirs)]
     found = [r for r in dict.fromkeys(known) if near(factor, r.factor)]
     if len(found) < 2:
@@ -61,7 +63,10 @@ def weight(micro: Micro) -> tuple[float, int] | None:
     Cross entropies of chunks are one: together they have no more targets than the micro-batch has tokens, as those of several heads
     would, and each target weighs the same.
     """
-    if len(micro.criteria) > 1 and not 0 < sum(entropy.targets for entropy in micro.criteria) <= micro.tokens:
+    if (
+        len(micro.criteria) > 1
+        and not 0 < sum(entropy.targets for entropy in micro.criteria) <= micro.tokens
+    ):
         return None
     weights, valid = [], []
     for entropy in micro.criteria:
@@ -71,7 +76,9 @@ def weight(micro: Micro) -> tuple[float, int] | None:
             weights.append(entropy.gradient * (entropy.valid if entropy.reduction == "sum" else 1))
             valid.append(entropy.valid)
     per_target = [own / number for own, number in zip(weights, valid, strict=True)]
-    if not per_target or any(abs(one - per_target[0]) > NEAR * abs(per_target[0]) for one in per_target):
+    if not per_target or any(
+        abs(one - per_target[0]) > NEAR * abs(per_target[0]) for one in per_target
+    ):
         return None
     return sum(weights), sum(valid)
 
@@ -85,9 +92,13 @@ def total_weight(run: Run) -> float | None:
         return None
     all_ranks = run.consumed(1)
     stepped = [min((step.seq for step in trace.of(Step)), default=math.inf) for trace in run.traces]
-    if any(micro.seq > end for micros, end in zip(all_ranks, stepped, strict=True) for micro in micros):
+    if any(
+        micro.seq > end for micros, end in zip(all_ranks, stepped, strict=True) for micro in micros
+    ):
         return None
-    per_rank = [[weight(m) for m in all_ranks[rank]] for rank in run.data_ranks if rank < len(all_ranks)]
+    per_rank = [
+        [weight(m) for m in all_ranks[rank]] for rank in run.data_ranks if rank < len(all_ranks)
+    ]
     if not per_rank or any(not w or None in w for w in per_rank):
         return None
     return sum(w[0] for weights in per_rank for w in weights if w) / run.divisor
@@ -97,7 +108,10 @@ def _models_apart(run: Run) -> bool:
     """Whether several optimizers make the first step, each of models that no other holds: a backward may be of one model alone."""
     roots = sorted((model.root for model in run.models), key=len, reverse=True)
     firsts = [record for record in run.places(Step) if record.step == 1]
-    held = [{next((root for root in roots if name.startswith(root)), "") for name in one.held} for one in firsts]
+    held = [
+        {next((root for root in roots if name.startswith(root)), "") for name in one.held}
+        for one in firsts
+    ]
     return len(held) > 1 and sum(map(len, held)) == len(set().union(*held))
 
 
@@ -107,11 +121,25 @@ def _known(world: int, micros: int, theirs: int) -> list[Reading]:
     found = [
         (float(world), "ranks", f"the sum over ranks is not divided by their number, {world}"),
         (1.0 / world, "ranks", f"the gradient is divided twice by the number of ranks, {world}"),
-        (micros / theirs, NOT_DIVIDED, f"the loss is not divided by the number of micro-batches, {more}"),
-        (theirs / micros, DIVIDED_TWICE, f"the loss is divided twice by the number of micro-batches, {more}"),
+        (
+            micros / theirs,
+            NOT_DIVIDED,
+            f"the loss is not divided by the number of micro-batches, {more}",
+        ),
+        (
+            theirs / micros,
+            DIVIDED_TWICE,
+            f"the loss is divided twice by the number of micro-batches, {more}",
+        ),
     ]
     if min(world, micros) > 1:
-        found.append((world * micros / theirs, "both", "a sum over ranks and micro-batches in place of a mean"))
+        found.append(
+            (
+                world * micros / theirs,
+                "both",
+                "a sum over ranks and micro-batches in place of a mean",
+            )
+        )
     return [Reading(*reading) for reading in found if not near(reading[0], 1.0)]
 
 
@@ -119,10 +147,20 @@ def _ruled_out(run: Run, oracle: Run | None) -> set[str]:
     """The causes that the weights of the losses exclude."""
     out: set[str] = set()
     if (total := total_weight(run)) is not None and near(total, 1.0):
-        out |= {NOT_DIVIDED, DIVIDED_TWICE, "both"}  # the losses are right: the factor is applied after them
-    if oracle is None or (theirs := micro_batches(oracle)) == 1 or (other := total_weight(oracle)) is None:
+        out |= {
+            NOT_DIVIDED,
+            DIVIDED_TWICE,
+            "both",
+        }  # the losses are right: the factor is applied after them
+    if (
+        oracle is None
+        or (theirs := micro_batches(oracle)) == 1
+        or (other := total_weight(oracle)) is None
+    ):
         return out
     for cause, expected in ((NOT_DIVIDED, float(theirs)), (DIVIDED_TWICE, 1.0 / theirs)):
         if near(other, expected):
-            return out | ({"ranks", NOT_DIVIDED, DIVIDED_TWICE} - {cause})  # without the other ranks it is there too
+            return out | (
+                {"ranks", NOT_DIVIDED, DIVIDED_TWICE} - {cause}
+            )  # without the other ranks it is there too
     return out | {NOT_DIVIDED, DIVIDED_TWICE, "both"} if near(other, 1.0) else out

@@ -20,7 +20,13 @@ def first_layer(evidence: Evidence) -> tuple[str, Place | None] | None:
             if layer.made is not None and other.made is not None and _apart(layer.made, other.made):
                 known = layer.given is not None and other.given is not None
                 same = known and not _apart(layer.given or [], other.given or [])
-                how = ", from equal inputs" if same else "; its inputs are not, either" if known else ""
+                how = (
+                    ", from equal inputs"
+                    if same
+                    else "; its inputs are not, either"
+                    if known
+                    else ""
+                )
                 text = f"`{layer.name}` ({layer.cls}) is the first module whose output is not that of DDP{how}"
                 return text, _forward(layer.name, mine.of(Layer))
     return None
@@ -37,7 +43,11 @@ def _forward(name: str, layers: list[Layer]) -> Place | None:
     while name and lines.get(name) is None:
         name = name.rpartition(".")[0]
     line = lines.get(name)
-    return None if line is None else Place(file=line.file, line=line.line, function=line.function, code=line.code)
+    return (
+        None
+        if line is None
+        else Place(file=line.file, line=line.line, function=line.function, code=line.code)
+    )
 
 
 def _apart(a: Sketch, b: Sketch) -> bool:

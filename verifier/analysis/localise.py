@@ -49,20 +49,27 @@ class Parting:
 
 def part(run: Run, oracle: Run, allowed: Mapping[str, float]) -> Parting:
     """Where `run` first differs from `oracle` by more than is allowed."""
-    for stage, at_step, name in (("gradient", False, "first gradient"), ("clip", True, "gradient at the step")):
+    for stage, at_step, name in (
+        ("gradient", False, "first gradient"),
+        ("clip", True, "gradient at the step"),
+    ):
         apart = gradients_apart(run, oracle, at_step)
         wrong = [key for key in _in_order(run, apart) if not apart[key] <= allowed[name]]
         if wrong:
             factor = _factor(*first_gradients(run, oracle, at_step), wrong)
             return Parting(stage, 1, tuple(wrong), len(apart), factor)
-    by_loss = loss_apart(run, oracle, 1) <= allowed["loss"]  # else the loss says nothing about later steps
+    by_loss = (
+        loss_apart(run, oracle, 1) <= allowed["loss"]
+    )  # else the loss says nothing about later steps
     for step in range(1, min(run.steps(), oracle.steps()) + 1):
         agrees = not by_loss or loss_apart(run, oracle, step) <= allowed["loss"]
         if step > 1 and not (agrees and norm_apart(run, oracle, step) <= allowed["gradient norm"]):
             return Parting("later", step, (), len(run.parameters), None)
         if not update_apart(run, oracle, step)[0] <= allowed["update"]:
             moved = _in_order(run, _updates_that_differ(run, oracle, step, allowed["update"]))
-            return Parting("optimizer" if step == 1 else "later", step, tuple(moved), len(run.parameters), None)
+            return Parting(
+                "optimizer" if step == 1 else "later", step, tuple(moved), len(run.parameters), None
+            )
     return Parting("loss", 1, (), len(run.parameters), None)
 
 
@@ -73,7 +80,10 @@ def _in_order(run: Run, names: Mapping[str, float]) -> list[str]:
 def _updates_that_differ(run: Run, oracle: Run, step: int, allowed: float) -> dict[str, float]:
     mine, theirs = changes(run, step), changes(oracle, step)
     differing = ((name, mine.get(name, [0.0] * len(b)), b) for name, b in theirs.items())
-    apart = {name: difference(a, b) / max(difference(b, [0.0] * len(b)), 1e-30) for name, a, b in differing}
+    apart = {
+        name: difference(a, b) / max(difference(b, [0.0] * len(b)), 1e-30)
+        for name, a, b in differing
+    }
     return {name: value for name, value in apart.items() if not value <= allowed} or apart
 
 
@@ -108,7 +118,12 @@ _OTHERS = {  # by the compared oracle and the result of the other one
 
 
 def meaning(
-    parting: Parting, run: Run, label: str, other: str | None, oracle: Run | None, allowed: Mapping[str, float]
+    parting: Parting,
+    run: Run,
+    label: str,
+    other: str | None,
+    oracle: Run | None,
+    allowed: Mapping[str, float],
 ) -> str:
     """What the pattern means. `other`: whether the second oracle "agrees" or "differs"; None if that is not known."""
     if parting.stage == "gradient" and parting.factor is not None:
@@ -121,12 +136,18 @@ def meaning(
         and (known := _learning_rates(parting, run, oracle, label))
     ):
         return known
-    elif oracle is not None and parting.stage == "later" and (known := since(parting, run, oracle, label)):
+    elif (
+        oracle is not None
+        and parting.stage == "later"
+        and (known := since(parting, run, oracle, label))
+    ):
         text = known
     else:
         factor = f" (by {parting.factor:.4g} x)" if parting.factor is not None else ""
         stage = (
-            "without gradients" if without_gradients(run) and parting.stage in ("optimizer", "later") else parting.stage
+            "without gradients"
+            if without_gradients(run) and parting.stage in ("optimizer", "later")
+            else parting.stage
         )
         text = _MEANINGS[stage].format(factor=factor)
     if (
@@ -142,8 +163,14 @@ def meaning(
 def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str) -> str:
     """At which step, up to the one that differs, the learning rates first differ; "" if they agree."""
     for step in range(1, parting.step + 1):
-        for mine, theirs in zip(run.at_step(Step, step)[:1], oracle.at_step(Step, step)[:1], strict=False):
-            pairs = [(a, b) for a, b in zip(mine.lr, theirs.lr, strict=False) if not math.isclose(a, b, rel_tol=EXACT)]
+        for mine, theirs in zip(
+            run.at_step(Step, step)[:1], oracle.at_step(Step, step)[:1], strict=False
+        ):
+            pairs = [
+                (a, b)
+                for a, b in zip(mine.lr, theirs.lr, strict=False)
+                if not math.isclose(a, b, rel_tol=EXACT)
+            ]
             if pairs and len(mine.lr) == len(theirs.lr):
                 rates = f"the learning rate of step {step} is {pairs[0][0]:.4g}, and {pairs[0][1]:.4g} in {label}"
                 return f"{rates}: what the schedule is made of (a length, a number of steps) depends on the number of ranks"
@@ -152,7 +179,9 @@ def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str) -> str:
 
 def since(parting: Parting, run: Run, oracle: Run, label: str) -> str:
     """What was otherwise first where two runs part in a later step: state, or what changes weights between two steps; "" if neither."""
-    return _begun_otherwise(parting, run, oracle, label) or _changed_between(parting, run, oracle, label)
+    return _begun_otherwise(parting, run, oracle, label) or _changed_between(
+        parting, run, oracle, label
+    )
 
 
 def _begun_otherwise(parting: Parting, run: Run, oracle: Run, label: str) -> str:
@@ -160,13 +189,20 @@ def _begun_otherwise(parting: Parting, run: Run, oracle: Run, label: str) -> str
     last, pairs, known = 0, dict[str, tuple[Held | None, Held | None]](), set[str]()
     for step in range(1, parting.step + 1):
         mine, theirs = whole(run, step), whole(oracle, step)
-        same = {path for path in mine.keys() & theirs.keys() if mine[path].numel == theirs[path].numel}
+        same = {
+            path for path in mine.keys() & theirs.keys() if mine[path].numel == theirs[path].numel
+        }
         new = {path for path in same - known if apart(mine[path], theirs[path]) > EXACT}
         known |= new
         new = {path for path in new if mine[path].holder != "generator"}
-        sums = {path for path in new if mine[path].holder == "local" and mine[path].value is not None}
+        sums = {
+            path for path in new if mine[path].holder == "local" and mine[path].value is not None
+        }
         if step > 1 and new:  # what is a number of the loop may be a sum for a log
-            last, pairs = step, {path: (mine[path], theirs[path]) for path in sorted(new - sums or new)}
+            last, pairs = (
+                step,
+                {path: (mine[path], theirs[path]) for path in sorted(new - sums or new)},
+            )
     return (
         f"the steps before agree; step {last} begins with other state than in {label}: {some(named(pairs), 3)}"
         if pairs
@@ -178,8 +214,14 @@ def _changed_between(parting: Parting, run: Run, oracle: Run, label: str) -> str
     """Which weights code between two optimizer steps changes otherwise than in the oracle."""
     for step in range(2, parting.step + 1):
         mine, theirs = changes_between(run, step), changes_between(oracle, step)
-        pairs = {name: (mine.get(name, [0.0] * len(change)), change) for name, change in theirs.items()}
-        apart = [name for name, (a, b) in pairs.items() if difference(a, b) > EXACT * max(length(a), length(b))]
+        pairs = {
+            name: (mine.get(name, [0.0] * len(change)), change) for name, change in theirs.items()
+        }
+        apart = [
+            name
+            for name, (a, b) in pairs.items()
+            if difference(a, b) > EXACT * max(length(a), length(b))
+        ]
         if apart:
             known = f"so do the weights behind step {step - 1}"
             return f"the steps before agree, {known}; code between it and step {step} changes {some(apart)} otherwise than in {label}"
@@ -199,7 +241,13 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
     if parting.stage != "gradient":
         return ""
     if loss_apart(run, oracle, 1) <= allowed["loss"]:
-        lines = {_short(e.at_line) for r in run.places(Traffic) if r.step == 1 for e in r.lines if e.at_line}
+        lines = {
+            _short(e.at_line)
+            for r in run.places(Traffic)
+            if r.step == 1
+            for e in r.lines
+            if e.at_line
+        }
         places = some(sorted(lines), 2) if lines else "the forward"
         exchange = f"what ranks exchange in {places} must pass gradients back to the ranks that it comes from"
         return f"the loss is that of one process and its gradient is not: {exchange}"
@@ -214,7 +262,9 @@ def _weighed(run: Run, oracle: Run) -> str:
     """Whether one process has another mean of the same losses of the ranks: each divides by a count of its own."""
     micros, whole = run.micros(1), oracle.objective(1)
     ranks = [[m.loss for m in micros[rank]] for rank in run.data_ranks if rank < len(micros)]
-    known = [sum(loss for loss in own if loss is not None) for own in ranks if own and None not in own]
+    known = [
+        sum(loss for loss in own if loss is not None) for own in ranks if own and None not in own
+    ]
     if whole is None or len(known) < max(2, len(ranks)) or not min(known) < whole < max(known):
         return ""
     texts = " and ".join(f"{loss:.4g}" for loss in known[:4])

@@ -32,7 +32,8 @@ def measured(run: Run, sources: Sources) -> dict[Key, Number]:
     found: dict[Key, Number] = {}
     for key, number in ranks[0].items() if ranks else ():
         alike = all(
-            (one := other.get(key)) is not None and (one.value, one.drew) == (number.value, number.drew)
+            (one := other.get(key)) is not None
+            and (one.value, one.drew) == (number.value, number.drew)
             for other in ranks
         )
         if alike and not number.value.is_integer() and not _of_a_loop(sources, *key[1:]):

@@ -29,13 +29,17 @@ def _kink(evidence: Evidence) -> int | None:
     run, single, ddp = evidence.full_precision, evidence.single, evidence.reference
     if run is None or single is None or ddp is None or not all(map(Run.steps, (run, single, ddp))):
         return None
-    if incomparable(run, single, "single", "one process") or incomparable(run, ddp, "reference", "DDP"):
+    if incomparable(run, single, "single", "one process") or incomparable(
+        run, ddp, "reference", "DDP"
+    ):
         return None
     limit = limits(evidence, RULE)
     if limit.agree(compare(run, single).measures) or not limit.agree(compare(run, ddp).measures):
         return None
     allowed = limit.allowed
-    for step in range(2, min(run.steps(), single.steps(), (parted(run, single) or run.steps() + 1) - 1) + 1):
+    for step in range(
+        2, min(run.steps(), single.steps(), (parted(run, single) or run.steps() + 1) - 1) + 1
+    ):
         jump = _gradient_apart(run, single, step)
         if jump > allowed["first gradient"]:
             alike = loss_apart(run, single, step) <= allowed["loss"] and limit.agree(
@@ -52,4 +56,6 @@ def _gradient_apart(run: Run, single: Run, step: int) -> float:
     pairs = [(mine.get(name), grad) for name, grad in theirs.items()]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     size = math.sqrt(math.fsum(b[0] for _, b in known))
-    return math.sqrt(math.fsum(difference(a, b) ** 2 for a, b in known)) / size if size > 0.0 else 0.0
+    return (
+        math.sqrt(math.fsum(difference(a, b) ** 2 for a, b in known)) / size if size > 0.0 else 0.0
+    )

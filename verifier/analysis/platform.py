@@ -13,7 +13,9 @@ NOTE = (
 )
 NOT_HERE = "platform: not on CUDA/NCCL"
 
-_CUDA = re.compile(r"cuda|nccl|nvidia|\bgpus?\b|accelerator|\bbackends?\b|device type", re.IGNORECASE)
+_CUDA = re.compile(
+    r"cuda|nccl|nvidia|\bgpus?\b|accelerator|\bbackends?\b|device type", re.IGNORECASE
+)
 _LACKING = re.compile(
     r"not linked with support for cuda|not compiled with CUDA|without ATen_cuda|no attribute '_cuda|'CUDA' backend|"
     r"dummy base class|_for_cpu|Cannot access accelerator device|active drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA|"
@@ -36,7 +38,9 @@ def asks_for_cuda(run: Run) -> bool:
         return beyond_cuda_on_cpu(run) != ""
     cause = root_cause(run)
     lines = [frame.code for frame in cause.frames] + [cause.location.code if cause.location else ""]
-    errors = [trace.end.message for trace in run.traces if trace.end is not None]  # each rank may stop at another line
+    errors = [
+        trace.end.message for trace in run.traces if trace.end is not None
+    ]  # each rank may stop at another line
     return any(_CUDA.search(text) for text in (cause.error, cause.text, *lines, *errors))
 
 
@@ -71,7 +75,9 @@ def _missing_package(error: str) -> str:
 
 def _frames(run: Run, rank: int) -> list[RaisedFrame]:
     """The frames of the error of a rank, innermost first."""
-    raised = next((found for t in run.traces if t.rank == rank and (found := t.first(Raised))), None)
+    raised = next(
+        (found for t in run.traces if t.rank == rank and (found := t.first(Raised))), None
+    )
     return raised.frames if raised is not None else []
 
 
@@ -81,6 +87,10 @@ def replicas_not_reduced(run: Run) -> str:
     if run.completed or started is None or replicates_on_cpu(started.torch):
         return ""
     inner = next(iter(_frames(run, root_cause(run).rank)), None)
-    if inner is None or inner.function != "post_backward" or not inner.file.endswith("_fsdp_param_group.py"):
+    if (
+        inner is None
+        or inner.function != "post_backward"
+        or not inner.file.endswith("_fsdp_param_group.py")
+    ):
         return ""
     return f"FSDP2 of torch {started.torch} does not reduce over replicas on the CPU: use torch 2.8 or later, or GPUs"

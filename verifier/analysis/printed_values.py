@@ -12,7 +12,12 @@ from ..trace.events import Place, Reached
 from .state import apart, states
 from .syntax import last_name, walk
 
-_PASSED_THROUGH = {"math", "torch", "np", "numpy"}  # what their functions return is a value of their arguments
+_PASSED_THROUGH = {
+    "math",
+    "torch",
+    "np",
+    "numpy",
+}  # what their functions return is a value of their arguments
 Loop = dict[str, set[int]]  # {file: lines of the loops in which steps are made}
 
 
@@ -22,15 +27,26 @@ def lines_of_loop(run: Run, sources: Sources) -> Loop:
     found: Loop = {}
     for place in stacks[-1] if stacks else []:
         for node in walk(sources.tree(place.file)):
-            if isinstance(node, ast.For | ast.While) and node.lineno <= place.line <= (node.end_lineno or 0):
-                found.setdefault(place.file, set()).update(range(node.lineno, (node.end_lineno or 0) + 1))
+            if isinstance(node, ast.For | ast.While) and node.lineno <= place.line <= (
+                node.end_lineno or 0
+            ):
+                found.setdefault(place.file, set()).update(
+                    range(node.lineno, (node.end_lineno or 0) + 1)
+                )
     return found
 
 
-def without_own_values(text: str, places: list[Place], loop: Loop, run: Run, sources: Sources) -> str | None:
+def without_own_values(
+    text: str, places: list[Place], loop: Loop, run: Run, sources: Sources
+) -> str | None:
     """A printed text without what may be of one rank only; None if that cannot be taken out. `run` has recorded the state of its loop."""
     for place in places:
-        own = partial(_is_own, place.function, _assigned(sources.tree(place.file), loop.get(place.file, set())), run)
+        own = partial(
+            _is_own,
+            place.function,
+            _assigned(sources.tree(place.file), loop.get(place.file, set())),
+            run,
+        )
         for call in _calls_on(sources.tree(place.file), place.line):
             for argument in call.args:
                 if isinstance(argument, ast.JoinedStr):
@@ -51,7 +67,11 @@ def _calls_on(tree: ast.AST, line: int) -> Iterator[ast.Call]:
 
 
 def _assigned(tree: ast.AST, lines: set[int]) -> set[str]:
-    names = (node for node in walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    names = (
+        node
+        for node in walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
     return {node.id for node in names if node.lineno in lines}
 
 
@@ -81,7 +101,9 @@ def _roots(value: ast.AST) -> Iterator[str]:
         yield value.id
     elif isinstance(value, ast.Call):
         name = last_name(_innermost(value.func))
-        through = name in _PASSED_THROUGH or (isinstance(value.func, ast.Name) and hasattr(builtins, name))
+        through = name in _PASSED_THROUGH or (
+            isinstance(value.func, ast.Name) and hasattr(builtins, name)
+        )
         for argument in [*value.args, *(k.value for k in value.keywords)] if through else []:
             yield from _roots(argument)
         if isinstance(value.func, ast.Attribute) and not through:
@@ -105,6 +127,7 @@ def _differs(name: str, function: str, assigned: bool, run: Run) -> bool:
     if not mine:
         return assigned
     return any(
-        not first[path].sharded and any(path not in other or apart(first[path], other[path]) != 0.0 for other in others)
+        not first[path].sharded
+        and any(path not in other or apart(first[path], other[path]) != 0.0 for other in others)
         for path in mine
     )

@@ -34,17 +34,25 @@ def rank_guard(sources: Sources, file: str, line: int) -> Branch | None:
     tree = sources.tree(file)
     path = _path(tree, line)
     for node in reversed(path):
-        if isinstance(node, ast.If | ast.While) and _in_branch(node, line) and _on_rank(tree, node.test):
+        if (
+            isinstance(node, ast.If | ast.While)
+            and _in_branch(node, line)
+            and _on_rank(tree, node.test)
+        ):
             return _branch(node)
         if isinstance(node, ast.IfExp) and _on_rank(tree, node.test):
             return _branch(node)
         if isinstance(node, ast.BoolOp) and _on_rank(tree, node.values[0]):
             return Branch(node.lineno, ast.unparse(node.values[0]))
-        if isinstance(node, ast.FunctionDef) and any(_RANK.search(ast.unparse(d)) for d in node.decorator_list):
+        if isinstance(node, ast.FunctionDef) and any(
+            _RANK.search(ast.unparse(d)) for d in node.decorator_list
+        ):
             return Branch(node.lineno, f"@{ast.unparse(node.decorator_list[0])}")
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node is tree:
             break
-    return next((_branch(node) for node in _leaving_before(path, line) if _on_rank(tree, node.test)), None)
+    return next(
+        (_branch(node) for node in _leaving_before(path, line) if _on_rank(tree, node.test)), None
+    )
 
 
 def skipping_branch(sources: Sources, file: str, before: int | None, missed: int) -> Branch | None:
@@ -70,7 +78,11 @@ def skipping_branch(sources: Sources, file: str, before: int | None, missed: int
             break
     function = next((n for n in reversed(path) if isinstance(n, _FUNCTIONS)), tree)
     for node in _ifs(function, _JUMPS):
-        if not _spans(node, missed) and _is_local(node.test) and _between(node.lineno, before, missed, path):
+        if (
+            not _spans(node, missed)
+            and _is_local(node.test)
+            and _between(node.lineno, before, missed, path)
+        ):
             return _branch(node)
     return None
 
@@ -86,7 +98,9 @@ def _between(line: int, before: int | None, missed: int, path: list[ast.AST]) ->
 def _swallowing(node: ast.Try) -> ast.ExceptHandler | None:
     """A handler that does not raise again."""
     quiet = (h for h in node.handlers if not isinstance(h.body[-1], ast.Raise))
-    return next((h for h in quiet if not (h.type and "KeyboardInterrupt" in ast.unparse(h.type))), None)
+    return next(
+        (h for h in quiet if not (h.type and "KeyboardInterrupt" in ast.unparse(h.type))), None
+    )
 
 
 def leaving_branch(sources: Sources, file: str, line: int) -> Branch | None:
@@ -151,8 +165,15 @@ def _on_rank(tree: ast.Module, test: ast.AST) -> bool:
         return True
     names = {last_name(n) for n in walk(test) if isinstance(n, ast.Name | ast.Attribute)}
     conditions = ast.Compare | ast.BoolOp | ast.UnaryOp
-    sets = (n for n in walk(tree) if isinstance(n, ast.Assign) and names & set(map(last_name, n.targets)))
-    return any(isinstance(n.value, conditions) and _RANK.search(ast.unparse(n.value)) is not None for n in sets)
+    sets = (
+        n
+        for n in walk(tree)
+        if isinstance(n, ast.Assign) and names & set(map(last_name, n.targets))
+    )
+    return any(
+        isinstance(n.value, conditions) and _RANK.search(ast.unparse(n.value)) is not None
+        for n in sets
+    )
 
 
 def _is_local(test: ast.AST) -> bool:
@@ -170,7 +191,11 @@ def _leaving_before(path: list[ast.AST], line: int) -> Iterator[ast.If]:
     for node in reversed(path):
         for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
             for item in block if isinstance(block, list) else ():
-                if isinstance(item, ast.If) and (item.end_lineno or 0) < line and isinstance(item.body[-1], _LEAVES):
+                if (
+                    isinstance(item, ast.If)
+                    and (item.end_lineno or 0) < line
+                    and isinstance(item.body[-1], _LEAVES)
+                ):
                     yield item
         if isinstance(node, _FUNCTIONS):
             return

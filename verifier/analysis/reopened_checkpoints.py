@@ -31,7 +31,9 @@ def _holds(entry: SavedEntry | None, options: list[list[float]]) -> bool:
     value: list[Any] = entry.sketch
     if entry.kind == "dtensor" and entry.sharded and math.isfinite(value[0]):
         # the reader is no rank of its mesh, and does not know whose shard it is, nor how long that is if they are uneven
-        return any(abs(value[0] - other[0]) <= 1e-9 * max(value[0], other[0]) + 1e-30 for other in options)
+        return any(
+            abs(value[0] - other[0]) <= 1e-9 * max(value[0], other[0]) + 1e-30 for other in options
+        )
     if not all(map(math.isfinite, value)):  # a mask with infinities has no sketch to compare
         return any(not all(map(math.isfinite, other)) for other in options)
     loose = 2.0**-6 if entry.dtype in ("bfloat16", "float16") else 1e-9

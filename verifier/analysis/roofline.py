@@ -37,9 +37,7 @@ STATE = "optimizer state"  # a kind of memory
 LINK, NETWORK = "link", "network"
 FLOAT8 = 2  # times as fast as bfloat16
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes
-HOST_LINK = (
-    64e9  # bytes/s of PCIe 5.0 x16 in one direction, where the GPU's link is another; superchips have a faster one
-)
+HOST_LINK = 64e9  # bytes/s of PCIe 5.0 x16 in one direction, where the GPU's link is another; superchips have a faster one
 HOST_MEMORY = 614.4e9  # bytes/s of a host with two sockets of eight channels of DDR5-4800, for all GPUs of the node
 ADAM = 28  # bytes that an update of one parameter reads and writes: weight, gradient and two moments, of which three are written
 
@@ -90,13 +88,17 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
     compute = sum(_executed(one) / attained(one.dtype, device) for one in modules)
     waited = sum(one.seconds for one in found if not one.purpose)
     exposed = _exposed(sent, device)
-    loads = {over: sum(one.seconds for one in found if one.over == over) for over in (LINK, NETWORK)}
+    loads = {
+        over: sum(one.seconds for one in found if one.over == over) for over in (LINK, NETWORK)
+    }
     state = max((peak.kinds.get(STATE, 0) for peak in rehearsal.peaks), default=0)
     optimizer = 2 * state / device.memory_bandwidth
     computing, sending = compute + waited + exposed, max(loads.values())
     step = max(computing, sending) + optimizer
     moved = rehearsal.moved / device.memory_bandwidth
-    whole = sum((one.forward + one.backward - one.recompute) / rate(one.dtype, device) for one in modules)
+    whole = sum(
+        (one.forward + one.backward - one.recompute) / rate(one.dtype, device) for one in modules
+    )
     known = tokens or rehearsal.tokens
     return Bound(
         device=device.name,
@@ -110,7 +112,9 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
         step=step,
         moved=moved,
         eager=max(computing + moved, sending) + optimizer,
-        limited_by="communication" if sending > computing or waited + exposed > compute else "compute",
+        limited_by="communication"
+        if sending > computing or waited + exposed > compute
+        else "compute",
         mfu=whole / step if step else 0.0,
         tokens_per_second=known / step if known and step else None,
         traffic=tuple(found),
@@ -121,10 +125,15 @@ def offloaded(least: Bound, rehearsal: Rehearsal, device: Device, parameters: in
     """The bound with what offload adds: copies over PCIe beside compute, and the update of this rank's `parameters` on the host."""
     pcie = "PCIe" in device.link_kind
     sent = [one for one in rehearsal.collectives if one.step == rehearsal.steps and _purpose(one)]
-    copied = sum(one.count * one.bytes * 4 / WIDTHS.get(one.dtype, 4) / one.group_size for one in sent)
+    copied = sum(
+        one.count * one.bytes * 4 / WIDTHS.get(one.dtype, 4) / one.group_size for one in sent
+    )
     copies = copied / (device.link if pcie else HOST_LINK)
     link = least.link + copies if pcie else least.link
-    computing, sending = least.compute + least.waited + least.exposed, max(link, least.network, copies)
+    computing, sending = (
+        least.compute + least.waited + least.exposed,
+        max(link, least.network, copies),
+    )
     optimizer = ADAM * parameters * device.per_node / HOST_MEMORY
     step = max(computing, sending) + optimizer
     times = step / least.step if least.step else 1.0
@@ -145,7 +154,9 @@ def traffic(sent: Iterable[Collective], device: Device) -> list[Traffic]:
     grouped: dict[tuple[str, int, int, str], list[Collective]] = {}
     for one in sent:
         if one.group_size > 1 and one.bytes:
-            grouped.setdefault((one.group, one.group_size, one.stride, _purpose(one)), []).append(one)
+            grouped.setdefault((one.group, one.group_size, one.stride, _purpose(one)), []).append(
+                one
+            )
     found = []
     for (group, size, stride, purpose), ones in grouped.items():
         inside, nodes = layout(size, stride, device.per_node)
@@ -158,7 +169,10 @@ def traffic(sent: Iterable[Collective], device: Device) -> list[Traffic]:
                 over=LINK if nodes == 1 else NETWORK,
                 collectives=sum(one.count for one in ones),
                 bytes=sum(one.bytes * one.count for one in ones),
-                seconds=sum(one.count * seconds(one.collective, one.bytes, inside, nodes, device) for one in ones),
+                seconds=sum(
+                    one.count * seconds(one.collective, one.bytes, inside, nodes, device)
+                    for one in ones
+                ),
             )
         )
     return sorted(found, key=lambda one: -one.seconds)
@@ -214,7 +228,9 @@ def _exposed(sent: Sequence[Collective], device: Device) -> float:
     last = {one.group: one for one in sent if _purpose(one) == GRADIENTS}
     edges = [*([first] if first else []), *last.values()]
     return sum(
-        seconds(one.collective, one.bytes, *layout(one.group_size, one.stride, device.per_node), device)
+        seconds(
+            one.collective, one.bytes, *layout(one.group_size, one.stride, device.per_node), device
+        )
         for one in edges
         if one.group_size > 1
     )

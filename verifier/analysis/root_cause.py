@@ -20,13 +20,13 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 QUOTED = 160  # characters of an error that are quoted
 _NATIVE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _NATIVE = "A signal is not a Python error: check that line and native code."
-_ELSEWHERE = (
-    "Write the script's files to a folder of its own. The records of this run cannot be trusted and are not judged."
-)
+_ELSEWHERE = "Write the script's files to a folder of its own. The records of this run cannot be trusted and are not judged."
 _REPORT = "This is a bug in fsdp2, not in your code: report it and attach the run folder."
 _ARGUMENTS = "Pass the required script arguments after `--`, or under `args` in verify.yaml."
 _STAGER = "If a DefaultStager is used for several saves: that of torch 2.11 and 2.12 serves one; make a new one for each save."
-_TOGETHER = "Make all ranks decide together to stop (all-reduce the decision), and return from the script."
+_TOGETHER = (
+    "Make all ranks decide together to stop (all-reduce the decision), and return from the script."
+)
 _MISMATCH = (
     "Ranks met in different collectives: look for a collective (full_tensor, a state dict, a forward) that only some ranks call, "
     "and for batches whose shapes differ between ranks."
@@ -49,7 +49,9 @@ class RootCause:
 def root_cause(run: Run) -> RootCause:
     """The first cause of a run that did not complete; not for other runs."""
     if run.foreign:
-        return RootCause(0, f"the verifier's own files were written to: {run.foreign}", None, _ELSEWHERE)
+        return RootCause(
+            0, f"the verifier's own files were written to: {run.foreign}", None, _ELSEWHERE
+        )
     if run.probe_failed:
         return RootCause(0, f"the verifier itself failed on {run.probe_failed}", None, _REPORT)
     if run.timed_out:
@@ -60,9 +62,13 @@ def root_cause(run: Run) -> RootCause:
         end = _fault(trace)
         if end is None and (item.killed or (item.code == 0 and trace.end is not None)):
             continue
-        suspects.append((is_victim(trace), end.at if end is not None else item.at, order, item.rank, item.code))
+        suspects.append(
+            (is_victim(trace), end.at if end is not None else item.at, order, item.rank, item.code)
+        )
     if not suspects:
-        return RootCause(0, "the run ended for an unknown reason", None, "Check the output of the ranks.")
+        return RootCause(
+            0, "the run ended for an unknown reason", None, "Check the output of the ranks."
+        )
     if all(victim for victim, *_ in suspects) and (gone := _ended_alone(run)) is not None:
         return gone
     *_, rank, code = min(suspects)
@@ -72,15 +78,25 @@ def root_cause(run: Run) -> RootCause:
 def ended_by_native_code(run: Run) -> bool:
     """Whether a rank got a signal such as SIGSEGV or SIGABRT, and no other raised an error of its own."""
     hit = any(-item.code in _NATIVE_SIGNALS and not item.killed for item in run.ended)
-    return hit and not run.foreign and all(_fault(trace) is None or is_victim(trace) for trace in run.traces)
+    return (
+        hit
+        and not run.foreign
+        and all(_fault(trace) is None or is_victim(trace) for trace in run.traces)
+    )
 
 
 def _ended_alone(run: Run) -> RootCause | None:
     """The rank that reached the end of its script while the others still waited for it."""
-    ended = (t for t in run.traces if t.end is not None and t.end.how in ("return", "stopped", "sys.exit"))
+    ended = (
+        t
+        for t in run.traces
+        if t.end is not None and t.end.how in ("return", "stopped", "sys.exit")
+    )
     if (trace := next(ended, None)) is None:
         return None
-    waiting, end = next((t.rank, t.end) for t in run.traces if t.end is not None and t.end.how == "exception")
+    waiting, end = next(
+        (t.rank, t.end) for t in run.traces if t.end is not None and t.end.how == "exception"
+    )
     stopped = trace.end is not None and trace.end.how == "stopped"
     done = "had made the steps that were asked for" if stopped else "reached the end of the script"
     text = f"rank {trace.rank} {done} while rank {waiting} still waited for it"
@@ -96,7 +112,11 @@ def _gist(message: str) -> str:
 
 def _fault(trace: Trace) -> End | None:
     """The record of a bad end, if the rank could write one."""
-    bad = (r for r in trace.of(End) if r.how in ("exception", "os._exit") or (r.how == "sys.exit" and r.code != 0))
+    bad = (
+        r
+        for r in trace.of(End)
+        if r.how in ("exception", "os._exit") or (r.how == "sys.exit" and r.code != 0)
+    )
     return next(bad, None)
 
 
@@ -104,12 +124,19 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
     errors = run.stderr.get(rank, "")
     if end is None and (gone := next((item.lost for item in run.ended if item.rank == rank), "")):
         text = f"node {gone} stopped answering, and rank {rank} with it"
-        return RootCause(rank, text, None, "Look at that machine: it, its network or its scheduler ended its ranks.")
+        return RootCause(
+            rank,
+            text,
+            None,
+            "Look at that machine: it, its network or its scheduler ended its ranks.",
+        )
     if end is None and code < 0:
         name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
         frames, last = _frames(run.stacks.get(rank, "")), _last_line(errors)
         text = f"rank {rank} was ended by {name}{f' ({last})' if last else ''}{_stack_text(frames)}"
-        return RootCause(rank, text, _own(frames), _MISMATCH if "collective mismatch" in errors else _NATIVE)
+        return RootCause(
+            rank, text, _own(frames), _MISMATCH if "collective mismatch" in errors else _NATIVE
+        )
     if end is None:
         text = f"rank {rank} exited with code {code} without recording a result"
         return RootCause(rank, text, None, "Check its output.")
@@ -119,8 +146,14 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
         lost = any(is_victim(trace) for trace in run.traces)
         fix = f"Fix the error at that line{'; the other ranks failed because they lost this one' if lost else ''}."
         fix = _STAGER if f"{end.error}: {end.message}" == "KeyError: <class 'type'>" else fix
-        return RootCause(rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames))
-    if end.how == "sys.exit" and run.steps() == 0 and all((t.end or end).how == "sys.exit" for t in run.traces):
+        return RootCause(
+            rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames)
+        )
+    if (
+        end.how == "sys.exit"
+        and run.steps() == 0
+        and all((t.end or end).how == "sys.exit" for t in run.traces)
+    ):
         why = str(end.message or "") or _last_line(errors)
         text = f"the script exited during startup with status {end.code}{f': {why}' if why else ''}"
         return RootCause(rank, text, _first(frames), _ARGUMENTS)
@@ -165,14 +198,19 @@ def _hang(run: Run) -> RootCause:
     others = [f"; rank {other}{_stack_text(stacks[other], 1)}" for other in sorted(stacks)[:3]]
     text = f"no end within {run.timeout:.0f} s: rank {rank} {what}{_stack_text(frames)}{''.join(others)}"
     end = run.traces[rank].end
-    return RootCause(rank, text, _own(frames) or _first(end.frames if end is not None else []), _ORDER)
+    return RootCause(
+        rank, text, _own(frames) or _first(end.frames if end is not None else []), _ORDER
+    )
 
 
 def _frames(text: str) -> list[Place]:
     """The frames of the thread in a faulthandler dump that runs the user's code, innermost first."""
     blocks = re.split(r"(?:Current thread|Thread) [^\n]*\n|Fatal Python error[^\n]*\n", text)
     found = [_FRAME.findall(block) for block in blocks]
-    stacks = [[Place(file=file, line=int(n), function=name, code="") for file, n, name in rows] for rows in found]
+    stacks = [
+        [Place(file=file, line=int(n), function=name, code="") for file, n, name in rows]
+        for rows in found
+    ]
     own = [frames for frames in stacks if any(is_user(f.file) for f in frames)]
     return (own or [frames for frames in stacks if frames] or [[]])[-1]
 

@@ -33,7 +33,10 @@ class Save:
 
 def saves_of(trace: Trace) -> list[Save]:
     """The saves of one rank, in order."""
-    return [Save(trace.rank, r.op, r.call, r.after_step, r.to, r.main, r.alone, r.entries, r) for r in trace.of(Saving)]
+    return [
+        Save(trace.rank, r.op, r.call, r.after_step, r.to, r.main, r.alone, r.entries, r)
+        for r in trace.of(Saving)
+    ]
 
 
 def all_saves(run: Run | None) -> list[Save]:
@@ -68,7 +71,11 @@ def given(saves: list[Save]) -> dict[str, list[Sketch]]:
         for key, entry in save.entries.items():
             if entry.kind == "dtensor" and entry.sketch is not None and entry.copy == 0:
                 parts.setdefault(key, {})[tuple(entry.offset)] = entry.sketch
-            elif entry.kind == "tensor" and entry.sketch is not None and entry.sketch not in found.get(key, []):
+            elif (
+                entry.kind == "tensor"
+                and entry.sketch is not None
+                and entry.sketch not in found.get(key, [])
+            ):
                 found.setdefault(key, []).append(entry.sketch)
     for key, shards in parts.items():
         found[key] = [[sum(column) for column in zip(*shards.values(), strict=True)]]

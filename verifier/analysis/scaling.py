@@ -8,7 +8,9 @@ from ..trace.events import Step, Stress
 
 EXACT = 1e-5  # two factors of one clip in float32 do not differ by more
 SAME = 1e-3  # two factors that differ by less are equal
-_STRAIGHT = 1e-4  # of the norm: a change that is off a multiple of the gradient by more is no scaling
+_STRAIGHT = (
+    1e-4  # of the norm: a change that is off a multiple of the gradient by more is no scaling
+)
 
 
 def scales(run: Run) -> dict[str, list[float]]:
@@ -17,7 +19,9 @@ def scales(run: Run) -> dict[str, list[float]]:
     by_script = reduced_by_the_script(run)
     for step in range(1, run.steps() + 1):
         now: dict[str, list[float]] = {}
-        for name, factor in (pair for record in run.at_step(Step, step) for pair in _factors(record)):
+        for name, factor in (
+            pair for record in run.at_step(Step, step) for pair in _factors(record)
+        ):
             if name not in by_script:
                 now.setdefault(name, []).append(factor)
         for name, factors in now.items():
@@ -50,8 +54,13 @@ def uneven(factors: list[float], limit: float = SAME) -> bool:
 
 def limit_between_ranks(scales: dict[str, list[float]]) -> float:
     """How far ranks may be apart: SAME, or less where each rank scales all its parameters by one factor, and shows how exactly."""
-    ranks = [[factors[rank] for factors in scales.values()] for rank in range(min(map(len, scales.values())))]
-    within = max((max(own) - min(own)) / (max(own) or 1.0) for own in ranks) if len(scales) > 1 else SAME
+    ranks = [
+        [factors[rank] for factors in scales.values()]
+        for rank in range(min(map(len, scales.values())))
+    ]
+    within = (
+        max((max(own) - min(own)) / (max(own) or 1.0) for own in ranks) if len(scales) > 1 else SAME
+    )
     return min(SAME, max(EXACT, 20 * within))
 
 

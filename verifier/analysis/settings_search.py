@@ -32,7 +32,12 @@ class Candidate:
     def measured(self) -> Rehearsed | None:
         """The rehearsal, if it shows what a step needs."""
         found = self.found
-        whole = found is not None and found.trouble is None and found.record is not None and found.record.steps > 1
+        whole = (
+            found is not None
+            and found.trouble is None
+            and found.record is not None
+            and found.record.steps > 1
+        )
         return found if whole and found is not None and found.highest is not None else None
 
     @property
@@ -48,7 +53,9 @@ class Candidate:
     @property
     def record(self) -> Rehearsal:
         found = self.measured
-        assert found is not None and found.record is not None, "only of a candidate that was measured"
+        assert found is not None and found.record is not None, (
+            "only of a candidate that was measured"
+        )
         return found.record
 
     @property
@@ -59,7 +66,9 @@ class Candidate:
     @property
     def waited(self) -> int:
         """Bytes of collectives whose result the next operator needs, such as those of tensor parallelism."""
-        return _bytes(one for one in _sent(self.record) if one.purpose not in (PARAMETERS, GRADIENTS))
+        return _bytes(
+            one for one in _sent(self.record) if one.purpose not in (PARAMETERS, GRADIENTS)
+        )
 
     @property
     def sent(self) -> int:
@@ -71,7 +80,11 @@ class Candidate:
         if self.bound is None:
             return (_rough(self.waited), _rough(self.recomputed), _rough(self.sent))
         least = self.bound
-        return (_rough(least.step), _rough(least.link + least.network), _rough(least.compute + least.exposed))
+        return (
+            _rough(least.step),
+            _rough(least.link + least.network),
+            _rough(least.compute + least.exposed),
+        )
 
     def fits(self, allowance: float = 0.0) -> str | None:
         """YES, EXPANDABLE (only with `expandable_segments:True`) or NO; None if no memory of a device is known."""
@@ -108,12 +121,18 @@ def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
         return best
     most = best.bound.step * (1 + CLOSE)
     close = [one for one in fitting if one.bound is not None and one.bound.step <= most]
-    return min(close, key=lambda c: (c.offload, _rough(c.waited), _rough(c.sent), c.cost(), c.memory))
+    return min(
+        close, key=lambda c: (c.offload, _rough(c.waited), _rough(c.sent), c.cost(), c.memory)
+    )
 
 
 def smallest(candidates: Sequence[Candidate]) -> Candidate | None:
     """The one that needs the least memory."""
-    return min((one for one in candidates if one.measured is not None), key=lambda c: c.memory, default=None)
+    return min(
+        (one for one in candidates if one.measured is not None),
+        key=lambda c: c.memory,
+        default=None,
+    )
 
 
 def accumulated(record: Rehearsal, times: int) -> Rehearsal:
@@ -128,7 +147,10 @@ def accumulated(record: Rehearsal, times: int) -> Rehearsal:
         record,
         tokens=record.tokens * times // 2,
         flops={name: _flops(one, times) for name, one in record.flops.items()},
-        collectives=[replace(one, count=_count(one, times), in_first=one.in_first) for one in record.collectives],
+        collectives=[
+            replace(one, count=_count(one, times), in_first=one.in_first)
+            for one in record.collectives
+        ],
     )
 
 

@@ -15,8 +15,22 @@ from .syntax import called, functions, functions_of, last_name, loops, names_rea
 
 Values = dict[str, Held]
 _WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
-KEPT = ("module", "parameter", "optimizer", "scheduler", "scaler")  # holders whose every number is state
-_CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "time", "time_ns"}
+KEPT = (
+    "module",
+    "parameter",
+    "optimizer",
+    "scheduler",
+    "scaler",
+)  # holders whose every number is state
+_CLOCKS = {
+    "perf_counter",
+    "perf_counter_ns",
+    "monotonic",
+    "monotonic_ns",
+    "process_time",
+    "time",
+    "time_ns",
+}
 _QUIET = re.compile(
     r"^(print|format|len|float|int|round|str|min|max|sum|mean|append|write|flush|item|time|perf_counter|monotonic|"
     r"log|info|debug|warning|set_postfix|set_description|update_bar|add_scalar|get_rank|join|items|values|keys)$"
@@ -28,7 +42,9 @@ def states(trace: Trace) -> dict[int, Values]:
     found: dict[int, Values] = {}
     now: Values = {}
     for record in trace.of(State):
-        now = {path: held for path, held in now.items() if path not in set(record.gone)} | record.values
+        now = {
+            path: held for path, held in now.items() if path not in set(record.gone)
+        } | record.values
         found[record.step] = now  # of the last one
     return found
 
@@ -41,7 +57,11 @@ def whole(run: Run, step: int, rank: int = 0) -> Values:
     found = dict(ranks[rank] or {})
     for path, held in found.items():
         if held.sharded:
-            parts = [one for values in ranks if (one := (values or {}).get(path)) is not None and one.copy == 0]
+            parts = [
+                one
+                for values in ranks
+                if (one := (values or {}).get(path)) is not None and one.copy == 0
+            ]
             total: list[float] | None = None
             for sketch in (part.sketch for part in parts if part.sketch is not None):
                 total = add(total, sketch)
@@ -85,7 +105,9 @@ def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for function in functions_of(sources):
         for stmt in (n for loop in loops(function) for n in loop.body if isinstance(n, ast.Assign)):
-            names = {n.id for target in stmt.targets for n in walk(target) if isinstance(n, ast.Name)}
+            names = {
+                n.id for target in stmt.targets for n in walk(target) if isinstance(n, ast.Name)
+            }
             found |= {(function.name, name) for name in names - _read(stmt.value)}
     return found
 
@@ -94,24 +116,38 @@ def of_one_branch(sources: Sources) -> set[tuple[str, str]]:
     """(function, name) of what a branch of a loop assigns before it reads it, and nothing else reads: a sum for a log."""
     found: set[tuple[str, str]] = set()
     for function in functions_of(sources):
-        reads = [n for n in walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        reads = [
+            n for n in walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        ]
         for branch in (n for loop in loops(function) for n in walk(loop) if isinstance(n, ast.If)):
             for number, stmt in enumerate(branch.body):
-                if isinstance(stmt, ast.Assign) and all(isinstance(target, ast.Name) for target in stmt.targets):
+                if isinstance(stmt, ast.Assign) and all(
+                    isinstance(target, ast.Name) for target in stmt.targets
+                ):
                     behind = {id(n) for later in branch.body[number + 1 :] for n in walk(later)}
                     names = {last_name(target) for target in stmt.targets}
-                    found |= {(function.name, x) for x in names if all(id(n) in behind for n in reads if n.id == x)}
+                    found |= {
+                        (function.name, x)
+                        for x in names
+                        if all(id(n) in behind for n in reads if n.id == x)
+                    }
     return found
 
 
 def begun_anew(sources: Sources) -> set[str]:
     """The functions that a loop calls for each step: their variables do not outlive it. One whose own loop makes steps goes on."""
     stepping = _leading_to(sources, "step")
-    called_in_loops = {name for function in functions_of(sources) for loop in loops(function) for name in called(loop)}
+    called_in_loops = {
+        name
+        for function in functions_of(sources)
+        for loop in loops(function)
+        for name in called(loop)
+    }
     goes_on = {
         f.name
         for f in functions_of(sources)
-        if any(called(loop) & stepping for loop in loops(f)) or any(isinstance(n, ast.Yield) for n in walk(f))
+        if any(called(loop) & stepping for loop in loops(f))
+        or any(isinstance(n, ast.Yield) for n in walk(f))
     }
     return (called_in_loops & stepping) - goes_on
 
@@ -122,15 +158,30 @@ def results_of_calls(sources: Sources) -> set[str]:
     kept: set[str] = set()
     anew: set[str] = set()
     summed: set[str] = set()
-    for cls in (n for file in sources.project for n in walk(sources.tree(file)) if isinstance(n, ast.ClassDef)):
-        for method in (n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
+    for cls in (
+        n
+        for file in sources.project
+        for n in walk(sources.tree(file))
+        if isinstance(n, ast.ClassDef)
+    ):
+        for method in (
+            n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"
+        ):
             nodes = list(walk(method))
             ends = {
-                id(t): n.end_lineno for n in nodes if isinstance(n, ast.Assign) for one in n.targets for t in walk(one)
+                id(t): n.end_lineno
+                for n in nodes
+                if isinstance(n, ast.Assign)
+                for one in n.targets
+                for t in walk(one)
             }
             summed |= {last_name(n.target) for n in nodes if isinstance(n, ast.AugAssign)}
-            own = [n for n in nodes if isinstance(n, ast.Attribute) and last_name(n.value) == "self"]
-            order = sorted((ends.get(id(n), n.lineno) or 0, isinstance(n.ctx, ast.Store), n.attr) for n in own)
+            own = [
+                n for n in nodes if isinstance(n, ast.Attribute) and last_name(n.value) == "self"
+            ]
+            order = sorted(
+                (ends.get(id(n), n.lineno) or 0, isinstance(n.ctx, ast.Store), n.attr) for n in own
+            )
             for attr in {attr for _, _, attr in order}:
                 first = next(stored for _, stored, name in order if name == attr)
                 (found if first else kept).add(attr)
@@ -147,7 +198,9 @@ def restorable(path: str, held: Held, decisive: set[str]) -> bool:
     """Whether a value that evolves is state that a resumed run must have again: what only logs read is not."""
     if held.holder == "module":
         return held.dtype not in ("int", "float", "bool") or path in decisive
-    return held.holder in KEPT or path in decisive or (held.sketch is not None and held.numel >= LEAST)
+    return (
+        held.holder in KEPT or path in decisive or (held.sketch is not None and held.numel >= LEAST)
+    )
 
 
 def decisive(sources: Sources, paths: set[str]) -> set[str]:
@@ -178,7 +231,9 @@ def _carried(tree: ast.Module) -> set[tuple[str, str]]:
 
     Names of a module and attributes of `self` stand for all functions, which "" says.
     """
-    outside = ast.Module([n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)], [])
+    outside = ast.Module(
+        [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)], []
+    )
     found = {("", expression) for expression in _carried_in(outside)}
     for function in functions(tree):
         own = _carried_in(function)
@@ -200,7 +255,11 @@ def _carried_in(scope: ast.AST) -> set[str]:
             # best = min(best, value); `first = value if first is None else first` decides nothing
             value = node.value
             first_time = isinstance(value, ast.IfExp) and _asks_for_none(value.test)
-            for one in (value.body, value.orelse) if isinstance(value, ast.IfExp) and first_time else (value,):
+            for one in (
+                (value.body, value.orelse)
+                if isinstance(value, ast.IfExp) and first_time
+                else (value,)
+            ):
                 if isinstance(one, ast.Call | ast.IfExp):
                     deciding |= targets & _read(one)
         elif isinstance(node, ast.If | ast.While):
@@ -244,14 +303,22 @@ def _asks_for_none(test: ast.expr) -> bool:
 
 
 def _read(node: ast.AST) -> set[str]:
-    return {ast.unparse(n) for n in walk(node) if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
+    return {
+        ast.unparse(n)
+        for n in walk(node)
+        if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)
+    }
 
 
 def assigned_in(node: ast.If | ast.While) -> set[str]:
     found = set()
     for inner in (n for part in (*node.body, *node.orelse) for n in walk(part)):
         if isinstance(inner, ast.Assign):
-            found |= {ast.unparse(one) for target in inner.targets for one in getattr(target, "elts", [target])}
+            found |= {
+                ast.unparse(one)
+                for target in inner.targets
+                for one in getattr(target, "elts", [target])
+            }
         elif isinstance(inner, ast.AugAssign):
             found.add(ast.unparse(inner.target))
     return found
@@ -261,7 +328,9 @@ def _acts(node: ast.If | ast.While) -> bool:
     """Whether a branch does more than write to a log."""
     inside = [n for part in (*node.body, *node.orelse) for n in walk(part)]
     leaves = any(isinstance(n, ast.Break | ast.Return | ast.Raise) for n in inside)
-    return leaves or any(isinstance(n, ast.Call) and not _QUIET.match(last_name(n.func)) for n in inside)
+    return leaves or any(
+        isinstance(n, ast.Call) and not _QUIET.match(last_name(n.func)) for n in inside
+    )
 
 
 def evaluated(run: Run, sources: Sources) -> set[str]:
@@ -276,14 +345,26 @@ def evaluated(run: Run, sources: Sources) -> set[str]:
     for before, record in zip([None, *records], records, strict=False):
         quiet = before is not None and record.evaluations == before.evaluations
         for path, held in record.values.items():
-            number = held.value is not None and held.holder in ("local", "object") and held.dtype.startswith("float")
+            number = (
+                held.value is not None
+                and held.holder in ("local", "object")
+                and held.dtype.startswith("float")
+            )
             if before is None or not number:
                 found[path] = False
             elif path not in now or apart(now[path], held) != 0.0:
                 found[path] = found.get(path, True) and not quiet
         now = now | record.values
-    named = {one for file in sources.project for one in _from_evaluations(sources.tree(file), _evaluations(sources))}
-    return {path for path, only in found.items() if only and (spelled(path) | spelled(_holding(path))) & named}
+    named = {
+        one
+        for file in sources.project
+        for one in _from_evaluations(sources.tree(file), _evaluations(sources))
+    }
+    return {
+        path
+        for path, only in found.items()
+        if only and (spelled(path) | spelled(_holding(path))) & named
+    }
 
 
 def _holding(path: str) -> str:
@@ -300,11 +381,15 @@ def _evaluations(sources: Sources) -> set[str]:
         cls.name
         for tree in trees
         for cls in walk(tree)
-        if isinstance(cls, ast.ClassDef) and any(f in quiet and f.name == "__call__" for f in cls.body)
+        if isinstance(cls, ast.ClassDef)
+        and any(f in quiet and f.name == "__call__" for f in cls.body)
     }
     made = (n for tree in trees for n in walk(tree) if isinstance(n, ast.Assign))
     objects = {
-        last_name(t) for n in made if isinstance(n.value, ast.Call) and called(n.value) & classes for t in n.targets
+        last_name(t)
+        for n in made
+        if isinstance(n.value, ast.Call) and called(n.value) & classes
+        for t in n.targets
     }
     return {f.name for f in quiet} | objects
 
@@ -326,18 +411,39 @@ def _switches(node: ast.AST) -> bool:
 def _from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple[str, str]]:
     """(function, expression) of what is assigned without gradients, from a call of one of these functions, or from such values."""
     top = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    for scope, body in [("", top), *((function.name, function.body) for function in functions(tree))]:
+    for scope, body in [
+        ("", top),
+        *((function.name, function.body) for function in functions(tree)),
+    ]:
         inside = [n for stmt in body for n in walk(stmt)]
-        blocks = [n for n in inside if isinstance(n, ast.With) and any(_switches(item) for item in n.items)]
+        blocks = [
+            n
+            for n in inside
+            if isinstance(n, ast.With) and any(_switches(item) for item in n.items)
+        ]
         without = {id(n) for block in blocks for n in walk(block)}
-        looped = {id(n) for loop in inside if isinstance(loop, ast.For | ast.While) for n in walk(loop)}
+        looped = {
+            id(n) for loop in inside if isinstance(loop, ast.For | ast.While) for n in walk(loop)
+        }
         stored = [n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        steady = {n.id for n in stored if id(n) not in looped} - {n.id for n in stored if id(n) in looped}
+        steady = {n.id for n in stored if id(n) not in looped} - {
+            n.id for n in stored if id(n) in looped
+        }
         known: set[str] = set()
-        for _ in range(2):  # the second time finds what is assigned from what a later line of the loop assigns
-            for node in (n for n in inside if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value):
-                evaluated = scope in evaluations or id(node) in without or called(node) & evaluations
-                if evaluated or _made_of(node.value, known, steady if id(node) in looped else set()):
+        for _ in range(
+            2
+        ):  # the second time finds what is assigned from what a later line of the loop assigns
+            for node in (
+                n
+                for n in inside
+                if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value
+            ):
+                evaluated = (
+                    scope in evaluations or id(node) in without or called(node) & evaluations
+                )
+                if evaluated or _made_of(
+                    node.value, known, steady if id(node) in looped else set()
+                ):
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                     known |= {text for target in targets for text in _read(target)}
         for expression in known:
@@ -349,14 +455,22 @@ def _made_of(node: ast.expr | None, known: set[str], steady: set[str]) -> bool:
     nodes = list(walk(node)) if node is not None else []
     functions = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
     names = {n.id for n in nodes if isinstance(n, ast.Name) and id(n) not in functions}
-    return bool(names & known) and names <= known | steady | {"self", "torch", "math", "dist", "float"}
+    return bool(names & known) and names <= known | steady | {
+        "self",
+        "torch",
+        "math",
+        "dist",
+        "float",
+    }
 
 
 def handed_on(sources: Sources, path: str) -> bool:
     """Whether a local number is read only to compute another variable, such as its mean over ranks."""
     scope, _, name = _holding(path).rpartition(".")
     found = []
-    for nodes in (list(walk(function)) for function in functions_of(sources) if function.name == scope):
+    for nodes in (
+        list(walk(function)) for function in functions_of(sources) if function.name == scope
+    ):
         inside = {id(n) for stmt in nodes if isinstance(stmt, ast.Assign) for n in walk(stmt.value)}
         named = (n for n in nodes if isinstance(n, ast.Name) and n.id == name)
         found += [id(n) in inside for n in named if isinstance(n.ctx, ast.Load)]
@@ -366,8 +480,14 @@ def handed_on(sources: Sources, path: str) -> bool:
 def divided(sources: Sources, path: str) -> bool:
     """Whether a local number is divided, or multiplied, where it is read: a sum over ranks of which no mean is kept."""
     scope, _, name = _holding(path).rpartition(".")
-    for node in (n for function in functions_of(sources) if function.name == scope for n in walk(function)):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult) and name in names_read(node):
+    for node in (
+        n for function in functions_of(sources) if function.name == scope for n in walk(function)
+    ):
+        if (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Div | ast.Mult)
+            and name in names_read(node)
+        ):
             return True
     return False
 

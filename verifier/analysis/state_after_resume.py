@@ -53,22 +53,34 @@ def beginning(evidence: Evidence, train: Run, resume: Run, step: int) -> Beginni
         must, may, number = _of_rank(evidence, train, resume, step, rank)
         compared += number
         on = f" on rank {rank}" if rank else ""
-        lost += [words + on for words in named({path: pair for path, pair in must.items() if path not in known})]
-        other += [words + on for words in named({path: pair for path, pair in may.items() if path not in known})]
+        lost += [
+            words + on
+            for words in named({path: pair for path, pair in must.items() if path not in known})
+        ]
+        other += [
+            words + on
+            for words in named({path: pair for path, pair in may.items() if path not in known})
+        ]
         known |= must.keys() | may.keys()
     return Beginning(lost, other, compared)
 
 
-def _of_rank(evidence: Evidence, train: Run, resume: Run, step: int, rank: int) -> tuple[Pairs, Pairs, int]:
+def _of_rank(
+    evidence: Evidence, train: Run, resume: Run, step: int, rank: int
+) -> tuple[Pairs, Pairs, int]:
     """What one rank must have again and has not, what else of its objects is not the same, and how many values must be the same."""
     mine, theirs = whole(resume, 1, rank), whole(train, step, rank)
     later, without = whole(resume, 2, rank), whole(train, step + 1, rank)
-    both = {path for path in mine.keys() & theirs.keys() if not (rank and theirs[path].sharded)}  # compared once, whole
+    both = {
+        path for path in mine.keys() & theirs.keys() if not (rank and theirs[path].sharded)
+    }  # compared once, whole
     sources, results = evidence.sources, results_of_calls(evidence.sources)
     anew, functions = assigned_anew(sources) | of_one_branch(sources), begun_anew(sources)
     paths = {path for path in evolving(train, rank) if path.partition(".")[0] not in functions}
     deciding = decisive(sources, paths)
-    same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
+    same_samples = resume.global_batch(1) == train.global_batch(
+        step
+    )  # else tensors of the loop may be those samples
     lost: dict[str, tuple[Held, Held]] = {}
     compared = 0
     for path in sorted(paths & both):
@@ -85,11 +97,18 @@ def _of_rank(evidence: Evidence, train: Run, resume: Run, step: int, rank: int) 
             lost[path] = (now, then)
     apart_now = {path for path in both if apart(mine[path], theirs[path]) > SAME}
     missing = (theirs.keys() - mine.keys()) & paths
-    objects = {path for path, held in theirs.items() if held.holder in _OWNED and attribute(path) not in results}
+    objects = {
+        path
+        for path, held in theirs.items()
+        if held.holder in _OWNED and attribute(path) not in results
+    }
     unlike = (apart_now | missing) & objects - lost.keys()
     return (
         lost,
-        {path: (mine.get(path), theirs.get(path)) for path in sorted(unlike - measuring(sources, unlike))},
+        {
+            path: (mine.get(path), theirs.get(path))
+            for path in sorted(unlike - measuring(sources, unlike))
+        },
         compared,
     )
 
@@ -109,7 +128,10 @@ def named(lost: Pairs) -> list[str]:
         for path, number in holders.items():
             shorter[holder(path)] += number
         holders = shorter
-    return numbers + [f"`{path}`" + (f" ({number} tensors)" if number > 1 else "") for path, number in holders.items()]
+    return numbers + [
+        f"`{path}`" + (f" ({number} tensors)" if number > 1 else "")
+        for path, number in holders.items()
+    ]
 
 
 def _shown(held: Held | None) -> str:

@@ -4,7 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by, marked_from, saved_from, saves_of
+from ..evidence import (
+    RESUMED_STEPS,
+    Evidence,
+    Sources,
+    all_kinds_by,
+    marked_from,
+    saved_from,
+    saves_of,
+)
 from ..source.unreached_blocks import Block, blocks
 from ..trace import Run, Trace
 from ..trace.events import Micro, Model, Reached, Shard
@@ -31,21 +39,32 @@ def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
     backwards or of trainable parameters in a step), and RESUMED_STEPS after the first save that has seen them all.
     """
     made, changes, most = steps_of(survey), _changes(survey), _most(survey)
-    firsts = [step for _, _, step in _first_times(survey, sources) if step is not None and step <= most]
+    firsts = [
+        step for _, _, step in _first_times(survey, sources) if step is not None and step <= most
+    ]
     wanted = [LEAST, *(step + AFTER_A_BLOCK for step in firsts), *(step + 1 for step in changes)]
     if resumes:
         late = max([0, *(step + 1 for step in firsts), *(step for step in changes if step <= most)])
         saves = (all_kinds_by(survey, most), saved_from(survey, late, most))
-        first = saved_from(survey, 0, FIRST_SAVE)  # without a save nothing of a resume can be judged
+        first = saved_from(
+            survey, 0, FIRST_SAVE
+        )  # without a save nothing of a resume can be judged
         first = max(first, marked_from(survey, first, FIRST_SAVE))
         most = max(most, first + RESUMED_STEPS)
         wanted += [step + RESUMED_STEPS for step in (*saves, first)]
-    return max(LEAST, min(max(step for step in wanted if step <= most + RESUMED_STEPS), most, made or LEAST))
+    return max(
+        LEAST,
+        min(max(step for step in wanted if step <= most + RESUMED_STEPS), most, made or LEAST),
+    )
 
 
 def _most(survey: Run) -> int:
     """How many steps may be compared, by the time that those of the survey run took: as many as take QUICK seconds."""
-    seen = [event for event in survey.traces[0].of(Reached) if event.steps and not event.ended] if survey.traces else []
+    seen = (
+        [event for event in survey.traces[0].of(Reached) if event.steps and not event.ended]
+        if survey.traces
+        else []
+    )
     made = seen[-1].steps - seen[0].steps if seen else 0
     each = (seen[-1].at - seen[0].at) / made if made > 0 else QUICK
     return min(MOST_FAST, max(MOST, int(QUICK / max(each, 1e-6))))
@@ -77,7 +96,11 @@ def unreached(evidence: Evidence) -> list[Unreached]:
     found = []
     for file, block, step in _first_times(survey, evidence.sources):
         if step is None or step > compared:
-            found.append(Unreached(file, block, evidence.sources.line(file, block.under or block.first), step))
+            found.append(
+                Unreached(
+                    file, block, evidence.sources.line(file, block.under or block.first), step
+                )
+            )
     return sorted(found, key=lambda one: (one.step is not None, one.file, one.block.first))
 
 
@@ -86,21 +109,29 @@ def _first_times(survey: Run, sources: Sources) -> Iterator[tuple[str, Block, in
     reached, entered, active = _lines(survey)
     for file in sources.project:
         lines = reached.get(file, {})
-        for block, there in blocks(sources.tree(file), lines, entered.get(file, ()), active.get(file, ())):
+        for block, there in blocks(
+            sources.tree(file), lines, entered.get(file, ()), active.get(file, ())
+        ):
             inside = [step for line, step in lines.items() if block.first <= line <= block.last]
             yield file, block, min(inside) if there and inside else None
 
 
-def _lines(survey: Run) -> tuple[dict[str, dict[int, int]], dict[str, set[int]], dict[str, set[int]]]:
+def _lines(
+    survey: Run,
+) -> tuple[dict[str, dict[int, int]], dict[str, set[int]], dict[str, set[int]]]:
     """By file: {line: steps made before it was first reached}, the lines since the first step, the lines on the stack of that step."""
     reached: dict[str, dict[int, int]] = {}
     entered: dict[str, set[int]] = {}
     active: dict[str, set[int]] = {}
     for trace in survey.traces:
         events = trace.of(Reached)
-        first = max((number for number, event in enumerate(events) if event.stack), default=len(events))
+        first = max(
+            (number for number, event in enumerate(events) if event.stack), default=len(events)
+        )
         made = 0
-        for number, event in enumerate(events):  # those before the last first step belong to other models
+        for number, event in enumerate(
+            events
+        ):  # those before the last first step belong to other models
             for file, lines in event.lines.items():
                 known = reached.setdefault(file, {})
                 known |= {line: min(known.get(line, made), made) for line in lines}
@@ -116,7 +147,9 @@ def trains_before_sharding(survey: Run) -> bool:
     """Whether the script makes optimizer steps before its first `fully_shard`, and some after it; or trains another model in between."""
     reached = survey.all(Reached)
     begins = [event.sharded for event in reached if event.stack]
-    return (False in begins and True in begins) or any(event.ended and event.apart for event in reached)
+    return (False in begins and True in begins) or any(
+        event.ended and event.apart for event in reached
+    )
 
 
 def prepares_before_sharding(train: Run) -> bool:
@@ -146,7 +179,9 @@ def own_steps(train: Run) -> str:
     if any(record.cls for record in train.traces[0].steps):
         return ""
     micros, saves = train.traces[0].of(Micro), [record.seq for record in saves_of(train)]
-    pairs = [(a, b, bool(a.rows) and a.rows == b.rows) for a, b in pairwise(micros) if a.step != b.step]
+    pairs = [
+        (a, b, bool(a.rows) and a.rows == b.rows) for a, b in pairwise(micros) if a.step != b.step
+    ]
     if any(same and a.seq < save < b.seq for a, b, same in pairs for save in saves):
         return ""  # several steps are made on the same samples
     tries = 2 * sum(same for _, _, same in pairs) > len(pairs)
@@ -157,5 +192,9 @@ def _changes(survey: Run) -> list[int]:
     """The steps that have another number of backwards, or of trainable parameters, than the step before."""
     if not survey.traces:
         return []
-    counts = [(r.steps, (r.backwards, r.trainable)) for r in survey.traces[0].of(Reached) if r.steps and not r.ended]
+    counts = [
+        (r.steps, (r.backwards, r.trainable))
+        for r in survey.traces[0].of(Reached)
+        if r.steps and not r.ended
+    ]
     return [step for (_, before), (step, now) in pairwise(counts) if before != now]

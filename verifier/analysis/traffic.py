@@ -33,7 +33,9 @@ def by_micro_batch(run: Run) -> dict[str, list[int]]:
         return {}
     totals = [{}, *last.micros]
     kinds = sorted(last.micros[-1])
-    return {k: [after.get(k, 0) - before.get(k, 0) for before, after in pairwise(totals)] for k in kinds}
+    return {
+        k: [after.get(k, 0) - before.get(k, 0) for before, after in pairwise(totals)] for k in kinds
+    }
 
 
 def _last(run: Run) -> Traffic | None:

@@ -12,7 +12,11 @@ def saved_in_a_step(evidence: Evidence) -> str:
     """Why the first step of a resumed run is only the rest of one: the save came after some of its backward passes. "" if it is not."""
     after = evidence.saved_after()
     early = begun_before_save(evidence.trained, after) if after is not None else None
-    return f"saved after {early[0]} of the {early[1]} backward passes of a step: see resume-is-exact" if early else ""
+    return (
+        f"saved after {early[0]} of the {early[1]} backward passes of a step: see resume-is-exact"
+        if early
+        else ""
+    )
 
 
 def begun_before_save(train: Run, after: int) -> tuple[int, int] | None:
@@ -30,9 +34,17 @@ def resumable(train: Run, after: int) -> Run:
     """
     traces = []
     for trace in train.traces:
-        saves = [r.seq for r in trace.of(Checkpoint) if r.after_step == after and r.op in (*SAVES, "write")]
+        saves = [
+            r.seq
+            for r in trace.of(Checkpoint)
+            if r.after_step == after and r.op in (*SAVES, "write")
+        ]
         end = min(max(saves, default=0), trace.cleared(after + 1))
-        kept = [r for r in trace.records if not (isinstance(r, Micro) and r.step == after + 1 and r.seq < end)]
+        kept = [
+            r
+            for r in trace.records
+            if not (isinstance(r, Micro) and r.step == after + 1 and r.seq < end)
+        ]
         traces.append(trace if len(kept) == len(trace.records) else Trace(trace.rank, tuple(kept)))
     same = all(a is b for a, b in zip(traces, train.traces, strict=True))
     return train if same else replace(train, traces=tuple(traces))
@@ -40,13 +52,19 @@ def resumable(train: Run, after: int) -> Run:
 
 def divided_by_script(evidence: Evidence) -> set[str]:
     """The parameters of which the script itself gives each rank a part: they have another shape in one process."""
-    return cut_otherwise(evidence.trained, evidence.single) if evidence.single is not None else set()
+    return (
+        cut_otherwise(evidence.trained, evidence.single) if evidence.single is not None else set()
+    )
 
 
 def cut_otherwise(run: Run, other: Run) -> set[str]:
     """The parameters outside `fully_shard` that have another shape in a run on another number of ranks."""
     shapes = {name: entries[0].shape for name, entries in other.parameters.items()}
-    return {n for n, e in run.parameters.items() if not e[0].managed and shapes.get(n, e[0].shape) != e[0].shape}
+    return {
+        n
+        for n, e in run.parameters.items()
+        if not e[0].managed and shapes.get(n, e[0].shape) != e[0].shape
+    }
 
 
 def parts_and_meets(run: Run) -> bool:
@@ -61,6 +79,11 @@ def parts_and_meets(run: Run) -> bool:
                 if name in record.weights:
                     held[entry.copy] = add(held.get(entry.copy), record.weights[name])
             copies = list(held.values())
-            equal.append(all(difference(copies[0], o) <= 1e-9 * (1.0 + copies[0][0] ** 0.5) for o in copies[1:]))
+            equal.append(
+                all(
+                    difference(copies[0], o) <= 1e-9 * (1.0 + copies[0][0] ** 0.5)
+                    for o in copies[1:]
+                )
+            )
         return False in equal and True in equal[equal.index(False) :]
     return False

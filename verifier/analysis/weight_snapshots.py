@@ -15,7 +15,9 @@ def snapshots(sources: Sources) -> set[tuple[str, str]]:
     """(function, expression) of what is kept under a comparison, or assigned in a loop before a step and read after it."""
     trees = [sources.tree(file) for file in sources.project]
     training = _TRAINS.union(*(_training_functions(tree) for tree in trees))
-    return kept_under_a_comparison(sources) | {one for tree in trees for one in _over_training(tree, training)}
+    return kept_under_a_comparison(sources) | {
+        one for tree in trees for one in _over_training(tree, training)
+    }
 
 
 @lru_cache(maxsize=256)
@@ -26,7 +28,9 @@ def _training_functions(tree: ast.Module) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def _over_training(tree: ast.Module, training: frozenset[str]) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
-    for scope, loop in ((function, loop) for function in functions(tree) for loop in loops(function)):
+    for scope, loop in (
+        (function, loop) for function in functions(tree) for loop in loops(function)
+    ):
         trains = [bool(called(statement) & training) for statement in loop.body]
         for i, first in enumerate(loop.body):
             names = {t.id for t in getattr(first, "targets", ()) if isinstance(t, ast.Name)}
@@ -44,7 +48,9 @@ def kept_under_a_comparison(sources: Sources) -> set[tuple[str, str]]:
 @lru_cache(maxsize=256)
 def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
-    attributes = [n for n in walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
+    attributes = [
+        n for n in walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)
+    ]
     read = [(n.lineno, f"self.{n.attr}") for n in attributes]  # `self` stands for any object
     for body in [tree.body, *(function.body for function in functions(tree))]:
         read += [(n.lineno, n.id) for n in _from_before(body, set())]
@@ -55,7 +61,9 @@ def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
         for branch in (n for n in walk(scope) if isinstance(n, ast.If) and _by_size(n.test)):
             end = branch.end_lineno or branch.lineno
             for expression in assigned_in(branch):
-                if any(text == expression and not branch.lineno <= line <= end for line, text in read):
+                if any(
+                    text == expression and not branch.lineno <= line <= end for line, text in read
+                ):
                     found.add(("" if expression.startswith("self.") else name, expression))
     return found
 
@@ -65,10 +73,18 @@ def _from_before(body: list[ast.stmt], own: set[str]) -> Iterator[ast.Name]:
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             continue
-        inner = [part for name in ("body", "orelse", "finalbody", "handlers") for part in getattr(statement, name, [])]
+        inner = [
+            part
+            for name in ("body", "orelse", "finalbody", "handlers")
+            for part in getattr(statement, name, [])
+        ]
         inside = {id(n) for part in inner for n in walk(part)}
         nodes = [n for n in walk(statement) if isinstance(n, ast.Name)]
-        yield from (n for n in nodes if isinstance(n.ctx, ast.Load) and id(n) not in inside and n.id not in own)
+        yield from (
+            n
+            for n in nodes
+            if isinstance(n.ctx, ast.Load) and id(n) not in inside and n.id not in own
+        )
         for name in ("body", "orelse", "finalbody"):
             first = set() if isinstance(statement, ast.For | ast.While) else set(own)
             if isinstance(statement, ast.For) and name == "body":
@@ -87,8 +103,14 @@ def appended(sources: Sources) -> set[tuple[str, str]]:
 
 @lru_cache(maxsize=256)
 def _appended_in(tree: ast.Module) -> set[tuple[str, str]]:
-    calls = [n.func for n in walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
-    lists = [f.value for f in calls if f.attr in ("append", "appendleft") and isinstance(f.value, ast.Attribute)]
+    calls = [
+        n.func for n in walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    ]
+    lists = [
+        f.value
+        for f in calls
+        if f.attr in ("append", "appendleft") and isinstance(f.value, ast.Attribute)
+    ]
     loads = [n for n in walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
     others = {n.attr for n in loads if all(n is not one for one in lists)}
     return {("", f"self.{one.attr}") for one in lists if one.attr in others}

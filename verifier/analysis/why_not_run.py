@@ -12,11 +12,20 @@ RESUMED = ("resume", "reshard", "crash", "damaged")
 
 
 def missing(
-    evidence: Evidence, resume_args: Sequence[str], steps: int, reshards: bool, unmade: Mapping[str, str]
+    evidence: Evidence,
+    resume_args: Sequence[str],
+    steps: int,
+    reshards: bool,
+    unmade: Mapping[str, str],
 ) -> dict[str, str]:
     """{role: why there is no run in it}, after a train run. `reshards`: whether other world sizes were asked for, where rules need them."""
     found, course = evidence.missing | {**unmade}, evidence.course
-    if "alone" in course.ways and course.refused is not None and evidence.reference and evidence.reference.completed:
+    if (
+        "alone" in course.ways
+        and course.refused is not None
+        and evidence.reference
+        and evidence.reference.completed
+    ):
         found |= {"ddp": text} if (text := root_cause(course.refused).text) else {}
     if reason := no_resume(resume_args, steps, evidence):
         return found | dict.fromkeys(RESUMED, reason)
@@ -25,7 +34,10 @@ def missing(
     if reason := no_damage(evidence):
         return found | dict.fromkeys(("crash", "damaged"), reason)
     if not evidence.crashes:
-        found.setdefault("crash", "no save could be interrupted (the script saves through neither DCP nor torch.save)")
+        found.setdefault(
+            "crash",
+            "no save could be interrupted (the script saves through neither DCP nor torch.save)",
+        )
     if not evidence.damaged:
         found.setdefault("damaged", "no file of the last save was found")
     return found
@@ -75,7 +87,9 @@ def looks_above(error: str, evidence: Evidence) -> str:
     """The message on a resume that ended since a file is not in `{checkpoint}`, which the train run wrote to a folder there; or ""."""
     missed = re.search(rf"'{re.escape(evidence.course.checkpoint)}/([^'/]+)'", error)
     name = missed.group(1) if missed else ""
-    folders = [item.removesuffix(f"/{name}") for item in evidence.course.left if item.endswith(f"/{name}")]
+    folders = [
+        item.removesuffix(f"/{name}") for item in evidence.course.left if item.endswith(f"/{name}")
+    ]
     if not name or not folders:
         return ""
     found = ", ".join(f"{{checkpoint}}/{folder}" for folder in folders[:3])

@@ -17,7 +17,9 @@ def some(names: Iterable[str], limit: int = 3) -> str:
 
 def cut(text: str, most: int) -> str:
     """The text, or its first words and ` ...`; a long last word is cut, too."""
-    return text if len(text) <= most else f"{text[: max(text.rfind(' ', 0, most - 3), most - 24)]} ..."
+    return (
+        text if len(text) <= most else f"{text[: max(text.rfind(' ', 0, most - 3), most - 24)]} ..."
+    )
 
 
 def count(number: int, thing: str) -> str:

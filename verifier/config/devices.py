@@ -29,7 +29,9 @@ class Device:
     name: str
     title: str
     memory: int  # bytes that torch can allocate
-    flops: Mapping[str, float]  # FLOP/s of dense matrix products: bfloat16, float16, tfloat32, float32
+    flops: Mapping[
+        str, float
+    ]  # FLOP/s of dense matrix products: bfloat16, float16, tfloat32, float32
     memory_bandwidth: float
     link: float  # bytes/s that a GPU sends inside a node, in one direction
     link_kind: str
@@ -37,7 +39,9 @@ class Device:
     network: float  # bytes/s that a GPU sends to other nodes, in one direction
     names: tuple[str, ...]
     sources: Mapping[str, str]
-    attainable: Mapping[str, float] = field(default_factory=dict)  # FLOP/s of the best products that were measured
+    attainable: Mapping[str, float] = field(
+        default_factory=dict
+    )  # FLOP/s of the best products that were measured
 
     def with_node(self, per_node: int | None = None, network: float | None = None) -> Device:
         """The same GPU in another cluster: GPUs of a node, Gbit/s of network for each of them."""
@@ -55,14 +59,23 @@ def device(name: str) -> Device:
         match = similar(name.lower(), list(table()))
         meant = f"; did you mean {match!r}?" if match else "."
         known = ", ".join(table())
-        raise UserError(f"no GPU {name!r} is known{meant} Known are {known}, or give a file of your own, NAME.yaml")
+        raise UserError(
+            f"no GPU {name!r} is known{meant} Known are {known}, or give a file of your own, NAME.yaml"
+        )
     return found
 
 
 def named(name: str) -> Device | None:
     """The device that the table has under this name, in any spelling of capitals."""
     plain = name.lower()
-    return next((found for key, found in table().items() if plain in (key, *(n.lower() for n in found.names))), None)
+    return next(
+        (
+            found
+            for key, found in table().items()
+            if plain in (key, *(n.lower() for n in found.names))
+        ),
+        None,
+    )
 
 
 @cache

@@ -53,7 +53,9 @@ def way(text: str, environ: Mapping[str, str]) -> Way:
     given = rest if ready else environ.get("FSDP2_NODES", "")
     given = given or environ.get("SLURM_JOB_NUM_NODES", "") or ("" if ready else "1")
     if not given.isdigit() or int(given) < 1:
-        raise ValueError(f"{text!r} needs the number of nodes: an allocation (salloc, sbatch), or {name}:2")
+        raise ValueError(
+            f"{text!r} needs the number of nodes: an allocation (salloc, sbatch), or {name}:2"
+        )
     return Way(command, int(given))
 
 

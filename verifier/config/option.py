@@ -21,11 +21,47 @@ _SAVE = {
 }
 _EVERY = {"every", "interval", "freq", "frequency", "steps", "iters", "period"}
 _FOLDER = {"dir", "folder", "path", "directory", "root", "out", "output", "outdir", "dump", "file"}
-_OWN = _SAVE | {"out", "output", "outdir", "run", "work", "workspace", "result", "results", "job", "local"}
-_NO_SAVE = {"activation", "gradient", "selective", "recompute", "ac", "wandb", "init", "keep", "best", "eval"}
+_OWN = _SAVE | {
+    "out",
+    "output",
+    "outdir",
+    "run",
+    "work",
+    "workspace",
+    "result",
+    "results",
+    "job",
+    "local",
+}
+_NO_SAVE = {
+    "activation",
+    "gradient",
+    "selective",
+    "recompute",
+    "ac",
+    "wandb",
+    "init",
+    "keep",
+    "best",
+    "eval",
+}
 _OTHERS = {"data", "dataset", "tokenizer", "tok", "cache", "hf", "val", "train", "config"}
 _OTHERS |= {"profile", "log", "logs", "plot", "trace"}
-_SIZE = {"layers", "hidden", "dim", "width", "batch", "seq", "len", "length", "heads", "depth", "embd", "vocab", "size"}
+_SIZE = {
+    "layers",
+    "hidden",
+    "dim",
+    "width",
+    "batch",
+    "seq",
+    "len",
+    "length",
+    "heads",
+    "depth",
+    "embd",
+    "vocab",
+    "size",
+}
 SET = "set:"  # before a key of a configuration file (settings.py; lint must not import its YAML)
 _SAVE_AFTER = 3  # steps: early enough for a few more to be compared after a resume
 PURPOSES = ("save", "folder", "resume", "steps", "size")
@@ -60,9 +96,14 @@ class Option:
         numbered = bool(found & {"step", "epoch", "iteration"})
         if found & _NO_SAVE:
             return ""
-        if found & {"resume", "restore"} or (found & {"load", "from"} and found & _SAVE and not found & _OTHERS):
+        if found & {"resume", "restore"} or (
+            found & {"load", "from"} and found & _SAVE and not found & _OTHERS
+        ):
             return (
-                "" if numbered or last & (_EVERY | {"strategy", "only", "optimizer", "mode", "contents"}) else "resume"
+                ""
+                if numbered
+                or last & (_EVERY | {"strategy", "only", "optimizer", "mode", "contents"})
+                else "resume"
             )
         if found & _SAVE and last & _EVERY and not self.switch:
             return "save"
@@ -75,7 +116,9 @@ class Option:
             len(words) == 1 or found & {"max", "num", "n", "total", "train"}
         ):
             return "steps"
-        return "size" if last & _SIZE and not self.switch and not found & _OTHERS - {"train"} else ""
+        return (
+            "size" if last & _SIZE and not self.switch and not found & _OTHERS - {"train"} else ""
+        )
 
 
 def by_purpose(options: Iterable[Option]) -> dict[str, list[Option]]:
@@ -84,7 +127,11 @@ def by_purpose(options: Iterable[Option]) -> dict[str, list[Option]]:
     for option in options:
         if option.purpose and all(option.name != known.name for known in found[option.purpose]):
             found[option.purpose].append(option)
-    return {purpose: sorted(known, key=lambda o: (o.switch, len(o.name))) for purpose, known in found.items() if known}
+    return {
+        purpose: sorted(known, key=lambda o: (o.switch, len(o.name)))
+        for purpose, known in found.items()
+        if known
+    }
 
 
 def suggested(options: Iterable[Option]) -> tuple[str, str]:
@@ -92,11 +139,15 @@ def suggested(options: Iterable[Option]) -> tuple[str, str]:
     found = by_purpose(options)
     save, folder, resume = (found.get(purpose, []) for purpose in ("save", "folder", "resume"))
     place = [folder[0].given("{checkpoint}")] if folder else []
-    often = [option.given("true" if option.switch else str(_SAVE_AFTER)) for option in _one_of_each(save)]
+    often = [
+        option.given("true" if option.switch else str(_SAVE_AFTER)) for option in _one_of_each(save)
+    ]
     again = [resume[0].given("true" if resume[0].switch else "{checkpoint}")] if resume else []
     if not place or not (often or again):
         return "", ""
-    return " ".join([*often, *place]), " ".join([*place, *again] if not again or resume[0].switch else again)
+    return " ".join([*often, *place]), " ".join(
+        [*place, *again] if not again or resume[0].switch else again
+    )
 
 
 def _one_of_each(options: list[Option]) -> list[Option]:
@@ -109,5 +160,12 @@ def command(words: Iterable[str], options: Iterable[Option], args: Iterable[str]
     """The command to copy that judges checkpoints, too; "" where the options do not show one."""
     save, resume = suggested(options)
     after = list(args)
-    given = [*words, "--save-args", save, "--resume-args", resume, *(["--", *after] if after else [])]
+    given = [
+        *words,
+        "--save-args",
+        save,
+        "--resume-args",
+        resume,
+        *(["--", *after] if after else []),
+    ]
     return shlex.join(given) if save else ""

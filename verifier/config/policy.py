@@ -44,7 +44,9 @@ class Policy:
         for skip in self.skips:
             if skip.rule in self.required:
                 place = f"{skip.location.file}:{skip.location.line}:{skip.column}"
-                raise UserError(f"{place}: {skip.rule} is both skipped and required; remove one of the two")
+                raise UserError(
+                    f"{place}: {skip.rule} is both skipped and required; remove one of the two"
+                )
 
     @property
     def skipped(self) -> list[str]:

@@ -29,7 +29,9 @@ READERS: dict[str, Callable[[str], Any]] = {
 _LARGEST, _DEEPEST = 1 << 20, 6  # bytes of a file, levels of keys
 
 
-def applied(arguments: Sequence[str], cwd: Path, checkpoint: str, folder: Path) -> tuple[list[str], dict[Path, str]]:
+def applied(
+    arguments: Sequence[str], cwd: Path, checkpoint: str, folder: Path
+) -> tuple[list[str], dict[Path, str]]:
     """(the arguments that the script is given, {path below `folder`: text of a copy}).
 
     Raises UserError for a `set:` that fits no configuration file of the arguments.
@@ -52,7 +54,10 @@ def applied(arguments: Sequence[str], cwd: Path, checkpoint: str, folder: Path) 
         if own or PLACE in text:
             copies[path] = text.replace(PLACE, checkpoint)
     # Two files may have one name.
-    named = {path: folder / (f"{number}-{path.name}" if number else path.name) for number, path in enumerate(copies)}
+    named = {
+        path: folder / (f"{number}-{path.name}" if number else path.name)
+        for number, path in enumerate(copies)
+    }
     given = [_renamed(word, named, cwd).replace(PLACE, checkpoint) for word in words]
     return given, {named[path]: text for path, text in copies.items()}
 
@@ -100,7 +105,12 @@ def _holder(key: str, files: Mapping[Path, Any]) -> Path:
     near = difflib.get_close_matches(key, every, 1)
     hint = f"; did you mean {near[0]}?" if near else f"; {SET}+{key}=... adds it"
     raise UserError(
-        f"{SET}{key}: " + (f"several files have it: {', '.join(map(str, having))}" if having else f"no such key{hint}")
+        f"{SET}{key}: "
+        + (
+            f"several files have it: {', '.join(map(str, having))}"
+            if having
+            else f"no such key{hint}"
+        )
     )
 
 
@@ -121,7 +131,11 @@ def _changed(path: Path, data: Any, changes: Iterable[tuple[str, str]]) -> str:
         except (ValueError, RecursionError, yaml.YAMLError):
             raise UserError(f"{SET}{key}: the value is not valid YAML") from None
     try:
-        return json.dumps(data, indent=2) if path.suffix == ".json" else yaml.safe_dump(data, sort_keys=False)
+        return (
+            json.dumps(data, indent=2)
+            if path.suffix == ".json"
+            else yaml.safe_dump(data, sort_keys=False)
+        )
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
 

@@ -31,7 +31,9 @@ class Target:
 
     script: Path
     name: str = ""  # in a configuration with several targets
-    policy: Policy = field(default_factory=Policy)  # the team's decisions about the verdict, from the configuration
+    policy: Policy = field(
+        default_factory=Policy
+    )  # the team's decisions about the verdict, from the configuration
     module: str = ""  # as in `python -m`; `script` is its file
     root: Path | None = (
         None  # below it lies the user's own code; None: below the script's folder, or the module's package
@@ -42,7 +44,9 @@ class Target:
     timeout: float = 300.0
     device: str = "auto"
     launcher: str = "fork"
-    isolation: str = "auto"  # how runs are kept from the user's files: a name of isolation/choose.py
+    isolation: str = (
+        "auto"  # how runs are kept from the user's files: a name of isolation/choose.py
+    )
     allow_writes: tuple[Path, ...] = ()  # where they may write all the same
     oversubscribe: bool = False
     args: tuple[str, ...] = ()
@@ -50,8 +54,12 @@ class Target:
     resume_args: tuple[str, ...] = ()
     single_args: tuple[str, ...] = ()
     reshard_args: tuple[str, ...] = ()
-    prepare: tuple[str, ...] = ()  # absolute path of the script that is run once before all runs, and its arguments
-    reference: tuple[str, ...] = ()  # absolute path of the script that this one was converted from, and its arguments
+    prepare: tuple[
+        str, ...
+    ] = ()  # absolute path of the script that is run once before all runs, and its arguments
+    reference: tuple[
+        str, ...
+    ] = ()  # absolute path of the script that this one was converted from, and its arguments
     watch: tuple[Watched, ...] = ()
     sizes_chosen: bool = False  # reshard_to was given, not derived
     thorough: bool = False  # every moment of a crash and every damage, not one of each
@@ -73,10 +81,29 @@ class Target:
 
     def describe(self) -> dict[str, Any]:
         """The target as JSON data, for a report."""
-        names = ("name", "command", "script", "module", "cwd", "nproc", "reshard_to", "steps", "device", "launcher")
+        names = (
+            "name",
+            "command",
+            "script",
+            "module",
+            "cwd",
+            "nproc",
+            "reshard_to",
+            "steps",
+            "device",
+            "launcher",
+        )
         found = {name: getattr(self, name) for name in (*names, "oversubscribe", "args", *WORDS)}
         joined = {name: shlex.join(found[name]) for name in ("command", "args", *WORDS)}
-        return found | joined | {"script": str(self.script), "cwd": str(self.cwd), "reshard_to": list(self.reshard_to)}
+        return (
+            found
+            | joined
+            | {
+                "script": str(self.script),
+                "cwd": str(self.cwd),
+                "reshard_to": list(self.reshard_to),
+            }
+        )
 
 
 def resolve(
@@ -89,7 +116,9 @@ def resolve(
     """The one target that `resolve_all` finds. Raises UserError if it finds several."""
     found = resolve_all(path, flags, config, name, unknown_rule)
     if len(found) > 1:
-        raise UserError(f"several targets ({', '.join(target.name for target in found)}); choose one of them")
+        raise UserError(
+            f"several targets ({', '.join(target.name for target in found)}); choose one of them"
+        )
     return found[0]
 
 
@@ -117,14 +146,22 @@ def resolve_all(
         known = ", ".join(entry.name for entry in entries if entry.name) or "none"
         entries = [entry for entry in entries if entry.name == name]
         if not entries:
-            raise UserError(f"--target {name}: no such target{f' in {config}' if config else ''}; known: {known}")
+            raise UserError(
+                f"--target {name}: no such target{f' in {config}' if config else ''}; known: {known}"
+            )
     if len(entries) > 1 and (where.is_file() or flags.get("module")):
-        raise UserError(f"{config}: it has several targets; omit the script, or choose one with --target NAME")
+        raise UserError(
+            f"{config}: it has several targets; omit the script, or choose one with --target NAME"
+        )
     return [_one(path, flags, config, entry, unknown_rule) for entry in entries]
 
 
 def _one(
-    path: Path | None, flags: Mapping[str, Any], config: Path | None, entry: Entry, unknown_rule: CheckName
+    path: Path | None,
+    flags: Mapping[str, Any],
+    config: Path | None,
+    entry: Entry,
+    unknown_rule: CheckName,
 ) -> Target:
     """The target of one entry of the configuration."""
     where = path or Path()
@@ -144,16 +181,22 @@ def _one(
     elif where.is_dir():
         script = base / (own or "train.py")
         if not script.is_file():
-            raise UserError(f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)")
+            raise UserError(
+                f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)"
+            )
     else:
         script = where
     parse(script)
     cwd = base if where.is_dir() else Path.cwd()
     target = _build(script.resolve(), values, cwd.resolve())
     for words in (target.save_args, target.resume_args, target.single_args, target.reshard_args):
-        applied((*target.args, *words), target.cwd, "", Path())  # what is wrong with them is known before anything runs
+        applied(
+            (*target.args, *words), target.cwd, "", Path()
+        )  # what is wrong with them is known before anything runs
     command = _command(path, flags, config, entry.name)
-    target = replace(target, reference=_reference(target, cwd), prepare=_other("prepare", target.prepare, cwd))
+    target = replace(
+        target, reference=_reference(target, cwd), prepare=_other("prepare", target.prepare, cwd)
+    )
     return replace(target, name=entry.name, policy=entry.policy, command=command)
 
 
@@ -162,7 +205,9 @@ def _only(folder: Path, unknown_rule: CheckName) -> Entry:
     config = config_in(folder)
     entries = read(config, unknown_rule=unknown_rule) if config is not None else [Entry()]
     if len(entries) > 1 or "folder" in entries[0].values:
-        raise UserError(f"{config}: it has targets of its own; name their scripts in the outer configuration")
+        raise UserError(
+            f"{config}: it has targets of its own; name their scripts in the outer configuration"
+        )
     return entries[0]
 
 
@@ -172,7 +217,9 @@ def _reference(target: Target, base: Path) -> tuple[str, ...]:
     words = _other("reference", target.reference, base)
     parse(script := base / target.reference[0])
     if script.resolve() == target.script:
-        raise UserError(f"reference: {script} is the script that is verified: name the one that it was converted from")
+        raise UserError(
+            f"reference: {script} is the script that is verified: name the one that it was converted from"
+        )
     return words
 
 
@@ -186,26 +233,38 @@ def _other(key: str, words: tuple[str, ...], base: Path) -> tuple[str, ...]:
     return (str(script.resolve()), *words[1:])
 
 
-def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, name: str) -> tuple[str, ...]:
+def _command(
+    path: Path | None, flags: Mapping[str, Any], config: Path | None, name: str
+) -> tuple[str, ...]:
     """The command line that verifies this target again."""
     words = ["fsdp2", "verify", *([str(path)] if path is not None else [])]
-    if config is not None and config not in [(path or Path()) / known for known in (CONFIG, PYPROJECT)]:
+    if config is not None and config not in [
+        (path or Path()) / known for known in (CONFIG, PYPROJECT)
+    ]:
         words += ["--config", str(config)]
     words += ["--target", name] if name else []
     given = {key: value for key, value in flags.items() if value is not None}
     own = given.pop("args", [])
-    for key, value in [(k, one) for k, v in given.items() for one in (v if k in ("watch", "allow_writes") else [v])]:
+    for key, value in [
+        (k, one) for k, v in given.items() for one in (v if k in ("watch", "allow_writes") else [v])
+    ]:
         option, text = "-m" if key == "module" else "--" + key.replace("_", "-"), str(value)
         # argparse takes one word with a dash for an option of its own
-        joined = [f"{option}={text}"] if text.startswith("-") and " " not in text else [option, text]
+        joined = (
+            [f"{option}={text}"] if text.startswith("-") and " " not in text else [option, text]
+        )
         words += [option] if value is True else joined
     return (*words, *(["--", *_words("args", own)] if own else []))
 
 
 def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
     ready = {key: _READ[key](key, values[key]) for key in _READ if key in values}
-    if ready.get("oversubscribe") and (ready.get("device") != "cuda" or ready.get("launcher", "fork") != "fork"):
-        raise UserError("oversubscribe: several ranks on one GPU need `--device cuda` and the launcher `fork`")
+    if ready.get("oversubscribe") and (
+        ready.get("device") != "cuda" or ready.get("launcher", "fork") != "fork"
+    ):
+        raise UserError(
+            "oversubscribe: several ranks on one GPU need `--device cuda` and the launcher `fork`"
+        )
     if ready.get("quick") and ready.get("thorough"):
         raise UserError("quick and thorough exclude each other")
     nproc = ready.get("nproc", Target.nproc)
@@ -213,13 +272,17 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
         ready["sizes_chosen"] = True
         given = values["reshard_to"]
         sizes = given if isinstance(given, list | tuple) else str(given).split(",")
-        ready["reshard_to"] = tuple(_whole("reshard_to", size, 1) for size in sizes if str(size).strip())
+        ready["reshard_to"] = tuple(
+            _whole("reshard_to", size, 1) for size in sizes if str(size).strip()
+        )
     elif ready.get("resume_args"):
         ready["reshard_to"] = tuple(n for n in (1, 2 * nproc) if n != nproc)
     if "root" in values:
         ready["root"] = _folder(cwd, values["root"], script)
     given = values.get("allow_writes", ())
-    ready["allow_writes"] = tuple(_existing(cwd, path) for path in ([given] if isinstance(given, str) else given))
+    ready["allow_writes"] = tuple(
+        _existing(cwd, path) for path in ([given] if isinstance(given, str) else given)
+    )
     given = values.get("watch", ())
     ready["watch"] = tuple(watched(text) for text in ([given] if isinstance(given, str) else given))
     return Target(script=script, cwd=cwd, module=str(values.get("module", "")), **ready)

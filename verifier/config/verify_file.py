@@ -26,7 +26,9 @@ NOUN = "a configuration"
 WORDS = ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference", "prepare")
 WHAT = ("script", "module", "folder")  # what names the code of a target
 LONGEST = 366  # days of a skip
-CheckName = Callable[[str], str]  # what is wrong with the name of a rule or family; "" if nothing is
+CheckName = Callable[
+    [str], str
+]  # what is wrong with the name of a rule or family; "" if nothing is
 
 
 def any_name(name: str) -> str:
@@ -57,16 +59,22 @@ def config_in(folder: Path) -> Path | None:
     own, project = folder / NAME, folder / PYPROJECT
     table = project.is_file() and _pyproject(project) is not None
     if own.is_file() and table:
-        raise UserError(f"{project}: [{'.'.join(TABLE)}] and {own} both configure the verification; keep one of them")
+        raise UserError(
+            f"{project}: [{'.'.join(TABLE)}] and {own} both configure the verification; keep one of them"
+        )
     if own.exists() and not own.is_dir():
         return own  # what is no regular file is refused where it is read
     return project if table else None
 
 
-def read(path: Path, today: datetime.date | None = None, unknown_rule: CheckName = any_name) -> list[Entry]:
+def read(
+    path: Path, today: datetime.date | None = None, unknown_rule: CheckName = any_name
+) -> list[Entry]:
     """The targets in this file, in order; one without a name if it has no `targets`. Raises NotValid with all that is wrong."""
     toml_file = path.suffix == ".toml"
-    found = _pyproject(path) if toml_file else files.parsed(files.read_bytes(path, NOUN), path, NOUN)
+    found = (
+        _pyproject(path) if toml_file else files.parsed(files.read_bytes(path, NOUN), path, NOUN)
+    )
     if found is None:
         raise UserError(f"{path}: no table [{'.'.join(TABLE)}]")
     if () not in found.bad and found.data is not None:
@@ -93,11 +101,15 @@ def _pyproject(path: Path) -> Document | None:
     return toml.read(text, source, TABLE)
 
 
-def _ready(found: Document, values: dict[str, Any], at: KeyPath, today: datetime.date | None) -> dict[str, Any]:
+def _ready(
+    found: Document, values: dict[str, Any], at: KeyPath, today: datetime.date | None
+) -> dict[str, Any]:
     """The keys of one target, skips and tolerances as the policy has them."""
     values = dict(values)
     if "tolerances" in values:
-        values["tolerances"] = {rule: Widening(**wider) for rule, wider in values["tolerances"].items()}
+        values["tolerances"] = {
+            rule: Widening(**wider) for rule, wider in values["tolerances"].items()
+        }
     if "skip" in values:
         day = today or datetime.date.today()
         skips = []
@@ -122,7 +134,9 @@ def _faults(found: Document, today: datetime.date, unknown_rule: CheckName) -> I
     if not isinstance(targets, list):
         return
     for key in (key for key in WHAT if key in data):
-        yield Fault((key,), f"{key} beside targets: write it in one of the targets", (key,), on_key=True)
+        yield Fault(
+            (key,), f"{key} beside targets: write it in one of the targets", (key,), on_key=True
+        )
     names: list[Any] = []
     for number, target in enumerate(targets):
         at: KeyPath = ("targets", number)
@@ -135,22 +149,35 @@ def _faults(found: Document, today: datetime.date, unknown_rule: CheckName) -> I
 
 
 def _of_keys(
-    found: Document, keys: dict[str, Any], at: KeyPath, today: datetime.date, unknown_rule: CheckName
+    found: Document,
+    keys: dict[str, Any],
+    at: KeyPath,
+    today: datetime.date,
+    unknown_rule: CheckName,
 ) -> Iterator[Fault]:
     if "script" in keys and "module" in keys:
-        yield Fault((*at, "module"), "give `module` or `script`, not both", (*at, "module"), on_key=True)
+        yield Fault(
+            (*at, "module"), "give `module` or `script`, not both", (*at, "module"), on_key=True
+        )
     for key in WORDS:
         try:
             shlex.split(keys[key] if isinstance(keys.get(key), str) else "")
         except ValueError as error:
             yield Fault((*at, key), f"{key}: {str(error).lower()}", (*at, key))
     rules, skips = keys.get("required"), keys.get("skip")
-    named = {(*at, "required", n): rule for n, rule in enumerate(rules if isinstance(rules, list) else ())}
+    named = {
+        (*at, "required", n): rule
+        for n, rule in enumerate(rules if isinstance(rules, list) else ())
+    }
     for number, skip in enumerate(skips if isinstance(skips, list) else ()):
         if isinstance(skip, dict):
             named[(*at, "skip", number, "rule")] = skip.get("rule")
             path: KeyPath = (*at, "skip", number, "until")
-            if found.trusted(path) and "until" in skip and (wrong := _no_day(skip["until"], today)) is not None:
+            if (
+                found.trusted(path)
+                and "until" in skip
+                and (wrong := _no_day(skip["until"], today)) is not None
+            ):
                 yield Fault(path, f"{dotted(path)} {wrong}", path)
     for path, rule in named.items():
         if isinstance(rule, str) and found.trusted(path) and (wrong := unknown_rule(rule)):

@@ -37,7 +37,9 @@ def watched(text: str) -> Watched:
             continue
         across = tuple(option.partition("=")[2].split(","))
         if unknown := [name for name in across if name not in ACROSS]:
-            raise UserError(f"watch: {text!r}: across={unknown[0]}: expected one or more of {', '.join(ACROSS)}")
+            raise UserError(
+                f"watch: {text!r}: across={unknown[0]}: expected one or more of {', '.join(ACROSS)}"
+            )
     if expression.startswith(FILES):
         return Watched(expression, tuple(name for name in across if name != "ranks"))
     if parts_of(expression.rpartition(":")[2]) is None:

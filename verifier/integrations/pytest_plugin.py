@@ -29,14 +29,21 @@ Result = dict[str, Any]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options; those of `fsdp2 verify` have the same names here, after `--fsdp2-`."""
     group = parser.getgroup("fsdp2", "verified-fsdp2")
-    target = "verify this FSDP2 script, or folder with a verify.yaml: a test for each rule (repeatable)"
+    target = (
+        "verify this FSDP2 script, or folder with a verify.yaml: a test for each rule (repeatable)"
+    )
     group.addoption("--fsdp2", metavar="TARGET", action="append", default=[], help=target)
     for name in _FLAGS:
         option = f"--{name.replace('_', '-')}"
         group.addoption(f"--fsdp2-{option[2:]}", metavar="X", help=f"as `fsdp2 verify {option} X`")
     group.addoption("--fsdp2-args", metavar="X", help="the script's own arguments")
-    tiers, outcome = ("static", "simulate", "ranks"), "the outcome of a rule that could not be checked (default: fail)"
-    group.addoption("--fsdp2-tier", choices=tiers, default="ranks", help="as `fsdp2 verify --tier X`")
+    tiers, outcome = (
+        ("static", "simulate", "ranks"),
+        "the outcome of a rule that could not be checked (default: fail)",
+    )
+    group.addoption(
+        "--fsdp2-tier", choices=tiers, default="ranks", help="as `fsdp2 verify --tier X`"
+    )
     group.addoption("--fsdp2-inconclusive", choices=("fail", "skip"), default="fail", help=outcome)
 
 
@@ -71,18 +78,26 @@ class Targets:
         named = {Path(word.partition("::")[0]).resolve() for word in config.args}
         config.args += [str(file) for file in self.targets if file.resolve() not in named]
 
-    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    def pytest_collect_file(
+        self, file_path: Path, parent: pytest.Collector
+    ) -> pytest.Collector | None:
         """A target's file; a `.py` file among the arguments of the session comes through the hook below."""
         python = file_path.suffix == ".py" and parent.session.isinitpath(file_path)
         return self._collector(file_path, parent) if not python else None
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    def pytest_pycollect_makemodule(
+        self, module_path: Path, parent: pytest.Collector
+    ) -> pytest.Collector | None:
         """Collect a training script instead of importing it as a module of tests."""
         return self._collector(module_path, parent)
 
     def _collector(self, file: Path, parent: pytest.Collector) -> pytest.Collector | None:
-        return TargetFile.from_parent(parent, path=file, targets=self) if file in self.targets else None
+        return (
+            TargetFile.from_parent(parent, path=file, targets=self)
+            if file in self.targets
+            else None
+        )
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -99,9 +114,17 @@ class Targets:
     def result(self, file: Path, session: pytest.Session) -> Result:
         """The result of a target: {"findings": {rule: finding}} or {"refused" or "wrong": reason}."""
         if file not in self.found:
-            names = [item.name for item in session.items if isinstance(item, RuleItem) and item.path == file]
+            names = [
+                item.name
+                for item in session.items
+                if isinstance(item, RuleItem) and item.path == file
+            ]
             folder = getattr(self.config, "workerinput", {}).get(_SHARED)
-            self.found[file] = self._verify(file, names) if folder is None else self._once(Path(folder), file, names)
+            self.found[file] = (
+                self._verify(file, names)
+                if folder is None
+                else self._once(Path(folder), file, names)
+            )
         return self.found[file]
 
     def _once(self, folder: Path, file: Path, names: list[str]) -> Result:
@@ -182,7 +205,9 @@ class RuleItem(pytest.Item):
             pytest.skip(sanitize(f"no finding in {result['limits']}"))
         finding = finding_of(result["findings"][self.name])
         numbers = {"measured": finding.measured, "limit": finding.limit}
-        self.user_properties += [(name, value) for name, value in numbers.items() if value is not None]
+        self.user_properties += [
+            (name, value) for name, value in numbers.items() if value is not None
+        ]
         if finding.status == "not_applicable":
             pytest.skip(sanitize(f"not applicable: {finding.evidence}"))
         if finding.status == "pass":
@@ -190,9 +215,13 @@ class RuleItem(pytest.Item):
         elif finding.status == "inconclusive":
             self._not_checked(sanitize(finding.evidence), finding.required)
         elif finding.warns:
-            self.add_report_section("call", "fsdp2", sanitize("\n".join(failure(finding, "WARNING"))))
+            self.add_report_section(
+                "call", "fsdp2", sanitize("\n".join(failure(finding, "WARNING")))
+            )
         else:
-            word = "a consequence of the failure of another rule:" if finding.consequence else "FAIL"
+            word = (
+                "a consequence of the failure of another rule:" if finding.consequence else "FAIL"
+            )
             raise Failed(sanitize("\n".join(failure(finding, word))))
 
     def _not_checked(self, reason: str, required: bool = True) -> None:
@@ -202,7 +231,11 @@ class RuleItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The finding without frames of this plugin."""
-        return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo, style)
+        return (
+            str(excinfo.value)
+            if isinstance(excinfo.value, Failed)
+            else super().repr_failure(excinfo, style)
+        )
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The name in headings."""
@@ -227,7 +260,9 @@ class Report:
 def fsdp2_verify() -> Callable[..., Report]:
     """`fsdp2_verify("train.py", nproc=2, args=["--small"], only=["optimizer"])`; further options as those of `fsdp2 verify`."""
 
-    def run(target: str | Path, *, only: Any = (), skip: Any = (), tier: str = "ranks", **flags: Any) -> Report:
+    def run(
+        target: str | Path, *, only: Any = (), skip: Any = (), tier: str = "ranks", **flags: Any
+    ) -> Report:
         from ..config.target import resolve
         from ..pipeline import select
         from ..report import RENDERERS
@@ -237,7 +272,9 @@ def fsdp2_verify() -> Callable[..., Report]:
         if unknown := set(flags) - {*_FLAGS, "args", "oversubscribe", "thorough"}:
             raise TypeError(f"fsdp2_verify has no option {', '.join(sorted(unknown))}")
         words = {name: _line(value) if name != "args" else value for name, value in flags.items()}
-        verdict = _verdict(resolve(Path(target), words, unknown_rule=unknown_rule), select(only, skip, tier), tier)
+        verdict = _verdict(
+            resolve(Path(target), words, unknown_rule=unknown_rule), select(only, skip, tier), tier
+        )
         data = as_dict(verdict)
         return Report(verdict.verdict, RENDERERS["text"](verdict), data["findings"], data)
 

@@ -101,7 +101,10 @@ class Trial:
 def _hold(wish: Wish, writer: int) -> str:
     """Try the overlay; if it works, say so to `writer` and hold its namespaces until this process is killed. Else why not."""
     for number in (int(name) for name in os.listdir("/proc/self/fd")):
-        if number not in (2, writer):  # the other side sees by the end of a pipe that the launcher is gone
+        if number not in (
+            2,
+            writer,
+        ):  # the other side sees by the end of a pipe that the launcher is gone
             with contextlib.suppress(OSError):
                 os.close(number)
     overlay.begin(wish.caches)
@@ -140,7 +143,11 @@ def _change(wish: Wish, work: Path, place: Path) -> str:
     folder, checkpoint = work / "world", work / FILES / CHECKPOINT
     for path in (folder / FILES / CHECKPOINT, checkpoint):
         path.mkdir(parents=True, exist_ok=True)
-    overlay.enter(World(OVERLAY, str(work), str(folder), str(checkpoint), caches=wish.caches, roots=wish.roots))
+    overlay.enter(
+        World(
+            OVERLAY, str(work), str(folder), str(checkpoint), caches=wish.caches, roots=wish.roots
+        )
+    )
     (place / "file").write_text("after", encoding="ascii")
     shutil.rmtree(place / "folder")
     (place / "folder").mkdir()
@@ -160,7 +167,9 @@ def _try_guard(wish: Wish) -> str:
     """Why a write cannot be stopped."""
     place = _trial_folder(wish)
     try:
-        return _forked(lambda: _be_stopped(place)) or ("a write was not stopped" if (place / "file").exists() else "")
+        return _forked(lambda: _be_stopped(place)) or (
+            "a write was not stopped" if (place / "file").exists() else ""
+        )
     finally:
         remove(place)
 

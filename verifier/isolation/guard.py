@@ -44,7 +44,9 @@ class Paths:
         """Whether a run may write to a path without links in it."""
         if any(is_in(path, name) for name in self._own) or not path.startswith("/"):
             return True
-        return self._places.get(max((one for one in self._places if is_in(path, one)), key=len, default=""), False)
+        return self._places.get(
+            max((one for one in self._places if is_in(path, one)), key=len, default=""), False
+        )
 
     def resolved(self, path: str, follow: bool, keeps: bool) -> str:
         """A path without links. Links of the mirror on the way are replaced by what they lead to. Raises OSError."""
@@ -60,7 +62,11 @@ class Paths:
             if (last and not follow) or not os.path.islink(here):
                 done = here
                 continue
-            source = mirror.original(self._world.mirror, here, self._others) if self._world.mirror else ""
+            source = (
+                mirror.original(self._world.mirror, here, self._others)
+                if self._world.mirror
+                else ""
+            )
             if source and not any(is_in(source, name) for name in self._world.allowed):
                 if not last or os.path.exists(source):
                     mirror.own(here, source, keeps or not last)
@@ -112,8 +118,16 @@ def supervised(paths: Paths, folder: str) -> None:
 class _Supervisor:
     """Answers the notices of one run."""
 
-    def __init__(self, listener: int, known: dict[int, seccomp.Call], paths: Paths, folder: str, child: int) -> None:
-        self.listener, self.known, self.paths, self.folder, self.child = listener, known, paths, folder, child
+    def __init__(
+        self, listener: int, known: dict[int, seccomp.Call], paths: Paths, folder: str, child: int
+    ) -> None:
+        self.listener, self.known, self.paths, self.folder, self.child = (
+            listener,
+            known,
+            paths,
+            folder,
+            child,
+        )
         self.made: set[str] = set()  # in shared memory
         self.end_at = float("inf")
 
@@ -125,7 +139,10 @@ class _Supervisor:
         poll.register(ended, select.POLLIN)
         while True:
             ready = {number for number, _ in poll.poll(50 if self.end_at < float("inf") else None)}
-            if self.listener in ready and (notice := seccomp.receive(self.listener, self.known)) is not None:
+            if (
+                self.listener in ready
+                and (notice := seccomp.receive(self.listener, self.known)) is not None
+            ):
                 self.judge(notice)
             if time.monotonic() > self.end_at:
                 self.end_at = float("inf")
@@ -144,10 +161,17 @@ class _Supervisor:
         """Let a call go on, or refuse it."""
         try:
             refused = self._refused(notice)
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):  # the kernel says so, too, or nobody waits
+        except (
+            FileNotFoundError,
+            NotADirectoryError,
+            ProcessLookupError,
+        ):  # the kernel says so, too, or nobody waits
             refused = None
         except OSError as error:  # no space for the copy of a file, or a path that cannot be read
-            self._record({"path": error.filename or "", "error": error.errno, "call": notice.call.name}, notice.thread)
+            self._record(
+                {"path": error.filename or "", "error": error.errno, "call": notice.call.name},
+                notice.thread,
+            )
             seccomp.refuse(self.listener, notice, error.errno or errno.EIO)
             return
         if refused is None:
@@ -160,7 +184,9 @@ class _Supervisor:
     def _refused(self, notice: seccomp.Notice) -> str | None:
         """The user's path that a call would change; None if it changes none, or the kernel refuses it by itself."""
         thread, flags = notice.thread, notice.opens_with()
-        if notice.call.name == "openat2" and not flags & seccomp.WRITES:  # the filter cannot see its flags
+        if (
+            notice.call.name == "openat2" and not flags & seccomp.WRITES
+        ):  # the filter cannot see its flags
             return None
         for operand in notice.call.operands:
             if notice.call.descriptor:
@@ -173,7 +199,9 @@ class _Supervisor:
             exists = os.path.lexists(path)
             path = self.paths.resolved(path, follow, keeps=not flags & os.O_TRUNC)
             if path.startswith(_SHARED_MEMORY) and not self.paths.overlaid:
-                own = self._is_made_here(path, bool(flags & os.O_CREAT) or notice.call.name.startswith(_MAKING))
+                own = self._is_made_here(
+                    path, bool(flags & os.O_CREAT) or notice.call.name.startswith(_MAKING)
+                )
             else:
                 own = self.paths.own(path)
             makes = operand is notice.call.operands[-1]
@@ -196,7 +224,9 @@ class _Supervisor:
             found["size"] = os.lstat(found["path"]).st_size
         above = _ancestors(thread)
         ranks = [pid for pid in above if _shows_stacks(pid)][:1]
-        found["command"] = _command(thread) if ranks != above[:1] else []  # of a process that a rank has started
+        found["command"] = (
+            _command(thread) if ranks != above[:1] else []
+        )  # of a process that a rank has started
         file.write_text(json.dumps({**found, "in_rank": bool(ranks)}), encoding="utf-8")
         for pid in ranks:
             with contextlib.suppress(OSError):
@@ -237,7 +267,9 @@ def _follows(notice: seccomp.Notice, operand: seccomp.Operand, flags: int) -> bo
 
 
 _MAKES: dict[str, Callable[[bool], bool]] = {
-    **dict.fromkeys(("mkdir", "mkdirat", "symlink", "symlinkat", "mknod", "mknodat"), lambda exists: not exists),
+    **dict.fromkeys(
+        ("mkdir", "mkdirat", "symlink", "symlinkat", "mknod", "mknodat"), lambda exists: not exists
+    ),
     **dict.fromkeys(("unlink", "unlinkat", "rmdir"), lambda exists: exists),
 }
 
@@ -250,7 +282,10 @@ def _changes(call: str, path: str, flags: int, exists: bool, last: bool) -> bool
         makes = flags & os.O_CREAT or (last and call.startswith(("rename", "link")))
         return bool(makes) and _writable(os.path.dirname(path))
     if not flags:  # renamed, linked, or changed beside its content: its owner may, or who may write to its folder
-        return _writable(os.path.dirname(path)) or os.stat(path, follow_symlinks=False).st_uid == os.geteuid()
+        return (
+            _writable(os.path.dirname(path))
+            or os.stat(path, follow_symlinks=False).st_uid == os.geteuid()
+        )
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         return bool(flags & seccomp.O_TMPFILE) and _writable(path)

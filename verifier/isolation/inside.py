@@ -58,4 +58,8 @@ def _from(folder: int | None, path: Any) -> Any:
 
 def _on_one_file_system(source: Any, target: Any) -> bool:
     above = os.path.dirname(os.path.abspath(os.fsdecode(target)))
-    return os.path.isdir(source) and not os.path.islink(source) and os.stat(source).st_dev == os.stat(above).st_dev
+    return (
+        os.path.isdir(source)
+        and not os.path.islink(source)
+        and os.stat(source).st_dev == os.stat(above).st_dev
+    )

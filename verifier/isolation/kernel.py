@@ -56,7 +56,9 @@ def set_namespace(descriptor: int) -> None:
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
     """mount(2)."""
     words = [os.fsencode(word) for word in (source, target, kind)]
-    result = _libc.mount(words[0], words[1], words[2] or None, ctypes.c_ulong(flags), os.fsencode(data) or None)
+    result = _libc.mount(
+        words[0], words[1], words[2] or None, ctypes.c_ulong(flags), os.fsencode(data) or None
+    )
     _checked(result, f"mount {kind or 'bind'} {target}")
 
 

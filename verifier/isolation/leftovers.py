@@ -52,7 +52,9 @@ def _abandoned(folder: Path) -> bool:
             return False
         if not os.path.lexists(folder / LOCK):  # killed as it was made, or as it was removed
             return not any(folder.iterdir()) and about.st_mtime < time.time() - _MAKING
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(
+            folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        )
     except OSError:  # not one with a lock
         return False
     try:
@@ -79,7 +81,9 @@ def remove(path: Path) -> None:
 
     if path.is_dir() and not path.is_symlink():
         for entry in list(path.iterdir()) if (path / LOCK).exists() else ():
-            if entry.name != LOCK:  # the last, so that the next start knows the folder if this process is killed
+            if (
+                entry.name != LOCK
+            ):  # the last, so that the next start knows the folder if this process is killed
                 remove(entry)
         shutil.rmtree(path, onerror=allow)
     else:

@@ -58,7 +58,10 @@ def _link_entries(mirror: str, folder: str, shown: set[str]) -> None:
     """A folder on the way: its entries are links, but for the folders further on the way."""
     Path(mirror + folder).mkdir(parents=True, exist_ok=True)
     found = set()
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a folder that may be entered, and not listed
+    with (
+        contextlib.suppress(OSError),
+        os.scandir(folder) as entries,
+    ):  # a folder that may be entered, and not listed
         for number, entry in enumerate(entries):
             if number > _ENTRIES:
                 break
@@ -83,7 +86,8 @@ def _copy_entries(mirror: str, project: str, shown: set[str], skip: str) -> None
                 count += 1
                 hidden = entry.name.startswith(".")
                 if entry.is_dir(follow_symlinks=False) and (
-                    entry.path in shown or (count <= _MOST and not hidden and not _is_environment(entry.path))
+                    entry.path in shown
+                    or (count <= _MOST and not hidden and not _is_environment(entry.path))
                 ):
                     waiting.append(entry.path)
                 elif not entry.is_file(follow_symlinks=False):
@@ -105,7 +109,9 @@ def _link(mirror: str, path: str) -> None:
     target = mirror + path
     if os.path.islink(path):
         to = os.readlink(path)
-        os.symlink(mirror + to if to.startswith("/") and os.path.lexists(mirror + to) else to, target)
+        os.symlink(
+            mirror + to if to.startswith("/") and os.path.lexists(mirror + to) else to, target
+        )
     else:
         os.symlink(path, target)
 
@@ -184,17 +190,26 @@ def changed(mirror: str, project: str) -> list[str]:
             if not os.path.isdir(f"{outside}/{name}"):  # of a new folder that folder alone
                 folders.remove(name)
                 found.append(f"{outside}/{name}")
-        found += [f"{outside}/{name}" for name in files if _differs(f"{place}/{name}", f"{outside}/{name}")]
+        found += [
+            f"{outside}/{name}"
+            for name in files
+            if _differs(f"{place}/{name}", f"{outside}/{name}")
+        ]
     return sorted(found)
 
 
 def _differs(path: str, source: str) -> bool:
     ours = os.path.islink(path) and not os.path.islink(source)
-    path = os.readlink(path) if ours else path  # to the original, or to what an earlier run has left
+    path = (
+        os.readlink(path) if ours else path
+    )  # to the original, or to what an earlier run has left
     if ours and path == source:
         return False
     try:
         mine, theirs = os.lstat(path), os.lstat(source)
     except OSError:
         return True
-    return not os.path.islink(path) and (mine.st_size, mine.st_mtime_ns) != (theirs.st_size, theirs.st_mtime_ns)
+    return not os.path.islink(path) and (mine.st_size, mine.st_mtime_ns) != (
+        theirs.st_size,
+        theirs.st_mtime_ns,
+    )

@@ -74,7 +74,11 @@ def is_in(path: str, folder: str) -> bool:
 def sockets() -> list[str]:
     """Paths at which a process of this machine listens: of a display, a name service, a container engine."""
     try:
-        lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = (
+            Path("/proc/net/unix")
+            .read_text(encoding="utf-8", errors="surrogateescape")
+            .splitlines()
+        )
     except OSError:
         return []
     fields = (line.split(None, 7) for line in lines[1:])

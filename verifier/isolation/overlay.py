@@ -47,8 +47,12 @@ def begin(caches: tuple[tuple[str, str], ...]) -> None:
     except PermissionError:
         try:
             kernel.unshare(kernel.NEW_NAMESPACE | kernel.NEW_USER)
-        except OSError as error:  # EPERM of a container's filter, ENOSPC of user.max_user_namespaces = 0
-            raise OSError(error.errno, f"user namespaces are not allowed here: {error.strerror}", "unshare") from None
+        except (
+            OSError
+        ) as error:  # EPERM of a container's filter, ENOSPC of user.max_user_namespaces = 0
+            raise OSError(
+                error.errno, f"user namespaces are not allowed here: {error.strerror}", "unshare"
+            ) from None
         _in_user_namespace = True
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
@@ -87,7 +91,9 @@ def enter(world: World) -> dict[str, bool]:
         kernel.mount("tmpfs", str(root), "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, "mode=755")
     assembly.add("/")
     if lost := [path for path in world.roots if not assembly.is_covered(path)]:
-        raise OSError(errno.EINVAL, f"overlayfs does not take the file system of {lost[0]}", "overlay")
+        raise OSError(
+            errno.EINVAL, f"overlayfs does not take the file system of {lost[0]}", "overlay"
+        )
     assembly.shared_memory()
     for path in sockets()[:_SOCKETS]:
         if not is_in(path, world.work) and assembly.is_covered(path):
@@ -158,7 +164,9 @@ class _Assembly:
         if _in_user_namespace:
             used = [os.path.dirname(cache) for cache, _ in self.world.caches]
             used += [os.environ.get("HOME", "/"), tempfile.gettempdir()]
-            for folder in _foreign_folders(path, self.world.roots, [os.path.realpath(one) for one in used]):
+            for folder in _foreign_folders(
+                path, self.world.roots, [os.path.realpath(one) for one in used]
+            ):
                 _bring_up(folder, path, layer_of(Path(self.world.folder), path))
         try:
             _overlay(path, layer, self.at(path))
@@ -175,7 +183,10 @@ class _Assembly:
         """A folder of the entries that it has. Those that this user may not see are left out, but for the mounts in them."""
         self.covered.append(path)
         known = {other for other in self.mounts if is_below(other, path)}
-        wanted = {f"{path.rstrip('/')}/{other[len(path.rstrip('/')) + 1 :].split('/')[0]}" for other in known}
+        wanted = {
+            f"{path.rstrip('/')}/{other[len(path.rstrip('/')) + 1 :].split('/')[0]}"
+            for other in known
+        }
         with contextlib.suppress(OSError), os.scandir(path) as entries:
             for number, entry in enumerate(entries):
                 if number > _ENTRIES:
@@ -186,7 +197,9 @@ class _Assembly:
             Path(self.at(child)).mkdir(parents=True, exist_ok=True)
             self.add(child)
         with contextlib.suppress(OSError):
-            Path(self.at(path)).chmod(stat.S_IMODE(os.stat(path).st_mode) if os.access(path, os.W_OK) else 0o555)
+            Path(self.at(path)).chmod(
+                stat.S_IMODE(os.stat(path).st_mode) if os.access(path, os.W_OK) else 0o555
+            )
 
     def _entry(self, entry: os.DirEntry[str]) -> None:
         target = self.at(entry.path)
@@ -194,7 +207,9 @@ class _Assembly:
             os.symlink(os.readlink(entry.path), target)
         elif entry.is_dir(follow_symlinks=False):
             Path(target).mkdir()
-            if os.access(entry.path, os.X_OK) or any(is_in(other, entry.path) for other in self.mounts):
+            if os.access(entry.path, os.X_OK) or any(
+                is_in(other, entry.path) for other in self.mounts
+            ):
                 self.add(entry.path)
         elif entry.is_file() and os.access(entry.path, os.W_OK) and entry.stat().st_size <= _COPIED:
             shutil.copy2(entry.path, target)
@@ -220,13 +235,22 @@ class _Assembly:
         place = Path(self.world.folder, "shm")
         place.mkdir()
         size = f"size={about.f_blocks * about.f_frsize},mode=1777"
-        kernel.mount("tmpfs", str(place) if there else target, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, size)
+        kernel.mount(
+            "tmpfs",
+            str(place) if there else target,
+            "tmpfs",
+            kernel.NO_SUID | kernel.NO_DEVICES,
+            size,
+        )
         if there:  # data that somebody keeps in memory
             _overlay(_SHARED_MEMORY, place, target)
 
     def checkpoint(self) -> None:
         """The folder that holds `{checkpoint}`: the run's own, above those of the worlds whose files it finds."""
-        own, target = Path(self.world.folder, FILES), self.at(str(Path(self.world.checkpoint).parent))
+        own, target = (
+            Path(self.world.folder, FILES),
+            self.at(str(Path(self.world.checkpoint).parent)),
+        )
         if bases := [f"{base}/{FILES}" for base in self.world.bases]:
             _mount(bases, own, Path(self.world.folder, "work"), target)
         else:
@@ -310,11 +334,22 @@ def _foreign_folders(path: str, roots: Sequence[str], used: Sequence[str]) -> li
 
     overlayfs cannot bring a folder with its owner into a layer in a user namespace (EOVERFLOW), so these are made before.
     """
-    found = [str(one) for name in (*roots, *used) if is_below(name, path) for one in Path(name, "_").parents]
+    found = [
+        str(one)
+        for name in (*roots, *used)
+        if is_below(name, path)
+        for one in Path(name, "_").parents
+    ]
     for name in roots:
         inner = os.walk(name) if is_in(name, path) else ()
-        found += [f"{place}/{folder}" for place, folders, _ in islice(inner, _WALKED) for folder in folders]
-    outermost = sorted({one for one in found if is_below(one, path)}, key=lambda one: one.count("/"))
+        found += [
+            f"{place}/{folder}"
+            for place, folders, _ in islice(inner, _WALKED)
+            for folder in folders
+        ]
+    outermost = sorted(
+        {one for one in found if is_below(one, path)}, key=lambda one: one.count("/")
+    )
     return [one for one in outermost if Path(one).is_dir() and _is_foreign(os.stat(one))]
 
 
@@ -330,7 +365,11 @@ def unchangeable(roots: Sequence[str]) -> str:
             for path in (f"{place}/{file}" for file in files):
                 with contextlib.suppress(FileNotFoundError):  # that a job removes meanwhile
                     about = os.lstat(path)
-                    if not stat.S_ISLNK(about.st_mode) and _is_foreign(about) and os.access(path, os.W_OK):
+                    if (
+                        not stat.S_ISLNK(about.st_mode)
+                        and _is_foreign(about)
+                        and os.access(path, os.W_OK)
+                    ):
                         return path
     return ""
 
@@ -362,7 +401,9 @@ def _mount(lower: list[str], upper: Path, scratch: Path, target: str) -> None:
     """Mount an overlay of the folders of `lower`, the topmost first, and of `upper`, which receives what is written."""
     scratch.mkdir(exist_ok=True)
     # By number: a path may hold commas and colons, which would part options.
-    opened = [os.open(name, os.O_PATH | os.O_DIRECTORY) for name in (*lower, str(upper), str(scratch))]
+    opened = [
+        os.open(name, os.O_PATH | os.O_DIRECTORY) for name in (*lower, str(upper), str(scratch))
+    ]
     try:
         *lowers, above, room = (f"/proc/self/fd/{number}" for number in opened)
         options = f"lowerdir={':'.join(lowers)},upperdir={above},workdir={room}"

@@ -20,7 +20,9 @@ _FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
 _NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
 
-def refusal(folder: Path, world: World, stacks: Mapping[int, str], renamed: Iterable[tuple[str, str]] = ()) -> str:
+def refusal(
+    folder: Path, world: World, stacks: Mapping[int, str], renamed: Iterable[tuple[str, str]] = ()
+) -> str:
     """Why the run in `folder` was stopped at a write; "" if it was not. `stacks`: of each rank, as it was stopped."""
     try:
         found = json.loads((folder / DENIED).read_text(encoding="utf-8"))
@@ -54,7 +56,9 @@ def _line(world: World, stacks: Mapping[int, str], renamed: Iterable[tuple[str, 
     """` at FILE:LINE in FUNCTION`, of the innermost frame of the project, or of the user's own code."""
     frames = [frame for rank in sorted(stacks) for frame in _FRAME.findall(stacks[rank])]
     pairs = list(renamed)
-    for file, line, function in sorted(frames, key=lambda frame: not _is_theirs(world, frame[0], pairs)):
+    for file, line, function in sorted(
+        frames, key=lambda frame: not _is_theirs(world, frame[0], pairs)
+    ):
         for old, new in pairs:
             file = file.replace(old, new, 1)
         if not any(part in file for part in _NOT_THE_SCRIPT):
@@ -70,5 +74,8 @@ def _is_theirs(world: World, file: str, renamed: Iterable[tuple[str, str]]) -> b
 
 def sized(count: float) -> str:
     """An amount of bytes."""
-    unit, shift = next(((u, s) for u, s in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if count >= 1 << s), ("bytes", 0))
+    unit, shift = next(
+        ((u, s) for u, s in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if count >= 1 << s),
+        ("bytes", 0),
+    )
     return f"{count / (1 << shift):.3g} {unit}"

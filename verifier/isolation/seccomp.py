@@ -113,7 +113,12 @@ def numbers() -> dict[int, Call]:
 
 def program() -> bytes:
     """The filter, as instructions of the kernel's packet filter."""
-    found = [_do(0x20, 4), _do(0x15, _MACHINES[os.uname().machine], 1, 0), _do(0x06, _UNKNOWN), _do(0x20, 0)]
+    found = [
+        _do(0x20, 4),
+        _do(0x15, _MACHINES[os.uname().machine], 1, 0),
+        _do(0x06, _UNKNOWN),
+        _do(0x20, 0),
+    ]
     for number, call in numbers().items():
         if call.opens is None:
             found += [_do(0x15, number, 0, 1), _do(0x06, _NOTIFY)]

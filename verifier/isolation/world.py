@@ -10,7 +10,10 @@ from .mounts import is_in
 
 OVERLAY, COPY, GUARD, NONE = "overlay", "copy", "guard", "none"
 MECHANISMS = (OVERLAY, COPY, GUARD)  # the best one first
-FILES, CHECKPOINT = "files", "checkpoint"  # in the folder of a world: what lies beside `{checkpoint}`, and that itself
+FILES, CHECKPOINT = (
+    "files",
+    "checkpoint",
+)  # in the folder of a world: what lies beside `{checkpoint}`, and that itself
 DENIED = "denied.json"  # in the folder of a run: the write that was stopped
 
 
@@ -24,7 +27,9 @@ class World:
     checkpoint: str  # what `{checkpoint}` stands for in this run
     bases: tuple[str, ...] = ()  # folders of the worlds whose files it finds, the latest first
     allowed: tuple[str, ...] = ()  # where the user lets runs write
-    caches: tuple[tuple[str, str], ...] = ()  # (a cache of the user's, what stands in its place for all runs)
+    caches: tuple[
+        tuple[str, str], ...
+    ] = ()  # (a cache of the user's, what stands in its place for all runs)
     holder: int = 0  # the process that holds the namespaces
     mirror: str = ""  # the copy of the root folder, with the parts that the run uses
     roots: tuple[str, ...] = ()  # the project, the working folder and, in a mirror, the home folder
@@ -46,7 +51,9 @@ class World:
         return self.mirror + path
 
     def _is_mirrored(self, path: str) -> bool:
-        return any(is_in(name, root) for name in (path, str(Path(path).resolve())) for root in self.roots)
+        return any(
+            is_in(name, root) for name in (path, str(Path(path).resolve())) for root in self.roots
+        )
 
     def inside_words(self, text: str) -> str:
         """A word of a command line or a value of the environment, where paths in it are meant in the mirror.

@@ -47,7 +47,9 @@ class Worlds:
     ) -> None:
         self.work = work.resolve()
         self.choice = choice or Choice()
-        self.checkpoint = self.work / FILES / CHECKPOINT  # as reports name the folder of `{checkpoint}`
+        self.checkpoint = (
+            self.work / FILES / CHECKPOINT
+        )  # as reports name the folder of `{checkpoint}`
         self.projects = tuple(path.resolve() for path in projects or (work,))
         self.project = self.projects[0]
         self.cwd = (cwd or self.project).resolve()
@@ -57,7 +59,9 @@ class Worlds:
         self._common = self.work / "world"
         self._saved: Path | None = None  # the worlds that later runs begin from
         self._left: Path | None = None
-        self._lived: dict[Path, Path] = {}  # where the run of a world that was set aside has found it
+        self._lived: dict[
+            Path, Path
+        ] = {}  # where the run of a world that was set aside has found it
         self._prepared = prepared if prepared is not None and prepared.is_dir() else None
         self.movable = True  # whether the saved files can be used from a copy in another folder
         self.written: list[str] = []  # by runs, outside of `{checkpoint}`
@@ -109,7 +113,11 @@ class Worlds:
         )
         if overlaid or mechanism == NONE:
             return world
-        named = {name: world.inside_words(value) for name, value in self.environ.items()} if copies else {}
+        named = (
+            {name: world.inside_words(value) for name, value in self.environ.items()}
+            if copies
+            else {}
+        )
         changed = {name: value for name, value in named.items() if value != self.environ[name]}
         return replace(world, environment={**changed, "TMPDIR": str(place / "tmp")})
 
@@ -121,7 +129,9 @@ class Worlds:
         if not self._copies:
             return
         if (source := base or self._prepared) is not None:
-            mirror.again(str(root), str(source / "root"), str(self._lived.get(source, source) / "root"))
+            mirror.again(
+                str(root), str(source / "root"), str(self._lived.get(source, source) / "root")
+            )
         else:
             ways = [str(path) for path in (self.cwd, self.home, *self.projects[1:])]
             mirror.build(str(root), ways, str(self.project), str(self.work))
@@ -167,8 +177,13 @@ class Worlds:
             return False
         for root in map(str, (*self.projects, self.cwd)):
             if is_below(path, root):
-                return not any(part.startswith(".") for part in path[len(root) + 1 :].split("/")[:-1])
-        return any(is_in(path, save) or is_in(save, path) or Path(path).parent == Path(save).parent for save in saves)
+                return not any(
+                    part.startswith(".") for part in path[len(root) + 1 :].split("/")[:-1]
+                )
+        return any(
+            is_in(path, save) or is_in(save, path) or Path(path).parent == Path(save).parent
+            for save in saves
+        )
 
     def renamed(self, world: World) -> list[tuple[str, str]]:
         """(a path in the records of a run, the one that is read in its place)."""
@@ -197,7 +212,11 @@ class Worlds:
         if not self.written or self.choice.mechanism not in (OVERLAY, COPY):
             return []
         shown = ", ".join(self.written[:_SHOWN]) + (" ..." if len(self.written) > _SHOWN else "")
-        where = "in a layer of each run" if self.choice.mechanism == OVERLAY else "in a copy of the project"
+        where = (
+            "in a layer of each run"
+            if self.choice.mechanism == OVERLAY
+            else "in a copy of the project"
+        )
         return [
             f"the script writes outside of {{checkpoint}} ({shown}): this stayed {where}, nothing of yours was changed"
         ]
@@ -218,7 +237,9 @@ def wish(work: Path, *roots: Path, mechanism: str = AUTO) -> Wish:
     work = work.resolve()
     own = tuple(dict.fromkeys(str(root.resolve()) for root in roots))
     # a project that lies in a cache has a layer for each run, as any other
-    shared = tuple(one for one in caches(work, os.environ) if not any(is_in(root, one[0]) for root in own))
+    shared = tuple(
+        one for one in caches(work, os.environ) if not any(is_in(root, one[0]) for root in own)
+    )
     return Wish(mechanism, str(work), own, shared)
 
 
@@ -227,7 +248,13 @@ def caches(work: Path, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...
     home = environ.get("HOME", "")
     found = [environ.get("XDG_CACHE_HOME") or f"{home}/.cache", f"{home}/.triton", f"{home}/.nv"]
     found += [f"{environ.get('TMPDIR', '/tmp')}/torchinductor_{environ.get('USER') or _user()}"]
-    names = ("HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+    names = (
+        "HF_HOME",
+        "TORCH_HOME",
+        "TRITON_CACHE_DIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "CUDA_CACHE_PATH",
+    )
     found += [environ[name] for name in names if environ.get(name)]
     paths = sorted({os.path.realpath(path) for path in found if path.startswith("/")})
     outer = [path for path in paths if not any(is_below(path, other) for other in paths)]
@@ -259,7 +286,9 @@ def _size(folder: Path) -> int:
 def _names_itself(place: Path) -> bool:
     """Whether a file in a world contains its path: then only this folder will do for those that resume from it."""
     name = os.fsencode(place)
-    return any(_holds(Path(folder, file), name) for folder, _, files in os.walk(place) for file in files)
+    return any(
+        _holds(Path(folder, file), name) for folder, _, files in os.walk(place) for file in files
+    )
 
 
 def _holds(path: Path, name: bytes) -> bool:
@@ -267,7 +296,10 @@ def _holds(path: Path, name: bytes) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             return content.find(name) >= 0
     except ValueError:  # an empty file
         return False

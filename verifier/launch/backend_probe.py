@@ -69,15 +69,27 @@ def shares_a_gpu(launcher: Launcher, backend: str, folder: Path) -> bool:
 def average_of_one_and_two(launcher: Launcher, folder: Path) -> float:
     """The mean of 1 and 2 by gloo; NaN if that could not be run."""
     completed, _ = _trial(launcher.run, folder, AVERAGE)
-    return float((folder / "rank0.out").read_text(encoding="utf-8").split()[-1]) if completed else math.nan
+    return (
+        float((folder / "rank0.out").read_text(encoding="utf-8").split()[-1])
+        if completed
+        else math.nan
+    )
 
 
 def _trial(
-    run: Callable[[Request], dict[str, Any]], folder: Path, text: str, backend: str = "", launcher: str = "fork"
+    run: Callable[[Request], dict[str, Any]],
+    folder: Path,
+    text: str,
+    backend: str = "",
+    launcher: str = "fork",
 ) -> tuple[bool, dict[str, Any]]:
     """Run the text of a script on two ranks: (whether both completed, the launcher's answer)."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "trial.py"
     script.write_text(text, encoding="utf-8")
-    answer = run(Request(str(folder), str(script), str(folder), world_size=2, backend=backend, launcher=launcher))
+    answer = run(
+        Request(
+            str(folder), str(script), str(folder), world_size=2, backend=backend, launcher=launcher
+        )
+    )
     return not answer["timed_out"] and all(rank["code"] == 0 for rank in answer["ranks"]), answer

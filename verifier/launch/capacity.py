@@ -22,14 +22,22 @@ from .request import Request
 STEPS = 3  # the first one, which makes the optimizer's state, and two more
 PER_NODE = 8
 _Going = tuple[int, Request, PlannedRun, Worlds, World]
-Due = tuple[PlannedRun, Path]  # what is run, and the folder for what it records and writes to `{checkpoint}`
+Due = tuple[
+    PlannedRun, Path
+]  # what is run, and the folder for what it records and writes to `{checkpoint}`
 
 
 def rehearse(
-    planned: PlannedRun, work: Path, python: str, per_node: int = PER_NODE, preparation: Sequence[str] = ()
+    planned: PlannedRun,
+    work: Path,
+    python: str,
+    per_node: int = PER_NODE,
+    preparation: Sequence[str] = (),
 ) -> Run:
     """Make the run, as rank 0 of its world size, after a command that prepares it."""
-    with Launcher(python, work / "launcher.log", "cpu", wish=wish(work, planned.project, planned.cwd)) as launcher:
+    with Launcher(
+        python, work / "launcher.log", "cpu", wish=wish(work, planned.project, planned.cwd)
+    ) as launcher:
         files = Worlds(work, [planned.project], planned.cwd, launcher.choice)
         if preparation:
             prepare(launcher, files, preparation, planned.timeout)
@@ -41,7 +49,13 @@ class Rehearsals:
     """A context manager: many rehearsals in one launcher, `at_once` of them at a time, until `until` (`time.monotonic`)."""
 
     def __init__(
-        self, work: Path, python: str, per_node: int, at_once: int, until: float, prepared: Path | None = None
+        self,
+        work: Path,
+        python: str,
+        per_node: int,
+        at_once: int,
+        until: float,
+        prepared: Path | None = None,
     ) -> None:
         self._launcher = Launcher(python, work / "launcher.log", "cpu", wish=wish(work))
         self._per_node, self._at_once, self._until = per_node, at_once, until
@@ -67,9 +81,15 @@ class Rehearsals:
             while waiting and len(running) < self._at_once and self.left > 0:
                 place, (planned, work) = waiting.popleft()
                 files = Worlds(
-                    self._work, [planned.project], planned.cwd, self._launcher.choice, prepared=self._prepared
+                    self._work,
+                    [planned.project],
+                    planned.cwd,
+                    self._launcher.choice,
+                    prepared=self._prepared,
                 )
-                request, world = _request(planned, work, files, self._per_node, min(planned.timeout, self.left))
+                request, world = _request(
+                    planned, work, files, self._per_node, min(planned.timeout, self.left)
+                )
                 running[self._launcher.start(request)] = place, request, planned, files, world
             if not running:
                 break
@@ -116,9 +136,20 @@ def _request(
     return request, world
 
 
-def _read(request: Request, planned: PlannedRun, answer: dict[str, object], files: Worlds, world: World) -> Run:
+def _read(
+    request: Request, planned: PlannedRun, answer: dict[str, object], files: Worlds, world: World
+) -> Run:
     folder, places = Path(request.folder), files.renamed(world)
-    run = read_run(folder, planned.role, answer, planned.world_size, "", request.timeout, request.secret, places)
+    run = read_run(
+        folder,
+        planned.role,
+        answer,
+        planned.world_size,
+        "",
+        request.timeout,
+        request.secret,
+        places,
+    )
     if refused := refusal(folder, world, run.stacks, places):
         raise MachineRefuses(refused)
     files.end(world, (), keeps=False, leaves=False)

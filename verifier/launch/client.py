@@ -40,11 +40,23 @@ class Launcher:
         wish: Wish | None = None,
     ) -> None:
         folder = str(Path(__file__).resolve().parents[1])
-        command = [python, "-u", folder, device, str(ranks), *([wish.as_json()] if wish is not None else [])]
+        command = [
+            python,
+            "-u",
+            folder,
+            device,
+            str(ranks),
+            *([wish.as_json()] if wish is not None else []),
+        ]
         self._wanted = (1 if share else ranks) if device == "cuda" else 0
         self._log = log.open("wb") if log is not None else subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, bufsize=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+            bufsize=0,
         )
         self.versions: dict[str, Any] = {}
         self._received = b""
@@ -90,10 +102,14 @@ class Launcher:
         assert self._process.stdin is not None
         self._made += 1
         try:
-            self._process.stdin.write(json.dumps({**request.as_dict(), "number": self._made}).encode() + b"\n")
+            self._process.stdin.write(
+                json.dumps({**request.as_dict(), "number": self._made}).encode() + b"\n"
+            )
         except BrokenPipeError:
             raise self._gone() from None
-        self._limits[self._made] = time.monotonic() + request.timeout + request.grace + _SLACK_SECONDS
+        self._limits[self._made] = (
+            time.monotonic() + request.timeout + request.grace + _SLACK_SECONDS
+        )
         return self._made
 
     def finish(self, number: int) -> dict[str, Any]:
@@ -102,7 +118,9 @@ class Launcher:
         self._wait([number], limit)
         answer = self._answers.pop(number)
         if answer.get("fault") == "no sockets":
-            raise MachineRefuses(f"no sockets, so ranks cannot form a process group: {answer['message']}")
+            raise MachineRefuses(
+                f"no sockets, so ranks cannot form a process group: {answer['message']}"
+            )
         if answer.get("fault") == "machine":
             raise MachineRefuses(answer["message"])
         if answer.get("fault") == "killed":
@@ -127,7 +145,9 @@ class Launcher:
         assert self._process.stdout is not None
         until = time.monotonic() + seconds
         while b"\n" not in self._received:
-            if not select.select([self._process.stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
+            if not select.select(
+                [self._process.stdout], [], [], max(until - time.monotonic(), 0.0)
+            )[0]:
                 raise RuntimeError(f"the launcher process did not answer within {seconds:.0f} s")
             data = os.read(self._process.stdout.fileno(), 65536)
             if not data:

@@ -37,12 +37,21 @@ _END = 8.0
 def commands(found: Way, world_size: int, folder: Path) -> list[str]:
     """The command lines of a run."""
     nodes = found.used(world_size)
-    worker = [sys.executable, "-u", str(Path(__file__).resolve().parents[1]), "node", str(folder / REQUEST)]
+    worker = [
+        sys.executable,
+        "-u",
+        str(Path(__file__).resolve().parents[1]),
+        "node",
+        str(folder / REQUEST),
+    ]
     known = {"nodes": nodes, "ranks": world_size, "ranks_per_node": world_size // nodes}
     if not found.hosts:
         return [found.command.format(worker=shlex.join(worker), **known)]
     numbered = enumerate(found.hosts[:nodes])
-    return [found.command.format(worker=shlex.join([*worker, str(k)]), host=host, **known) for k, host in numbered]
+    return [
+        found.command.format(worker=shlex.join([*worker, str(k)]), host=host, **known)
+        for k, host in numbered
+    ]
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +59,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
     folder, found = Path(request["folder"]), way(request["launcher"], os.environ)
     # Which GPUs its ranks see is a node's own affair.
-    about = {**request, "devices": [], "nodes": found.used(request["world_size"]), "hosts": found.hosts}
+    about = {
+        **request,
+        "devices": [],
+        "nodes": found.used(request["world_size"]),
+        "hosts": found.hosts,
+    }
     (folder / REQUEST).write_text(json.dumps(about), encoding="utf-8")
     captures = Captures()
     for number, command in enumerate(commands(found, request["world_size"], folder)):
@@ -70,8 +84,15 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 class _Nodes:
     """The nodes of one run, as their files report them."""
 
-    def __init__(self, request: dict[str, Any], folder: Path, captures: Captures, deadline: float) -> None:
-        self.folder, self.captures, self.deadline, self.grace = folder, captures, deadline, request["grace"]
+    def __init__(
+        self, request: dict[str, Any], folder: Path, captures: Captures, deadline: float
+    ) -> None:
+        self.folder, self.captures, self.deadline, self.grace = (
+            folder,
+            captures,
+            deadline,
+            request["grace"],
+        )
         self.begin_by = time.monotonic() + _START
         self.nodes: dict[str, dict[str, Any]] = {}
         self.seen: dict[str, tuple[str, float]] = {}  # node: its last beat, and when it came
@@ -101,7 +122,9 @@ class _Nodes:
             self.let(1.5)
             self.end()
         killed = {"code": -int(signal.SIGKILL), "at": time.time(), "killed": True}
-        ended = [self.exits.get(rank, {"rank": rank, **killed}) for rank in {*self.exits, *self.missing}]
+        ended = [
+            self.exits.get(rank, {"rank": rank, **killed}) for rank in {*self.exits, *self.missing}
+        ]
         return {"ranks": sorted(ended, key=lambda said: float(said["at"])), "timed_out": timed_out}
 
     def read(self) -> str:
@@ -132,7 +155,13 @@ class _Nodes:
     def _lose(self, node: dict[str, Any]) -> None:
         """The ranks of a node that stopped answering."""
         for rank in self.missing & set(node["ranks"]):
-            gone = {"rank": rank, "code": -int(signal.SIGKILL), "at": 0.0, "killed": False, "lost": node["host"]}
+            gone = {
+                "rank": rank,
+                "code": -int(signal.SIGKILL),
+                "at": 0.0,
+                "killed": False,
+                "lost": node["host"],
+            }
             self.exits[rank] = gone
             self.missing.discard(rank)
 
@@ -140,9 +169,7 @@ class _Nodes:
         """How a node differs from this machine's clock, or from the packages of the first node."""
         if abs(ahead := said["time"] - time.time()) > SKEW:
             which = "ahead of" if ahead > 0 else "behind"
-            return (
-                f"the clock of node {said['host']} is {abs(ahead):.0f} s {which} this machine's: synchronise them (NTP)"
-            )
+            return f"the clock of node {said['host']} is {abs(ahead):.0f} s {which} this machine's: synchronise them (NTP)"
         first = next(iter(self.nodes.values()))
         for name in ("python", "torch", "fsdp2"):
             if said[name] != first[name]:
@@ -152,11 +179,17 @@ class _Nodes:
 
     def _waiting(self) -> list[int]:
         """The ranks whose node has not begun."""
-        return sorted(self.missing - {rank for said in self.nodes.values() for rank in said["ranks"]})
+        return sorted(
+            self.missing - {rank for said in self.nodes.values() for rank in said["ranks"]}
+        )
 
     def _not_begun(self, ranks: list[int]) -> str:
         """What the command said that did not start these ranks."""
-        errors = [line for path in sorted(self.folder.glob("launch*.err")) for line in text_of(path).splitlines()]
+        errors = [
+            line
+            for path in sorted(self.folder.glob("launch*.err"))
+            for line in text_of(path).splitlines()
+        ]
         words = f": {errors[0]}" if errors else " in time (does it wait in a queue?)"
         return f"the launcher's command did not start rank {ranks[0]}{words}"
 
@@ -182,7 +215,9 @@ class _Nodes:
         """Let the nodes end their ranks, and wait for the commands that started them."""
         self.order("end")
         until = time.monotonic() + _END
-        while time.monotonic() < until and any(processes.runs(pid) for pid in processes.children(os.getpid())):
+        while time.monotonic() < until and any(
+            processes.runs(pid) for pid in processes.children(os.getpid())
+        ):
             self.captures.wait(_POLL)
         if self.missing:
             self.read()

@@ -46,4 +46,6 @@ def _be(request: dict[str, Any]) -> int:
 def output(folder: Path) -> str:
     """What the command has printed."""
     files = (folder / "command.out", folder / "command.err")
-    return "".join(file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()).rstrip()
+    return "".join(
+        file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()
+    ).rstrip()

@@ -14,7 +14,9 @@ def free(world: int, total: int, taken: Collection[int]) -> list[int]:
 
 def names(total: int, visible: str | None) -> list[str]:
     """What CUDA calls the GPUs that there are; `visible` is the CUDA_VISIBLE_DEVICES of the launcher."""
-    return [name for name in (visible or "").split(",") if name] or [str(number) for number in range(total)]
+    return [name for name in (visible or "").split(",") if name] or [
+        str(number) for number in range(total)
+    ]
 
 
 def environment(devices: Sequence[int], total: int, visible: str | None) -> dict[str, str]:

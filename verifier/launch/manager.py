@@ -87,7 +87,13 @@ def run(request: dict[str, Any], private: int, live: Live) -> dict[str, Any]:
         processes.end_below(wait=captures.wait)
         captures.close()
     seconds = time.monotonic() - started
-    return {"ranks": ended, "timed_out": timed_out, "quiet": quiet, "busy": busy, "seconds": seconds}
+    return {
+        "ranks": ended,
+        "timed_out": timed_out,
+        "quiet": quiet,
+        "busy": busy,
+        "seconds": seconds,
+    }
 
 
 def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]:
@@ -96,7 +102,9 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
     names = {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
         **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), world),
-        "LOCAL_WORLD_SIZE": str(min(request["world_size"], request["per_node"] or request["world_size"])),
+        "LOCAL_WORLD_SIZE": str(
+            min(request["world_size"], request["per_node"] or request["world_size"])
+        ),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
@@ -122,7 +130,12 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
     if not request["backend"]:
         return {**names, **own}
     number = len(request["devices"]) or total
-    return {**names, **sharing.environment(rank, request["world_size"], number, own.get(devices.VARIABLE, visible))}
+    return {
+        **names,
+        **sharing.environment(
+            rank, request["world_size"], number, own.get(devices.VARIABLE, visible)
+        ),
+    }
 
 
 def _be_rank(request: dict[str, Any], rank: int, port: int, live: Live) -> int:
@@ -182,7 +195,9 @@ def _watch(
             break
         if pid in alive:
             code = os.waitstatus_to_exitcode(status)
-            ended.append({"rank": alive.pop(pid), "code": code, "at": time.time(), "killed": killed})
+            ended.append(
+                {"rank": alive.pop(pid), "code": code, "at": time.time(), "killed": killed}
+            )
             if code != 0 and not killed:
                 failed = True
                 deadline = min(deadline, time.monotonic() + request["grace"])
@@ -192,7 +207,11 @@ def _watch(
             wait(min(deadline - time.monotonic(), _NEVER))
         elif pid == 0:
             killed, quiet = True, _quiet(Path(request["folder"]))
-            busy = [] if failed or _on_gpus() else [alive[pid] for pid in processes.at_work(list(alive), wait)]
+            busy = (
+                []
+                if failed or _on_gpus()
+                else [alive[pid] for pid in processes.at_work(list(alive), wait)]
+            )
             processes.ask_for_stacks(list(alive), wait)
             processes.end_below(processes.KILL_GRACE, wait=wait, reap=False)
     return ended, killed and not failed, quiet, busy
@@ -207,5 +226,7 @@ def _on_gpus() -> bool:
 
 def _quiet(folder: Path) -> float:
     """For how many seconds no rank has recorded anything."""
-    records = [file for pattern in ("rank*.jsonl", "rank*.progress") for file in folder.glob(pattern)]
+    records = [
+        file for pattern in ("rank*.jsonl", "rank*.progress") for file in folder.glob(pattern)
+    ]
     return time.time() - max((file.stat().st_mtime for file in records), default=0.0)

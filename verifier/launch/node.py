@@ -46,21 +46,26 @@ def serve(path: str, given: str, live: Live) -> NoReturn:
         request = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError:
         print(
-            f"{socket.gethostname()} does not see {path}: set TMPDIR to a folder that all nodes share", file=sys.stderr
+            f"{socket.gethostname()} does not see {path}: set TMPDIR to a folder that all nodes share",
+            file=sys.stderr,
         )
         processes.leave(NOT_SHARED)
     try:
         if request["world"]:
             enter(World.of(request["world"]), request["folder"])
     except OSError as error:
-        if error.errno != errno.EBUSY:  # the guard of the machine that has started this node, if that is this one
+        if (
+            error.errno != errno.EBUSY
+        ):  # the guard of the machine that has started this node, if that is this one
             print(f"{socket.gethostname()} cannot isolate a run: {error}", file=sys.stderr)
             processes.leave(1)
     processes.adopt_orphans()
     processes.become(partial(_serve, request, given, live), 1)
 
 
-def mine(request: dict[str, Any], given: str, environ: Mapping[str, str]) -> tuple[int, list[int], dict[str, str]]:
+def mine(
+    request: dict[str, Any], given: str, environ: Mapping[str, str]
+) -> tuple[int, list[int], dict[str, str]]:
     """(number of this task, its ranks, LOCAL_RANK and its like for the first of them). Raises ValueError if tasks do not fit."""
     world, nodes = request["world_size"], request["nodes"]
     counted = next((names for names in TASKS if names[0] in environ and names[1] in environ), None)
@@ -90,12 +95,22 @@ def _serve(request: dict[str, Any], given: str, live: Live) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    host = request["hosts"][number] if request["hosts"] else os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    host = (
+        request["hosts"][number]
+        if request["hosts"]
+        else os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    )
     about = {"ranks": ranks, "host": host, "time": time.time(), "python": platform.python_version()}
-    about |= {name: _version(package) for name, package in (("torch", "torch"), ("fsdp2", "verified-fsdp2"))}
+    about |= {
+        name: _version(package)
+        for name, package in (("torch", "torch"), ("fsdp2", "verified-fsdp2"))
+    }
     place(folder / f"node{number}.json", json.dumps(about))
     if 0 in ranks:
-        place(folder / RENDEZVOUS, json.dumps({"host": _address(host, request["nodes"]), "port": _free_port()}))
+        place(
+            folder / RENDEZVOUS,
+            json.dumps({"host": _address(host, request["nodes"]), "port": _free_port()}),
+        )
     if (rendezvous := _rendezvous(folder)) is None:
         return 1
     captures = Captures()
@@ -105,7 +120,11 @@ def _serve(request: dict[str, Any], given: str, live: Live) -> int:
         if pid == 0:
             processes.die_with_parent()
             os.setsid()
-            own = {**environment(request, rank, rendezvous["port"]), **names, "MASTER_ADDR": rendezvous["host"]}
+            own = {
+                **environment(request, rank, rendezvous["port"]),
+                **names,
+                "MASTER_ADDR": rendezvous["host"],
+            }
             own["LOCAL_RANK"] = str(int(names["LOCAL_RANK"]) + index)
             del own["TORCHELASTIC_USE_AGENT_STORE"]  # rank 0 itself holds the store
             os.environ.update(own)
@@ -143,7 +162,12 @@ def _watch(folder: Path, number: int, pids: dict[int, int], captures: Captures) 
         while ended := _ended():
             if ended[0] in pids:
                 rank = pids.pop(ended[0])
-                exit_of = {"rank": rank, "code": ended[1], "at": time.time(), "killed": "end" in asked}
+                exit_of = {
+                    "rank": rank,
+                    "code": ended[1],
+                    "at": time.time(),
+                    "killed": "end" in asked,
+                }
                 place(folder / f"rank{rank}.exit", json.dumps(exit_of))
 
 
@@ -172,7 +196,9 @@ def _address(host: str, nodes: int) -> str:
 def _looked_up(name: str) -> str:
     """The address of a host by the system's own command; "" if it knows none, or there is no such command."""
     try:
-        found = subprocess.run(["getent", "ahostsv4", name], capture_output=True, text=True, timeout=10, check=False)
+        found = subprocess.run(
+            ["getent", "ahostsv4", name], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return next(iter(found.stdout.split()), "")

@@ -43,4 +43,6 @@ def prepare(launcher: Launcher, files: Worlds, words: Sequence[str], timeout: fl
         text = command.output(folder)
         for old, new in files.renamed(world):
             text = text.replace(old, new)
-        raise UserError(f"prepare: {shlex.join(words[1:])} {trouble}" + (f"\n{text}" if text else ""))
+        raise UserError(
+            f"prepare: {shlex.join(words[1:])} {trouble}" + (f"\n{text}" if text else "")
+        )

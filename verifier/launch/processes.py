@@ -106,7 +106,10 @@ def ask_for_stacks(pids: Sequence[int], wait: Callable[[float], object]) -> None
 
 
 def end_below(
-    grace: float = 0.0, spare: Sequence[int] = (), wait: Callable[[float], object] = time.sleep, reap: bool = True
+    grace: float = 0.0,
+    spare: Sequence[int] = (),
+    wait: Callable[[float], object] = time.sleep,
+    reap: bool = True,
 ) -> None:
     """End every process below this one, which has adopted all orphans, but `spare` and what is below them.
 
@@ -140,7 +143,10 @@ def end_tree(pid: int) -> None:
     while any(runs(member) for member in tree) and time.monotonic() < until:
         _signal(tree, signal.SIGKILL)
         time.sleep(0.002)
-        tree = [*tree, *(child for member in tree for child in descendants(member) if child not in tree)]
+        tree = [
+            *tree,
+            *(child for member in tree for child in descendants(member) if child not in tree),
+        ]
 
 
 def _signal(pids: Sequence[int], number: int) -> None:

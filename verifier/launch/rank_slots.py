@@ -26,7 +26,8 @@ def free_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         limits += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
         most, now, stat = (
-            _CGROUP.with_name(f"memory.{name}").read_text("ascii") for name in ("max", "current", "stat")
+            _CGROUP.with_name(f"memory.{name}").read_text("ascii")
+            for name in ("max", "current", "stat")
         )
         cached = sum(int(line.split()[1]) for line in stat.splitlines() if line.startswith("file "))
         limits += [int(most) - int(now) + cached] if most.strip() != "max" else []

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-ONE_PROCESS = ("simulate", "rehearse", "rehearse_as_cpu")  # modes in which one process acts as rank 0
+ONE_PROCESS = (
+    "simulate",
+    "rehearse",
+    "rehearse_as_cpu",
+)  # modes in which one process acts as rank 0
 # What a rank does with the fields of a Request, and its number; the answer is its exit code.
 Live = Callable[[dict[str, Any], int], int]
 
@@ -44,7 +48,9 @@ class Request:
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
     layers: bool = False  # record what each module makes in step 1
-    scales: bool = False  # record the lines that change gradients between the first backward and the step
+    scales: bool = (
+        False  # record the lines that change gradients between the first backward and the step
+    )
     full_precision: bool = False  # no mixed precision, autocast or dropout
     dropless: bool = False  # no dropout, all else as it is
     round_to: str = ""  # load the weights rounded to this dtype
@@ -60,7 +66,9 @@ class Request:
     retired: list[str] = field(default_factory=list)
     # an optimizer follows another that steps at the same lines, also one that has made a single step
     in_phases: bool = False
-    lines: dict[str, list[int]] = field(default_factory=dict)  # {file: lines}: record which of them the ranks reach
+    lines: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # {file: lines}: record which of them the ranks reach
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     world: dict[str, Any] = field(
         default_factory=dict
@@ -70,11 +78,17 @@ class Request:
         default_factory=dict
     )  # {"paths", "kind"}: done to checkpoints before the ranks start
     ending: bool = False  # the whole script, of which only the end is recorded
-    reseed_after: int = 0  # optimizer steps behind which the default generators get another seed; 0: never
+    reseed_after: int = (
+        0  # optimizer steps behind which the default generators get another seed; 0: never
+    )
     watch_saves: bool = False  # record what is given to every save
-    crash: dict[str, Any] = field(default_factory=dict)  # {"rank", "call", "moment"}: where a rank is killed in a save
+    crash: dict[str, Any] = field(
+        default_factory=dict
+    )  # {"rank", "call", "moment"}: where a rank is killed in a save
     secret: str = ""  # marks the lines of the traces
-    open: list[str] = field(default_factory=list)  # checkpoints to open instead of running the script
+    open: list[str] = field(
+        default_factory=list
+    )  # checkpoints to open instead of running the script
 
     def as_dict(self) -> dict[str, Any]:
         """The request as JSON data."""

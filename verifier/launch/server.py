@@ -29,7 +29,14 @@ _CHUNK = 65536
 OLDEST = (2, 6)  # the first minor version of torch with `torch.distributed.fsdp.fully_shard`
 
 
-def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], wish: str = "", unused: int = 0) -> int:
+def serve(
+    device: str,
+    ranks: int,
+    live: Live,
+    prepare: Callable[[], None],
+    wish: str = "",
+    unused: int = 0,
+) -> int:
     """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`; those that are too few
     for that are counted in `unused` when it starts itself again without them. `wish`: how runs are to be isolated (`choose.Wish`).
 
@@ -50,7 +57,9 @@ def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], wish
         versions = _import_torch()
     except Exception as error:
         said = starving(text_of(error))
-        _answer(answers, {"fault": "machine" if said else "torch", "message": said or text_of(error)})
+        _answer(
+            answers, {"fault": "machine" if said else "torch", "message": said or text_of(error)}
+        )
         return 1
     try:
         prepare()
@@ -59,24 +68,38 @@ def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], wish
         if said := starving(text_of(error)):
             _answer(answers, {"fault": "machine", "message": said})
             return 1
-        _answer(answers, {"fault": "probe", "message": f"{text_of(error)} (torch {versions['torch']})"})
+        _answer(
+            answers, {"fault": "probe", "message": f"{text_of(error)} (torch {versions['torch']})"}
+        )
         return 1
     if device == "auto" and 0 < versions["devices"] < ranks:
         if trial is not None:
             trial.end()
         os.dup2(answers.fileno(), 1)
-        again = [sys.executable, "-u", sys.argv[0], "cpu", str(ranks), wish, str(versions["devices"])]
+        again = [
+            sys.executable,
+            "-u",
+            sys.argv[0],
+            "cpu",
+            str(ranks),
+            wish,
+            str(versions["devices"]),
+        ]
         os.execv(sys.executable, again)
     gc.freeze()  # nor does a rank look among it
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        finalizer.atexit = False  # nor take apart, at its end, the libraries of operators that torch has made
+        finalizer.atexit = (
+            False  # nor take apart, at its end, the libraries of operators that torch has made
+        )
     gc.enable()
     processes.outlive_parent()
     isolation = asdict(trial.choice()) if trial is not None else {}
     _answer(answers, {**versions, "unused": unused, "isolation": isolation})
     _Server(answers, live, spare=[isolation["holder"]] if isolation.get("holder") else []).loop()
     processes.end_below()
-    return processes.leave(0)  # finalising an interpreter with torch takes long, and the client waits
+    return processes.leave(
+        0
+    )  # finalising an interpreter with torch takes long, and the client waits
 
 
 def _is_alone() -> bool:
@@ -99,7 +122,9 @@ def _import_torch() -> dict[str, Any]:
             f"two torches: {where} is {torch.__version__}, the installed package is {known}; remove one of them"
         )
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
-        raise ImportError(f"torch {torch.__version__} is too old: {'.'.join(map(str, OLDEST))} or later is needed")
+        raise ImportError(
+            f"torch {torch.__version__} is too old: {'.'.join(map(str, OLDEST))} or later is needed"
+        )
     import torch.distributed.checkpoint.filesystem
     import torch.distributed.checkpoint.state_dict
     import torch.distributed.fsdp

@@ -39,6 +39,8 @@ def environment(rank: int, world: int, devices: int, visible: str | None) -> dic
 def described(backend: str, ranks: int, devices: int) -> str:
     """The backend as it stands in a report."""
     how = (
-        "nccl over loopback, a host name for each rank" if backend == "nccl" else "gloo on CUDA tensors instead of nccl"
+        "nccl over loopback, a host name for each rank"
+        if backend == "nccl"
+        else "gloo on CUDA tensors instead of nccl"
     )
     return f"{how}: {ranks} ranks on {devices} CUDA device{'s' if devices > 1 else ''}"

@@ -55,14 +55,18 @@ def _be_torchrun(request: dict[str, Any]) -> NoReturn:
     if own := request["devices"]:
         import torch
 
-        os.environ |= devices.environment(own, torch.cuda.device_count(), os.environ.get(devices.VARIABLE))
+        os.environ |= devices.environment(
+            own, torch.cuda.device_count(), os.environ.get(devices.VARIABLE)
+        )
     os.chdir(request["cwd"])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command += [str(request["world_size"]), str(Path(__file__).resolve().parents[1]), "rank"]
     os.execv(sys.executable, [*command, str(Path(request["folder"], _REQUEST))])
 
 
-def _watch(torchrun: int, request: dict[str, Any], started: float, wait: Callable[[float], object]) -> bool:
+def _watch(
+    torchrun: int, request: dict[str, Any], started: float, wait: Callable[[float], object]
+) -> bool:
     """Wait for torchrun; whether the time was over before any rank had failed."""
     folder = Path(request["folder"])
     deadline = started + request["timeout"]
@@ -75,8 +79,14 @@ def _watch(torchrun: int, request: dict[str, Any], started: float, wait: Callabl
             failed = True
             deadline = min(deadline, time.monotonic() + request["grace"])
         if time.monotonic() > deadline:
-            ranks = {file.read_text(errors="replace") for file in folder.glob("rank*.pid") if file.is_file()}
-            processes.ask_for_stacks([pid for pid in processes.descendants(os.getpid()) if str(pid) in ranks], wait)
+            ranks = {
+                file.read_text(errors="replace")
+                for file in folder.glob("rank*.pid")
+                if file.is_file()
+            }
+            processes.ask_for_stacks(
+                [pid for pid in processes.descendants(os.getpid()) if str(pid) in ranks], wait
+            )
             processes.end_below(processes.KILL_GRACE, wait=wait, reap=False)
             return not failed
     return False
@@ -95,7 +105,9 @@ def _read(path: Path) -> dict[str, Any] | None:
         said = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return said if isinstance(said, dict) and {"rank", "code", "at", "killed"} <= said.keys() else None
+    return (
+        said if isinstance(said, dict) and {"rank", "code", "at", "killed"} <= said.keys() else None
+    )
 
 
 def guard(path: str, live: Live) -> NoReturn:

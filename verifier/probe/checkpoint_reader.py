@@ -33,7 +33,9 @@ def open_all(paths: list[str], writer: Writer) -> int:
         try:
             writer.write(_inspected(path))
         except Exception as error:
-            writer.write(InspectedCheckpoint(path=path, error=f"{type(error).__name__}: {error}"[:300]))
+            writer.write(
+                InspectedCheckpoint(path=path, error=f"{type(error).__name__}: {error}"[:300])
+            )
     writer.write(End(how="return"))
     return 0
 
@@ -61,10 +63,16 @@ def _dcp(path: str) -> InspectedCheckpoint:
     if lost:
         error = f"{len(lost)} of the {len(stored)} files that .metadata names are missing"
         return InspectedCheckpoint(path=path, format="dcp", missing_files=lost, error=error)
-    whole = {k: i for k, i in metadata.state_dict_metadata.items() if isinstance(i, TensorStorageMetadata)}
+    whole = {
+        k: i
+        for k, i in metadata.state_dict_metadata.items()
+        if isinstance(i, TensorStorageMetadata)
+    }
     if sum(i.size.numel() * i.properties.dtype.itemsize for i in whole.values()) > LIMIT:
         return InspectedCheckpoint(path=path, format="dcp", error=_TOO_LARGE)
-    state: dict[str, Any] = {k: torch.empty(i.size, dtype=i.properties.dtype) for k, i in whole.items()}
+    state: dict[str, Any] = {
+        k: torch.empty(i.size, dtype=i.properties.dtype) for k, i in whole.items()
+    }
     state |= dict.fromkeys((key for key in metadata.state_dict_metadata if key not in whole), None)
     planner = _Reader()
     load(state, storage_reader=FileSystemReader(folder), planner=planner, no_dist=True)
@@ -74,9 +82,16 @@ def _dcp(path: str) -> InspectedCheckpoint:
 
 def _plain_types() -> list[Any]:
     """Types of plain data that scripts put into checkpoints: parsed arguments, paths, the arrays of a generator state."""
-    types: list[Any] = [argparse.Namespace, pathlib.PosixPath, collections.Counter, collections.deque]
+    types: list[Any] = [
+        argparse.Namespace,
+        pathlib.PosixPath,
+        collections.Counter,
+        collections.deque,
+    ]
     if (numpy := sys.modules.get("numpy")) is not None:
-        arrays = (numpy.empty(0, dtype) for dtype in ("uint32", "uint8", "int64", "float32", "float64"))
+        arrays = (
+            numpy.empty(0, dtype) for dtype in ("uint32", "uint8", "int64", "float32", "float64")
+        )
         types += [numpy.ndarray, numpy.dtype, *{type(array.dtype) for array in arrays}]
         types += [numpy.empty(0).__reduce__()[0], numpy.float64(0).__reduce__()[0], numpy.float64]
     return types
@@ -93,6 +108,8 @@ class _Reader(DefaultLoadPlanner):
         try:
             found = torch.load(value, weights_only=True)
         except Exception:
-            self.objects[read_item.dest_index.fqn] = SavedEntry(kind="object", value="not plain data")
+            self.objects[read_item.dest_index.fqn] = SavedEntry(
+                kind="object", value="not plain data"
+            )
         else:
             self.objects[read_item.dest_index.fqn] = entry(found)

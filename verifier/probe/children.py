@@ -40,7 +40,9 @@ def hand_on(request: dict[str, Any]) -> None:
 
     def prepared(name: str) -> dict[str, Any]:
         data = of_python(name)
-        if name == _FORKSERVER:  # would import the script as it is; each process that it forks imports it itself
+        if (
+            name == _FORKSERVER
+        ):  # would import the script as it is; each process that it forks imports it itself
             return {key: value for key, value in data.items() if not key.startswith("init_main")}
         return {"fsdp2": _Begin(request), **data}
 
@@ -65,7 +67,12 @@ def _substitute(request: dict[str, Any]) -> None:
     from .substitutes import cuda_on_cpu
 
     try:
-        session = Session(request, int(os.environ.get("RANK", 0)), Writer(Path(os.devnull)), Frames(request["project"]))
+        session = Session(
+            request,
+            int(os.environ.get("RANK", 0)),
+            Writer(Path(os.devnull)),
+            Frames(request["project"]),
+        )
         cuda_on_cpu.install(session)
         session.dispatcher.install()
     except Exception:

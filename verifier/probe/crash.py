@@ -71,7 +71,11 @@ def in_change(session: Session, moment: str) -> None:
     """The next change of a kind is about to be made: is it the one that the request names?"""
     _changes[moment] += 1
     wanted = session.request["crash"]
-    if wanted and (wanted["rank"], wanted["moment"], wanted["call"]) == (session.rank, moment, _changes[moment]):
+    if wanted and (wanted["rank"], wanted["moment"], wanted["call"]) == (
+        session.rank,
+        moment,
+        _changes[moment],
+    ):
         _kill(session)
 
 

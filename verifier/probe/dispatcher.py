@@ -82,7 +82,9 @@ class Point:
                                     leaving = [leave] if leaving is None else [leave, *leaving]
                 call.result = real(*call.args, **call.kwargs) if run is None else run(call, 0)
             except BaseException as error:
-                call.failed = type(error)  # not the error: it would hold the frames, and they the call
+                call.failed = type(
+                    error
+                )  # not the error: it would hold the frames, and they the call
                 raise
             finally:
                 if leaving is not None:
@@ -134,7 +136,9 @@ class Dispatcher:
         point = self._point(target)
         if point is None:
             if not optional:
-                self._report(target.replace(":", "."), AttributeError("this torch does not have it"))
+                self._report(
+                    target.replace(":", "."), AttributeError("this torch does not have it")
+                )
             return
         lists: tuple[list[Any], ...] = (point.befores, point.afters, point.replacing)
         for subscriber, known in zip((before, after, replace), lists, strict=True):
@@ -163,7 +167,11 @@ class Dispatcher:
         for point in self._points.values():
             patched = point.patched()
             raw = vars(point.owner).get(point.name)
-            setattr(point.owner, point.name, staticmethod(patched) if isinstance(raw, staticmethod) else patched)
+            setattr(
+                point.owner,
+                point.name,
+                staticmethod(patched) if isinstance(raw, staticmethod) else patched,
+            )
             if not isinstance(point.owner, type):
                 by_name.setdefault(point.name, []).append((point.real, patched))
         names = by_name.keys()
@@ -185,7 +193,9 @@ class Dispatcher:
         if real is None:
             return None
         known = self._points.get((id(owner), name))
-        if known is None and not isinstance(owner, type):  # another module may hold the same function
+        if known is None and not isinstance(
+            owner, type
+        ):  # another module may hold the same function
             known = next((p for p in self._points.values() if p.real is real), None)
         if known is None:
             known = self._points[id(owner), name] = Point(owner, name, real, self._report)

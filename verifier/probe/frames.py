@@ -52,11 +52,19 @@ class Frames:
         """The first line of a function of the project; None for another."""
         code = getattr(function, "__code__", None)
         own = code is not None and self.owns(code.co_filename)
-        return line_at(code.co_filename, code.co_firstlineno, code.co_name) if code is not None and own else None
+        return (
+            line_at(code.co_filename, code.co_firstlineno, code.co_name)
+            if code is not None and own
+            else None
+        )
 
     def own(self) -> Iterator[FrameType]:
         """The frames of the project on the stack, innermost first."""
-        return (frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if self.owns(frame.f_code.co_filename))
+        return (
+            frame
+            for frame, _ in traceback.walk_stack(sys._getframe(1))
+            if self.owns(frame.f_code.co_filename)
+        )
 
     def lines(self) -> tuple[tuple[str, int], ...]:
         """(file, line) of the frames of the project on the stack, innermost first."""
@@ -67,7 +75,11 @@ class Frames:
 
         The frames inside the project; if there are none, those outside torch, Python and the verifier.
         """
-        lines = list(running()) if error is None else [*_lines(traceback.walk_tb(error.__traceback__))][::-1]
+        lines = (
+            list(running())
+            if error is None
+            else [*_lines(traceback.walk_tb(error.__traceback__))][::-1]
+        )
         theirs = [line for line in lines if not is_machinery(line[0])]
         own = [line for line in theirs if self.owns(line[0])]
         inside = theirs[: theirs.index(own[0])] if own else []
@@ -116,7 +128,9 @@ def _place(frame: _Frame, inside: Iterable[_Frame] = (), outside: Iterable[_Fram
     """A place, with the lines further inside, the innermost first, and those that led there: one of each file."""
     lines = _one_of_each(inside, frame[0])[: 1 + MOST]
     callers = _one_of_each(outside, frame[0])[:MOST]
-    return Place(**_line(frame), library=lines[0] if lines else None, through=lines[1:], callers=callers)
+    return Place(
+        **_line(frame), library=lines[0] if lines else None, through=lines[1:], callers=callers
+    )
 
 
 def _one_of_each(lines: Iterable[_Frame], besides: str) -> list[Line]:
@@ -128,4 +142,9 @@ def _one_of_each(lines: Iterable[_Frame], besides: str) -> list[Line]:
 
 def _line(frame: _Frame) -> dict[str, Any]:
     file, number, function = frame
-    return {"file": file, "line": number, "function": function, "code": linecache.getline(file, number).strip()}
+    return {
+        "file": file,
+        "line": number,
+        "function": function,
+        "code": linecache.getline(file, number).strip(),
+    }

@@ -8,7 +8,9 @@ from ..trace.origin import place_in_ours
 from ..trace.writer import Writer
 
 _MOST = 20  # different errors of one subscriber
-_OF_THE_DEVICE = "CUDA error"  # asynchronous: an operation of the script may have failed, and no later one works
+_OF_THE_DEVICE = (
+    "CUDA error"  # asynchronous: an operation of the script may have failed, and no later one works
+)
 
 
 class Guard:

@@ -12,12 +12,16 @@ def after_import(wanted: str, call: Callable[[ModuleType], None]) -> None:
 
     class Finder:
         @staticmethod
-        def find_spec(name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        def find_spec(
+            name: str, path: object = None, target: ModuleType | None = None
+        ) -> ModuleSpec | None:
             if name != wanted:
                 return None
             sys.meta_path.remove(Finder)  # while the others are asked
             spec = importlib.util.find_spec(name)
-            sys.meta_path.insert(0, Finder)  # whoever asks now may only want to know where the module is
+            sys.meta_path.insert(
+                0, Finder
+            )  # whoever asks now may only want to know where the module is
             if spec is None or spec.loader is None:
                 return None
             execute = spec.loader.exec_module

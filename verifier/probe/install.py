@@ -32,7 +32,9 @@ def install(session: Session) -> None:
     """Record what happens in this process from now on. A topic that cannot be installed is reported; the others record."""
     if session.request["mode"] in REHEARSING:
         Recorder.now = Recorder(session.frames, streams.number)
-    for subscribe in topics(session.request["mode"], session.request["ending"], session.request["structure"]):
+    for subscribe in topics(
+        session.request["mode"], session.request["ending"], session.request["structure"]
+    ):
         try:
             subscribe(session)
         except Exception as error:

@@ -24,9 +24,17 @@ class Lines:
 
     def __init__(self, frames: Frames, asked: Mapping[str, Sequence[int]] | None = None) -> None:
         self._frames = frames
-        self._asked = None if asked is None else {str(Path(file).resolve()): (file, set(asked[file])) for file in asked}
-        self._files: dict[str, tuple[str, set[int]]] = {}  # asked for, by the name of the file in code objects
-        self._missing: dict[int, set[int] | None] = {}  # lines yet to come, by id of the code; None: not ours
+        self._asked = (
+            None
+            if asked is None
+            else {str(Path(file).resolve()): (file, set(asked[file])) for file in asked}
+        )
+        self._files: dict[
+            str, tuple[str, set[int]]
+        ] = {}  # asked for, by the name of the file in code objects
+        self._missing: dict[
+            int, set[int] | None
+        ] = {}  # lines yet to come, by id of the code; None: not ours
         self._codes: list[CodeType] = []  # kept, so that no other gets the id of one
         self._new: dict[str, set[int]] = {}
         self._kept: set[CodeType] = set()  # whose frames are never left alone
@@ -55,7 +63,9 @@ class Lines:
         return {file: sorted(lines) for file, lines in found.items()}
 
     def _lines_of(self, code: CodeType) -> set[int] | None:
-        if (key := id(code)) in self._missing:  # its hash would read all of it, at every call of any function
+        if (
+            key := id(code)
+        ) in self._missing:  # its hash would read all of it, at every call of any function
             return self._missing[key]
         own = self._asked is not None or self._frames.owns(code.co_filename)
         lines = {line for _, _, line in code.co_lines() if line} if own else None

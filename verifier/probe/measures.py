@@ -40,13 +40,17 @@ def products(before: torch.Tensor, after: torch.Tensor) -> list[float]:
 def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
     """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient < 0 reduces the loss."""
     change = (plain(local(param)) - before).to(torch.float64).flatten()
-    along = 0.0 if param.grad is None else float(change @ local(param.grad).to(torch.float64).flatten())
+    along = (
+        0.0 if param.grad is None else float(change @ local(param.grad).to(torch.float64).flatten())
+    )
     return [float(change @ change), along, float(change.count_nonzero())]
 
 
 def writes(tensors: Iterable[torch.Tensor]) -> int:
     """How often the parameters among tensors have been written in place, as autograd counts it on this rank's parts."""
-    return sum(version(local(tensor.detach())) for tensor in tensors if isinstance(tensor, nn.Parameter))
+    return sum(
+        version(local(tensor.detach())) for tensor in tensors if isinstance(tensor, nn.Parameter)
+    )
 
 
 _WORDS = 64  # of a vocabulary
@@ -60,16 +64,26 @@ def shard_digest(part: torch.Tensor) -> str | None:
     rows = plain(part.detach())
     if rows.device.type == "meta" or rows.layout != torch.strided or rows.numel() == 0:
         return None
-    rows = rows[: max(2, _DIGESTED * rows.shape[0] // rows.numel())] if rows.numel() > _DIGESTED else rows
+    rows = (
+        rows[: max(2, _DIGESTED * rows.shape[0] // rows.numel())]
+        if rows.numel() > _DIGESTED
+        else rows
+    )
     if rows.numel() < 8 or rows.dim() == 0 or rows.shape[0] < 2 or bool((rows == rows[:1]).all()):
         return None
-    return hashlib.sha256(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[
+        :16
+    ]
 
 
 def element_hash(tensor: torch.Tensor) -> int:
     """A hash of this rank's part, for this process alone: of its bytes, or of 2 * _SAMPLED elements spread over a large one."""
     part = plain(local(tensor)).detach()
-    usual = type(part) is torch.Tensor and part.layout == torch.strided and not (part.is_complex() or part.is_neg())
+    usual = (
+        type(part) is torch.Tensor
+        and part.layout == torch.strided
+        and not (part.is_complex() or part.is_neg())
+    )
     if usual and part.numel() * part.element_size() <= _WHOLE:
         return hash(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     some = elements(part)
@@ -83,7 +97,9 @@ def _sines(length: int, device: torch.device) -> torch.Tensor:
     """Ones, and sines of integers: no sum of their multiples is 0, as it is of 1, 2, 3 and 4 for [-1, 1, 1, -1] (biases of experts)."""
     with without_modes():
         ones = torch.ones(length, dtype=torch.float64, device=device)
-        return torch.stack([ones, torch.arange(1, length + 1, dtype=torch.float64, device=device).sin()])
+        return torch.stack(
+            [ones, torch.arange(1, length + 1, dtype=torch.float64, device=device).sin()]
+        )
 
 
 def random_state() -> str:
@@ -97,7 +113,13 @@ def first_sketch(values: object) -> list[float] | None:
     """The sketch of the first tensor in what a module was given or has made; None without one."""
     if isinstance(values, torch.Tensor):
         return sketch(values.detach())
-    inside = values.values() if isinstance(values, dict) else values if isinstance(values, list | tuple) else ()
+    inside = (
+        values.values()
+        if isinstance(values, dict)
+        else values
+        if isinstance(values, list | tuple)
+        else ()
+    )
     return next((found for value in inside if (found := first_sketch(value)) is not None), None)
 
 
@@ -105,7 +127,9 @@ def stream(value: object) -> int | None:
     """48 bits for the state of a random generator of torch, Python or NumPy; None for what is none."""
     if isinstance(value, torch.Generator):
         state = bytes(value.get_state().tolist())
-    elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):  # which has none
+    elif isinstance(value, random.Random) and not isinstance(
+        value, random.SystemRandom
+    ):  # which has none
         state = repr(value.getstate()).encode()
     elif type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
         state = repr(value.bit_generator.state).encode()
@@ -121,8 +145,15 @@ def optimizer_state(
     out: dict[str, dict[str, list[float] | float]] = {}
     for param, state in optimizer.state.items():
         if (name := names.get(id(param))) is not None and state:
-            kept = {key: value for key, value in state.items() if isinstance(value, torch.Tensor | int | float)}
-            out[name] = {k: sketch(v) if isinstance(v, torch.Tensor) and v.dim() else float(v) for k, v in kept.items()}
+            kept = {
+                key: value
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor | int | float)
+            }
+            out[name] = {
+                k: sketch(v) if isinstance(v, torch.Tensor) and v.dim() else float(v)
+                for k, v in kept.items()
+            }
     return out
 
 
@@ -144,7 +175,9 @@ def repeated_blocks(root: nn.Module) -> list[Block]:
 def vocabulary(value: object) -> list[tuple[str, int]]:
     """The first entries of a dict from texts to consecutive numbers; [] of anything else."""
     items = list(islice(value.items(), _WORDS)) if isinstance(value, dict) else []
-    if len(items) < 2 or not all(isinstance(key, str) and type(number) is int for key, number in items):
+    if len(items) < 2 or not all(
+        isinstance(key, str) and type(number) is int for key, number in items
+    ):
         return []
     numbers = sorted(number for _, number in items)
     return items if numbers == [*range(numbers[0], numbers[0] + len(items))] else []

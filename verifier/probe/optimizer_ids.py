@@ -53,7 +53,10 @@ class Turns:
         `place`: the lines of the step; `trained`: whether a backward has run since the last step.
         """
         turn = self.of(optimizer)
-        if not turn.begun and (before := self._predecessor(turn, place if trained else None)) is not None:
+        if (
+            not turn.begun
+            and (before := self._predecessor(turn, place if trained else None)) is not None
+        ):
             self._known.remove(turn)
             before.owners += turn.owners
             turn = before
@@ -63,11 +66,17 @@ class Turns:
     def _predecessor(self, turn: Turn, place: Hashable) -> Turn | None:
         """Whose count an optimizer goes on with at its first step. One that has made a single step may be its partner (a GAN)."""
         same = (
-            other for other in self._known if place is not None and other.place == place and other.begun >= self._least
+            other
+            for other in self._known
+            if place is not None and other.place == place and other.begun >= self._least
         )
         if turn.late:
             gc.collect()  # a learning-rate scheduler ties an optimizer to itself
-            gone = [other for other in self._known if other.begun and not any(owner() for owner in other.owners)]
+            gone = [
+                other
+                for other in self._known
+                if other.begun and not any(owner() for owner in other.owners)
+            ]
             return min(gone, key=lambda other: other.number, default=None) or next(same, None)
         return next(same, None)
 

@@ -27,7 +27,13 @@ from .line_coverage import Lines
 from .stop_run import StopRun
 
 THREADS = 10.0  # seconds that the threads of a stopped script have to end their work
-_WAITING = {"wait", "get", "join", "_wait_for_tstate_lock", "_worker"}  # functions in which a thread has nothing to do
+_WAITING = {
+    "wait",
+    "get",
+    "join",
+    "_wait_for_tstate_lock",
+    "_worker",
+}  # functions in which a thread has nothing to do
 LONGEST = 100_000  # characters of an error's message
 
 
@@ -123,7 +129,9 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
     finally:
         if probe.asked is not None:
             reached = probe.asked.new()
-            probe.writer.write(Visited(lines={file: reached.get(file, []) for file in request["lines"]}))
+            probe.writer.write(
+                Visited(lines={file: reached.get(file, []) for file in request["lines"]})
+            )
         probe.publish("ended")
 
 
@@ -135,7 +143,9 @@ def _failed(probe: _Probe, error: BaseException) -> int:
 
         raised.note(probe.writer, probe.frames, error)
     name = type(error).__name__
-    probe.writer.write(End(how="exception", error=name, message=_message(error), frames=probe.frames.stack(error)))
+    probe.writer.write(
+        End(how="exception", error=name, message=_message(error), frames=probe.frames.stack(error))
+    )
     traceback.print_exception(error)
     return 1
 
@@ -151,10 +161,16 @@ def _let_threads_end() -> None:
     """Wait for the threads of a script that was stopped, which it can no longer join, until each has ended or waits for more work."""
     until, idle = time.monotonic() + THREADS, 0
     while (
-        left := [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+        left := [
+            t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon
+        ]
     ) and idle < 5:
         frames = sys._current_frames()
-        at = [frame.f_code.co_name for thread in left if (frame := frames.get(thread.ident or 0)) is not None]
+        at = [
+            frame.f_code.co_name
+            for thread in left
+            if (frame := frames.get(thread.ident or 0)) is not None
+        ]
         idle = idle + 1 if _WAITING.issuperset(at) else 0
         if time.monotonic() > until:
             break

@@ -23,7 +23,11 @@ def place_of(target: object) -> str:
             target = getattr(target, name, target)
     if isinstance(target, str | os.PathLike):
         text = os.fspath(target)
-        return os.path.normpath(Path(text).absolute()) if isinstance(text, str) and text and "://" not in text else ""
+        return (
+            os.path.normpath(Path(text).absolute())
+            if isinstance(text, str) and text and "://" not in text
+            else ""
+        )
     return ""
 
 
@@ -57,11 +61,15 @@ def _tensor(value: torch.Tensor) -> SavedEntry:
         own=list(own),
         offset=list(offset),
         sharded=own != whole or any(not p.startswith("R") for p in placed.placements),
-        sketch=None if any(p.startswith("P") for p in placed.placements) else sketch(value.detach()),
+        sketch=None
+        if any(p.startswith("P") for p in placed.placements)
+        else sketch(value.detach()),
     )
 
 
-def held(session: Session) -> tuple[dict[str, list[float]], dict[str, dict[str, list[float] | float]]]:
+def held(
+    session: Session,
+) -> tuple[dict[str, list[float]], dict[str, dict[str, list[float] | float]]]:
     """The weights and the optimizer state that this rank holds now."""
     slots = session.all_slots()
     names = {id(s.param): s.name for s in slots}

@@ -41,14 +41,26 @@ from .optimizer_ids import Turns
 from .stop_run import StopRun
 
 _One = TypeVar("_One")
-TRAINING = ("call", "before backward", "backward", "stepping", "closed", "stepped")  # notices of a step
+TRAINING = (
+    "call",
+    "before backward",
+    "backward",
+    "stepping",
+    "closed",
+    "stepped",
+)  # notices of a step
 
 
 class Session:
     """State of one rank in one run. `request` holds the fields of a `launch.request.Request`."""
 
     def __init__(
-        self, request: dict[str, Any], rank: int, writer: Writer, frames: Frames, lines: Lines | None = None
+        self,
+        request: dict[str, Any],
+        rank: int,
+        writer: Writer,
+        frames: Frames,
+        lines: Lines | None = None,
     ) -> None:
         self.request = request
         self.rank = rank
@@ -62,7 +74,9 @@ class Session:
         self.stand_in: bool = request["mode"] == "ddp"
         self.depth = 0
         self.in_backward = False
-        self.backward_for = 1  # the step whose gradients the backward makes; an optimizer may step before it ends
+        self.backward_for = (
+            1  # the step whose gradients the backward makes; an optimizer may step before it ends
+        )
         self.backward: Call | None = None  # the outermost one that is running
         self.in_step = False
         self.roots: list[tuple[str, nn.Module]] = []
@@ -72,12 +86,16 @@ class Session:
         # whether weights have changed since the last step that is recorded
         self.pending: Callable[[], bool] = lambda: False
         self.rows: list[int] = []
-        self.rows_in_eval: list[int] = []  # of forwards in eval mode: those of a script that trains in it
+        self.rows_in_eval: list[
+            int
+        ] = []  # of forwards in eval mode: those of a script that trains in it
         self.tokens = 0
         self.criteria: list[Criterion] = []
         self.random_state: str | None = None
         self.grads: dict[str, list[float] | None] = {}  # after the last backward
-        self.before_clip: dict[str, list[float] | None] = {}  # at the first clip since; empty if there was none
+        self.before_clip: dict[
+            str, list[float] | None
+        ] = {}  # at the first clip since; empty if there was none
         self.optimizers = Turns(request["in_phases"])
         self.filled: set[int] = set()  # tensors that to_empty allocated and the probe filled
         self.waiting: bool = request["from_sharding_on"]
@@ -152,7 +170,9 @@ class Session:
 
     def all_slots(self) -> list[Slot]:
         """Every parameter of every root, under its full name."""
-        return [Slot(name + s.name, s.param, s.fsdp) for name, root in self.roots for s in slots(root)]
+        return [
+            Slot(name + s.name, s.param, s.fsdp) for name, root in self.roots for s in slots(root)
+        ]
 
     def stop(self) -> None:
         """End the run, which has made all its steps. Raises StopRun."""

@@ -16,7 +16,9 @@ from .compat.groups import Slot
 from .compat.tensors import box, holds_others, layout, local
 
 
-def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int, number: int) -> str:
+def share(
+    root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int, number: int
+) -> str:
     """Save or load the starting point of root `number`, as the request says. Returns what was done, for the trace."""
     folder = Path(request["starting_point"]) if request["starting_point"] else None
     if folder is None:
@@ -26,7 +28,12 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
     if request["leave_starting_point"]:
         folder.mkdir(parents=True, exist_ok=True)
         mine = {
-            s.name: (local(s.param).cpu().clone(), list(box(s.param)[2]), layout(s.param, rank).ranks) for s in slots
+            s.name: (
+                local(s.param).cpu().clone(),
+                list(box(s.param)[2]),
+                layout(s.param, rank).ranks,
+            )
+            for s in slots
         }
         buffers = {name: value.detach().cpu().clone() for name, value in root.named_buffers()}
         save(
@@ -51,13 +58,23 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
             for part, offset in reversed(parts):
                 full[_slices(offset, part.shape)] = part
             _, own, start = box(slot.param)
-            values = _perturbed(full[_slices(start, own)]) if request["nudge"] else full[_slices(start, own)]
-            rounded = request["round_to"] if values.is_floating_point() else ""  # the rounded-weights run
-            local(slot.param).copy_(values.to(getattr(torch, rounded)).to(values.dtype) if rounded else values)
+            values = (
+                _perturbed(full[_slices(start, own)])
+                if request["nudge"]
+                else full[_slices(start, own)]
+            )
+            rounded = (
+                request["round_to"] if values.is_floating_point() else ""
+            )  # the rounded-weights run
+            local(slot.param).copy_(
+                values.to(getattr(torch, rounded)).to(values.dtype) if rounded else values
+            )
     return "loaded"
 
 
-def _parts(saved: list[dict[str, Any]], name: str, rank: int) -> list[tuple[torch.Tensor, list[int]]]:
+def _parts(
+    saved: list[dict[str, Any]], name: str, rank: int
+) -> list[tuple[torch.Tensor, list[int]]]:
     """The parts of a parameter, each with its offset: of the ranks that share it with this one, where its mesh has not all ranks.
 
     Ranks of other meshes may hold other weights: tensor parallelism or experts that the script divides itself.

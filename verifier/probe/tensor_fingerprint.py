@@ -42,15 +42,22 @@ def sketch(tensor: torch.Tensor) -> list[float]:
         if in_a_row or (part.layout != torch.strided and part.numel() > _DENSE):
             values = tensors.elements(part)
             return _sketch(values, tuple(values.shape), tuple(values.shape), (0,) * values.dim())
-        return _sketch(part.to_dense() if part.layout != torch.strided else part, shape, own, offset)
+        return _sketch(
+            part.to_dense() if part.layout != torch.strided else part, shape, own, offset
+        )
 
 
-def _sketch(part: torch.Tensor, shape: tuple[int, ...], own: tuple[int, ...], offset: tuple[int, ...]) -> list[float]:
+def _sketch(
+    part: torch.Tensor, shape: tuple[int, ...], own: tuple[int, ...], offset: tuple[int, ...]
+) -> list[float]:
     if part.numel() == 0:
         return [0.0] * (1 + PROBES)
     if part.is_complex() or part.numel() != math.prod(own):
         real = torch.view_as_real(part) if part.is_complex() else part
-        squares = sum(float(block.to(torch.float64).square().sum()) for block, _ in _blocks(real, (0,) * real.dim()))
+        squares = sum(
+            float(block.to(torch.float64).square().sum())
+            for block, _ in _blocks(real, (0,) * real.dim())
+        )
         return [squares, *[float("nan")] * PROBES]
     part = part.reshape(own)
     if part.numel() <= _BLOCK:
@@ -70,7 +77,9 @@ def _sums(block: torch.Tensor, shape: tuple[int, ...], corner: tuple[int, ...]) 
     return torch.cat([values.square().sum().reshape(1), probes])
 
 
-def _blocks(part: torch.Tensor, corner: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+def _blocks(
+    part: torch.Tensor, corner: tuple[int, ...]
+) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
     """Views of at most `_BLOCK` elements that make up `part`, each with its corner in the whole tensor."""
     if part.numel() <= _BLOCK:
         yield part, corner
@@ -94,13 +103,21 @@ def row_hashes(batch: list[torch.Tensor]) -> list[int]:
     total: torch.Tensor | None = None
     for number, tensor in enumerate(t for t in batch if rows and t.shape[0] == rows):
         flat = tensor.reshape(rows, -1)
-        bits = flat.to(torch.float64).view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
+        bits = (
+            flat.to(torch.float64).view(torch.int64)
+            if flat.is_floating_point()
+            else flat.to(torch.int64)
+        )
         index = torch.arange(flat.shape[1], device=flat.device, dtype=torch.int64)
         # Equal at every length: a row's hash must not depend on how rows are grouped into batches.
         salt = ((number + 1) * _SALT + 2**63) % 2**64 - 2**63  # as int64 holds it
         mixed = (bits + salt) * _hash(index, number)
         last = bits[:, -1:]
-        before = torch.where(bits != last, index + 1, 0).amax(dim=1, keepdim=True) if len(index) else index
+        before = (
+            torch.where(bits != last, index + 1, 0).amax(dim=1, keepdim=True)
+            if len(index)
+            else index
+        )
         pads = torch.isin(last, torch.tensor(_PADS, device=last.device))
         counts = index < torch.where(pads, before, before + 1).clamp(min=1)
         part = torch.where(counts, mixed ^ (mixed >> 31), 0).sum(dim=1)
@@ -132,7 +149,9 @@ def _weights(
 
 
 def _hash(index: torch.Tensor, salt: int) -> torch.Tensor:
-    mixed = index + (salt + 1) * 0x5851F42D  # in place from here on: a large tensor must not need several copies
+    mixed = (
+        index + (salt + 1) * 0x5851F42D
+    )  # in place from here on: a large tensor must not need several copies
     mixed *= _MULTIPLY
     mixed ^= mixed >> 29
     mixed *= _MIX

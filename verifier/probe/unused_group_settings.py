@@ -71,7 +71,9 @@ class Unread:
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
         """An optimizer is about to step. One within another's step may have the groups of that."""
         groups = optimizer.param_groups
-        if not any(isinstance(g, _Recording) for g in groups) and any(foreign(optimizer, group) for group in groups):
+        if not any(isinstance(g, _Recording) for g in groups) and any(
+            foreign(optimizer, group) for group in groups
+        ):
             read = self.read.setdefault(optimizer, set())
             groups[:] = [_Recording(group, read) for group in groups]
 
@@ -81,18 +83,33 @@ class Unread:
         if not any(isinstance(group, _Recording) and group.read is read for group in groups):
             return
         names = sorted(read or ())
-        groups[:] = [g.given_back() if isinstance(g, _Recording) and g.read is read else g for g in groups]
-        found = {k: repr(v) for group in groups for k, v in foreign(optimizer, group).items() if k not in names}
+        groups[:] = [
+            g.given_back() if isinstance(g, _Recording) and g.read is read else g for g in groups
+        ]
+        found = {
+            k: repr(v)
+            for group in groups
+            for k, v in foreign(optimizer, group).items()
+            if k not in names
+        }
         turn = self.session.optimizers.of(optimizer)
         names = [name for name in names if name != "params"]
         self.session.write(
-            UnreadSettings(optimizer=turn.number, cls=class_name(optimizer), step=turn.begun, unread=found, read=names)
+            UnreadSettings(
+                optimizer=turn.number,
+                cls=class_name(optimizer),
+                step=turn.begun,
+                unread=found,
+                read=names,
+            )
         )
 
 
 def foreign(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """The settings of a group that have the name of one of torch's, are not among the optimizer's defaults, and say what no other says."""
-    given = {k: v for k, v in group.items() if k in settings_of_torch() and k not in optimizer.defaults}
+    given = {
+        k: v for k, v in group.items() if k in settings_of_torch() and k not in optimizer.defaults
+    }
     said = {number for k, v in group.items() if k not in given for number in _numbers(v)}
     return {k: v for k, v in given.items() if any(_numbers(v)) and not {*_numbers(v)} <= said}
 
@@ -100,7 +117,11 @@ def foreign(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
 @cache
 def settings_of_torch() -> frozenset[str]:
     """The names of numbers, and of pairs of numbers, that the optimizers of torch take."""
-    made = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
+    made = [
+        cls
+        for cls in vars(torch.optim).values()
+        if isinstance(cls, type) and issubclass(cls, Optimizer)
+    ]
     parameters = [p for cls in made for p in inspect.signature(cls.__init__).parameters.values()]
     return frozenset(p.name for p in parameters if _numbers(p.default)) - {"lr"}
 

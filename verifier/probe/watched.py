@@ -31,7 +31,9 @@ def variables(frame: types.FrameType) -> list[tuple[str, Any]]:
 def evaluated(expression: str, session: Session) -> Any:
     """What names, attributes and items lead to, from the innermost frame that has them; None where none has."""
     if expression.startswith(FILES):
-        pattern = expression.removeprefix(FILES).replace("{checkpoint}", session.request["checkpoint"])
+        pattern = expression.removeprefix(FILES).replace(
+            "{checkpoint}", session.request["checkpoint"]
+        )
         return _files(pattern) if session.rank == 0 else None
     module, _, path = expression.rpartition(":")
     if module:
@@ -91,6 +93,10 @@ def _read(path: Path) -> Any:
     if path.suffix in (".npy", ".npz"):
         arrays = importlib.import_module("numpy").load(path, allow_pickle=False)
         return (
-            torch.from_numpy(arrays) if path.suffix == ".npy" else {k: torch.from_numpy(v) for k, v in arrays.items()}
+            torch.from_numpy(arrays)
+            if path.suffix == ".npy"
+            else {k: torch.from_numpy(v) for k, v in arrays.items()}
         )
-    return inspect.unwrap(torch.load)(path, map_location="cpu", weights_only=True)  # not a load of the script
+    return inspect.unwrap(torch.load)(
+        path, map_location="cpu", weights_only=True
+    )  # not a load of the script

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a command that only needs `sanitize`, such as `fsdp2 spec`, does not import the records
+if (
+    TYPE_CHECKING
+):  # a command that only needs `sanitize`, such as `fsdp2 spec`, does not import the records
     from ..verdict import Verdict
 
 Renderer = Callable[["Verdict"], str]
-_MODULES = {name: name for name in ("text", "html", "junit", "sarif", "github")} | {"json": "json_report"}
+_MODULES = {name: name for name in ("text", "html", "junit", "sarif", "github")} | {
+    "json": "json_report"
+}
 
 
 def renderers(lint: bool = False, verbose: bool = False) -> dict[str, Renderer]:

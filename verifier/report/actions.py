@@ -15,7 +15,11 @@ def next_steps(verdict: Verdict) -> list[dict[str, str]]:
 
     `do`: "edit" (`at` a line), "find" (no line is known), "report a fault of fsdp2", "run" or "report as not checked".
     """
-    wrong = [f for f in verdict.findings if f.status in ("fail", "error") and not f.consequence and not f.warns]
+    wrong = [
+        f
+        for f in verdict.findings
+        if f.status in ("fail", "error") and not f.consequence and not f.warns
+    ]
     steps = [_after(finding) for finding in wrong if not verdict.stands(finding)]
     if steps and verdict.target.get("command"):
         steps.append({"do": "run", "text": str(verdict.target["command"])})
@@ -25,7 +29,8 @@ def next_steps(verdict: Verdict) -> list[dict[str, str]]:
     if stopped := stopped_early(verdict):
         reasons = [(stopped, [rule for _, rules in reasons for rule in rules])]
     steps += [
-        {"do": "report as not checked", "rule": some(rules, MOST), "text": reason} for reason, rules in reasons[:MOST]
+        {"do": "report as not checked", "rule": some(rules, MOST), "text": reason}
+        for reason, rules in reasons[:MOST]
     ]
     return steps
 
@@ -34,15 +39,28 @@ def _after(finding: Finding) -> dict[str, str]:
     if finding.status == "error":
         return {"do": "report a fault of fsdp2", "rule": finding.rule, "text": finding.evidence}
     if finding.location is None or not finding.location.file:
-        return {"do": "find", "rule": finding.rule, "text": f"{finding.evidence}. {finding.fix or ''}".strip()}
-    return {"do": "edit", "rule": finding.rule, "at": place(finding.location), "text": finding.fix or finding.evidence}
+        return {
+            "do": "find",
+            "rule": finding.rule,
+            "text": f"{finding.evidence}. {finding.fix or ''}".strip(),
+        }
+    return {
+        "do": "edit",
+        "rule": finding.rule,
+        "at": place(finding.location),
+        "text": finding.fix or finding.evidence,
+    }
 
 
 def not_covered(verdict: Verdict) -> list[str]:
     """What the runs have not looked at, what matters most first."""
     if verdict.tier != "ranks":
         return []
-    found = [f"{word.lower()}: {line}" for word, lines in not_judged(verdict.facts.get("horizon")) for line in lines]
+    found = [
+        f"{word.lower()}: {line}"
+        for word, lines in not_judged(verdict.facts.get("horizon"))
+        for line in lines
+    ]
     skipped = [str(item["rule"]) for item in verdict.skipped]
     found += [f"skipped: {', '.join(skipped)}"] if skipped else []
     target: dict[str, Any] = dict(verdict.target)
@@ -56,6 +74,8 @@ def not_covered(verdict: Verdict) -> list[str]:
     if not verdict.environment.get("devices"):
         found.append("NCCL, CUDA kernels and memory: the ranks computed on the CPU")
     low = any(run["role"] == "full_precision" for run in verdict.runs)
-    found += ["the numbers of low precision and dropout, which the comparisons leave out"] if low else []
+    found += (
+        ["the numbers of low precision and dropout, which the comparisons leave out"] if low else []
+    )
     absent = count(verdict.counts.get("not_applicable", 0), "rule")
     return [*found, f"{absent} about what the script does not have (not_applicable)"]

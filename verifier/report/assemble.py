@@ -41,13 +41,24 @@ def assemble(
 
 
 def environment_of(
-    versions: Mapping[str, Any], tier: str, backend: str, nproc: int, launcher: str, notes: Sequence[str], on_cpu: bool
+    versions: Mapping[str, Any],
+    tier: str,
+    backend: str,
+    nproc: int,
+    launcher: str,
+    notes: Sequence[str],
+    on_cpu: bool,
 ) -> dict[str, object]:
     """The environment of the runs. `backend`: how ranks share GPUs, "" if they do not; `on_cpu`: CUDA computes on the CPU."""
     carried = "fake" if tier == "simulate" else "nccl" if versions["devices"] else "gloo"
     shared = sharing.described(backend, nproc, versions["devices"]) if backend else carried
     known = {key: value for key, value in versions.items() if key != "unused"}
-    known |= {"platform": machine.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
+    known |= {
+        "platform": machine.platform(),
+        "backend": shared,
+        "launcher": launcher,
+        "notes": list(notes),
+    }
     return {**known, "cuda_on_cpu": on_cpu}
 
 
@@ -58,11 +69,20 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     libraries = dict.fromkeys(record.text for record in adapted)
     platform = _rehearsed(evidence) or (NOTE if evidence.cuda_on_cpu else "")
     words = evidence.course.batch.strip("-")
-    batch = f"one process was given `{evidence.course.batch}`, the batch of all ranks" if words else ""
-    torch = next((r.torch for t in (evidence.train.traces if evidence.train else ()) for r in t.of(Start)), "")
+    batch = (
+        f"one process was given `{evidence.course.batch}`, the batch of all ranks" if words else ""
+    )
+    torch = next(
+        (r.torch for t in (evidence.train.traces if evidence.train else ()) for r in t.of(Start)),
+        "",
+    )
     tested = torch.partition("+")[0] in ("", *VERSIONS)
     unknown = "" if tested else f"torch {torch}: fsdp2 was run on {', '.join(VERSIONS)}"
-    return [note for note in (unknown, platform, batch, early, *libraries, evidence.course.stale, *files) if note]
+    return [
+        note
+        for note in (unknown, platform, batch, early, *libraries, evidence.course.stale, *files)
+        if note
+    ]
 
 
 def _rehearsed(evidence: Evidence) -> str:

@@ -22,7 +22,9 @@ from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 from .redacted import redacted
 
-READABLE = (1,)  # earlier versions whose failures are read; roles and statuses changed since, failures did not
+READABLE = (
+    1,
+)  # earlier versions whose failures are read; roles and statuses changed since, failures did not
 _ERRORS = 100  # of which the clearest is shown
 _AGAIN = "write one with --report json=PATH"
 
@@ -72,21 +74,31 @@ def _must_be_ours(path: Path, report: Any) -> None:
         raise UserError(f"{path}:1:1: not a report of fsdp2; {_AGAIN}")
     if report["schema"] not in read:
         known = f"this program reads {' and '.join(map(str, read))}"
-        raise UserError(f"{path}:1:1: the report has schema version {report['schema']!r}, {known}; {_AGAIN}")
+        raise UserError(
+            f"{path}:1:1: the report has schema version {report['schema']!r}, {known}; {_AGAIN}"
+        )
     if report["schema"] != ours:  # only what a comparison reads
         parts = {name: schema["properties"][name] for name in ("target", "findings")}
-        schema = {"required": list(parts), "properties": parts, "definitions": schema["definitions"]}
+        schema = {
+            "required": list(parts),
+            "properties": parts,
+            "definitions": schema["definitions"],
+        }
     error = best_match(islice(Draft7Validator(schema).iter_errors(report), _ERRORS))
     if error is not None:
         place = ".".join(map(str, error.absolute_path)) or "the report"
-        raise UserError(f"{path}:1:1: not a report of fsdp2: {place}: {error.message[:200]}; {_AGAIN}")
+        raise UserError(
+            f"{path}:1:1: not a report of fsdp2: {place}: {error.message[:200]}; {_AGAIN}"
+        )
 
 
 def must_be_of(path: Path, report: Report, target: Mapping[str, Any]) -> None:
     """Raises UserError if the report is of another target than this one."""
     old, new = name_of(report["target"]), name_of(target)
     if old != new and report["target"]["script"] != target["script"]:
-        raise UserError(f"--baseline {path}: a report on {old}, not on {new}; give the report of the same target")
+        raise UserError(
+            f"--baseline {path}: a report on {old}, not on {new}; give the report of the same target"
+        )
 
 
 def name_of(target: Mapping[str, Any]) -> str:
@@ -115,14 +127,18 @@ def held_against(verdict: Verdict, path: Path, report: Report) -> Verdict:
         (standing if known[key] > 0 else new).append(finding)
         known[key] -= 1
     judged = {f.rule for f in verdict.findings if f.status in ("pass", "fail", "not_applicable")}
-    judged.update(verdict.facts.get("sources", {"rules": ()})["rules"])  # a static tier reports no passes
+    judged.update(
+        verdict.facts.get("sources", {"rules": ()})["rules"]
+    )  # a static tier reports no passes
     for finding in (f for f in old if f.status == "fail"):
         key = identity(finding, before)
         if known[key] > 0:
             (gone if finding.rule in judged else unjudged).append(finding)
             known[key] -= 1
     was_open = {f.rule for f in old if f.status == "inconclusive"}
-    still = frozenset(f.rule for f in verdict.findings if f.status == "inconclusive" and f.rule in was_open)
+    still = frozenset(
+        f.rule for f in verdict.findings if f.status == "inconclusive" and f.rule in was_open
+    )
     held = Comparison(str(path), tuple(new), tuple(standing), tuple(gone), tuple(unjudged), still)
     return replace(verdict, baseline=held)
 
@@ -149,9 +165,13 @@ def _from(base: str, file: str) -> str:
 
 def finding_of(item: Mapping[str, Any]) -> Finding:
     """The finding of a JSON report."""
-    names = [field.name for field in fields(Finding) if field.name not in ("location", "suspicion")]  # decided by then
+    names = [
+        field.name for field in fields(Finding) if field.name not in ("location", "suspicion")
+    ]  # decided by then
     place = item["location"]
     if place and (user := place.get("from")):  # in a library
         library = {name: place[name] for name in ("file", "line", "function", "code")}
         place = {**user, "library": library, "through": place.get("through", [])}
-    return Finding(**{name: item[name] for name in names}, location=Place.from_json(place) if place else None)
+    return Finding(
+        **{name: item[name] for name in names}, location=Place.from_json(place) if place else None
+    )

@@ -34,7 +34,9 @@ def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
     lines += ["", *_reads(record)] if any(read.in_step for read in record.reads) else []
     limits = "Tensors of PyTorch, with eager kernels; torch.compile is left out. "
     limits += f"{size(RESERVE)} beside them stand for CUDA's context, NCCL and cuBLAS. "
-    limits += f"Planned in {found.seconds:.0f} s, with {size(record.host_peak)} of this machine's memory."
+    limits += (
+        f"Planned in {found.seconds:.0f} s, with {size(record.host_peak)} of this machine's memory."
+    )
     return "\n".join([*lines, "", *wrapped(limits)])
 
 
@@ -42,7 +44,11 @@ def headline(found: Rehearsed, name: str) -> str:
     """What was planned, whether it fits, and by how much."""
     record = found.record
     ranks = f"{name}: rank 0 of {record.world_size}" if record is not None else name
-    mesh = " x ".join(f"{dim} {length}" for dim, length in record.mesh.items()) if record is not None else ""
+    mesh = (
+        " x ".join(f"{dim} {length}" for dim, length in record.mesh.items())
+        if record is not None
+        else ""
+    )
     about = ranks + (f" ({mesh})" if mesh else "")
     return f"{about}: {outcome(found)}"
 
@@ -77,13 +83,21 @@ def size(amount: float) -> str:
 def _peaks(peaks: list[Peak]) -> list[str]:
     """A table: a row for each kind of memory, a column for each phase."""
     kinds = sorted(
-        {kind for peak in peaks for kind in peak.kinds}, key=lambda kind: -max(p.kinds.get(kind, 0) for p in peaks)
+        {kind for peak in peaks for kind in peak.kinds},
+        key=lambda kind: -max(p.kinds.get(kind, 0) for p in peaks),
     )
     rows = [["memory at the peak of", *(peak.phase for peak in peaks)]]
-    rows += [[kind, *(size(peak.kinds[kind]) if kind in peak.kinds else "-" for peak in peaks)] for kind in kinds]
+    rows += [
+        [kind, *(size(peak.kinds[kind]) if kind in peak.kinds else "-" for peak in peaks)]
+        for kind in kinds
+    ]
     rows.append(["all tensors", *(size(peak.bytes) for peak in peaks)])
-    rows.append(["reserved by the allocator", *(size(max(peak.reserved, peak.bytes)) for peak in peaks)])
-    rows.append(["  with expandable segments", *(size(max(peak.expandable, peak.bytes)) for peak in peaks)])
+    rows.append(
+        ["reserved by the allocator", *(size(max(peak.reserved, peak.bytes)) for peak in peaks)]
+    )
+    rows.append(
+        ["  with expandable segments", *(size(max(peak.expandable, peak.bytes)) for peak in peaks)]
+    )
     return table(rows)
 
 
@@ -91,19 +105,35 @@ def _collectives(record: Rehearsal) -> list[str]:
     rows = [["collectives of a step", "group", "ranks", "dtype", "in", "number", "bytes"]]
     found = totals(record)
     for one, count, amount in found[:ROWS]:
-        rows.append([one.collective, one.group, str(one.group_size), one.dtype, one.phase, f"{count:,}", size(amount)])
+        rows.append(
+            [
+                one.collective,
+                one.group,
+                str(one.group_size),
+                one.dtype,
+                one.phase,
+                f"{count:,}",
+                size(amount),
+            ]
+        )
     return [*table(rows), *([f"  and {len(found) - ROWS} more"] if len(found) > ROWS else [])]
 
 
 def _flops(record: Rehearsal) -> list[str]:
     whole = {name: one.forward + one.backward for name, one in record.flops.items()}
-    forward, backward = (sum(getattr(one, key) for one in record.flops.values()) for key in ("forward", "backward"))
+    forward, backward = (
+        sum(getattr(one, key) for one in record.flops.values()) for key in ("forward", "backward")
+    )
     again = sum(one.recompute for one in record.flops.values())
     total = max(forward + backward, 1)
     line = f"FLOPs of a step of this rank: {flops(total)}, forward {flops(forward)}, backward {flops(backward)}"
     line += f" ({flops(again)} of it recomputed)" if again else ""
     parts = [f"{name} {amount / total:.0%}" for name, amount in by_part(whole)[:KINDS]]
-    note = [] if backward else wrapped("no backward: a step here is a forward on weights that the script has changed")
+    note = (
+        []
+        if backward
+        else wrapped("no backward: a step here is a forward on weights that the script has changed")
+    )
     return [*wrapped(line), *wrapped("most of them: " + ", ".join(parts), "  ", "  "), *note]
 
 
@@ -114,7 +144,11 @@ def _bound(least: Bound) -> list[str]:
         "collectives that it waits for": least.waited,
         "first and last of FSDP": least.exposed,
     }
-    parts |= {"optimizer": least.optimizer, "all on the link": least.link, "all on the network": least.network}
+    parts |= {
+        "optimizer": least.optimizer,
+        "all on the link": least.link,
+        "all on the network": least.network,
+    }
     shown = ", ".join(f"{name} {seconds(amount)}" for name, amount in parts.items() if amount)
     return [
         *wrapped(f"{fastest(least)}. A bound, no forecast."),
@@ -125,7 +159,11 @@ def _bound(least: Bound) -> list[str]:
 
 def fastest(least: Bound) -> str:
     """The bound in one line."""
-    speed = f", at most {least.tokens_per_second:,.0f} tokens/s on each GPU" if least.tokens_per_second else ""
+    speed = (
+        f", at most {least.tokens_per_second:,.0f} tokens/s on each GPU"
+        if least.tokens_per_second
+        else ""
+    )
     line = f"a step on {least.device} ({least.per_node} in a node) takes at least {seconds(least.step)}{speed}"
     return f"{line}, MFU at most {least.mfu:.0%}; {least.limited_by}-bound"
 
@@ -147,7 +185,9 @@ def _reads(record: Rehearsal) -> list[str]:
     found = [read for read in record.reads if read.in_step]
     lines = ["lines of the steps that wait for the device (the values are stand-ins):"]
     for read in found[:READS]:
-        lines.append(f"  {read.what}, {read.count} x in {record.steps} steps: {place(read.at_line)}")
+        lines.append(
+            f"  {read.what}, {read.count} x in {record.steps} steps: {place(read.at_line)}"
+        )
     return [*lines, *([f"  and {len(found) - READS} more"] if len(found) > READS else [])]
 
 
@@ -162,7 +202,10 @@ def table(rows: list[list[str]], words: tuple[int, ...] = (0,)) -> list[str]:
     """Lines with columns, the first row their titles: those of `words` and those without digits to the left."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    left = [n in words or not any(c.isdigit() for cell in column[1:] for c in cell) for n, column in enumerate(columns)]
+    left = [
+        n in words or not any(c.isdigit() for cell in column[1:] for c in cell)
+        for n, column in enumerate(columns)
+    ]
     return [
         "  ".join(
             cell.ljust(width) if plain else cell.rjust(width)
@@ -178,7 +221,12 @@ def data(found: Rehearsed, name: str, least: Bound | None = None) -> dict[str, A
     shown = None
     if trouble is not None:
         at = trouble.at_line.to_json() if trouble.at_line is not None else None
-        shown = {"kind": trouble.kind, "text": trouble.text, "at_line": at, "unfollowed": trouble.unfollowed}
+        shown = {
+            "kind": trouble.kind,
+            "text": trouble.text,
+            "at_line": at,
+            "unfollowed": trouble.unfollowed,
+        }
     return {
         "schema": 1,
         "target": name,

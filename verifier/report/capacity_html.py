@@ -32,12 +32,23 @@ TONES = {
 ROWS, TEXT = SIZES[1]
 
 
-def render(found: Rehearsed, name: str, command: str, least: Bound | None, compared: Explored | None, spec: str) -> str:
+def render(
+    found: Rehearsed,
+    name: str,
+    command: str,
+    least: Bound | None,
+    compared: Explored | None,
+    spec: str,
+) -> str:
     """The page. `command`: the line that makes it again; `spec`: the file whose keys the compared settings are."""
     from markupsafe import Markup
 
     record, word = found.record, verdict(found)
-    figures = {"memory": capacity_plots.memory(record, found.memory)} if record is not None and record.course else {}
+    figures = (
+        {"memory": capacity_plots.memory(record, found.memory)}
+        if record is not None and record.course
+        else {}
+    )
     if compared is not None and ordered(compared.candidates):
         figures["settings"] = capacity_plots.settings(compared)
     page = (
@@ -59,7 +70,9 @@ def render(found: Rehearsed, name: str, command: str, least: Bound | None, compa
             reserve=RESERVE,
             bound=least,
             tables=tables(found, least, compared),
-            figures={key: {**figure, "svg": Markup(figure["svg"])} for key, figure in figures.items()},
+            figures={
+                key: {**figure, "svg": Markup(figure["svg"])} for key, figure in figures.items()
+            },
             compared=compared,
             summary=settings_search.summary(compared) if compared is not None else "",
             advice=settings_search.advice(compared, spec) if compared is not None else [],
@@ -107,10 +120,18 @@ def _peaks(peaks: list[Peak]) -> Table:
         for kind in sorted(most, key=lambda kind: -most[kind])
     ]
     rows.append(["all tensors", *(size(peak.bytes) for peak in peaks)])
-    rows.append(["reserved by the allocator", *(size(max(peak.reserved, peak.bytes)) for peak in peaks)])
-    rows.append(["with expandable segments", *(size(max(peak.expandable, peak.bytes)) for peak in peaks)])
+    rows.append(
+        ["reserved by the allocator", *(size(max(peak.reserved, peak.bytes)) for peak in peaks)]
+    )
+    rows.append(
+        ["with expandable segments", *(size(max(peak.expandable, peak.bytes)) for peak in peaks)]
+    )
     rows.append(["reached at", *(_line(peak.at_line) for peak in peaks)])
-    return Table("Memory at the peak of each phase", "Kind" + "".join(f"|>{peak.phase}" for peak in peaks), rows)
+    return Table(
+        "Memory at the peak of each phase",
+        "Kind" + "".join(f"|>{peak.phase}" for peak in peaks),
+        rows,
+    )
 
 
 def _collectives(record: Rehearsal) -> Table:
@@ -138,9 +159,15 @@ def _flops(record: Rehearsal) -> Table:
     }
     total = sum(parts["forward"].values()) + sum(parts["backward"].values())
     rows = []
-    for name, amount in by_part({name: one.forward + one.backward for name, one in record.flops.items()}):
+    for name, amount in by_part(
+        {name: one.forward + one.backward for name, one in record.flops.items()}
+    ):
         again = parts["recompute"][name]
-        own = [flops(parts["forward"][name]), flops(parts["backward"][name]), flops(again) if again else None]
+        own = [
+            flops(parts["forward"][name]),
+            flops(parts["backward"][name]),
+            flops(again) if again else None,
+        ]
         rows.append([name, *own, f"{amount / max(total, 1):.0%}"])
     return Table(
         "FLOPs of a step by part of the model",
@@ -150,8 +177,12 @@ def _flops(record: Rehearsal) -> Table:
 
 
 def _reads(record: Rehearsal) -> Table:
-    rows = [[_line(read.at_line), read.what, f"{read.count:,}"] for read in record.reads if read.in_step]
-    return Table(f"Lines that wait for the device, in {record.steps} steps", "Line|What|>Times", rows)
+    rows = [
+        [_line(read.at_line), read.what, f"{read.count:,}"] for read in record.reads if read.in_step
+    ]
+    return Table(
+        f"Lines that wait for the device, in {record.steps} steps", "Line|What|>Times", rows
+    )
 
 
 def _bound(least: Bound) -> Table:
@@ -173,13 +204,22 @@ def _explored(compared: Explored) -> Table:
     rows = []
     for number, one in enumerate(ordered(compared.candidates), 1):
         *cells, _ = settings_search.row(one, compared)
-        marks = ", ".join(word for word, there in (("recommended", one is best), ("frontier", one in front)) if there)
+        marks = ", ".join(
+            word
+            for word, there in (("recommended", one is best), ("frontier", one in front))
+            if there
+        )
         keys = (
-            ", ".join(f"{key} {value}".strip() for key, value in settings_search.own(one.settings, compared).items())
+            ", ".join(
+                f"{key} {value}".strip()
+                for key, value in settings_search.own(one.settings, compared).items()
+            )
             or settings_search.GIVEN
         )
         rows.append([str(number), keys, marks or None, *cells])
-    titles = "".join(f"|>{title[0].upper()}{title[1:]}" for title in settings_search.header(compared)[1:-1])
+    titles = "".join(
+        f"|>{title[0].upper()}{title[1:]}" for title in settings_search.header(compared)[1:-1]
+    )
     columns = f"Row|Settings|Which{titles}"
     return Table("Settings that change no mathematics", columns, rows)
 

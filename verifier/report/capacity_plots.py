@@ -18,7 +18,13 @@ Figure = dict[str, Any]
 OTHERS = "others"
 MUCH = 3.0  # times the peak: a limit above it is not in the drawing
 # drawn at the bottom
-LASTING = ("sharded parameters", "parameters that are not sharded", "optimizer state", "gradients", "buffers")
+LASTING = (
+    "sharded parameters",
+    "parameters that are not sharded",
+    "optimizer state",
+    "gradients",
+    "buffers",
+)
 NARROW = 60  # of a phase in the drawing, below which its name does not fit
 
 
@@ -32,7 +38,9 @@ class Axis:
     last: float
 
     def __call__(self, value: float) -> float:
-        return round(self.first + (value - self.low) / (self.high - self.low) * (self.last - self.first), 1)
+        return round(
+            self.first + (value - self.low) / (self.high - self.low) * (self.last - self.first), 1
+        )
 
 
 def memory(record: Rehearsal, limit: int | None) -> Figure:
@@ -42,17 +50,29 @@ def memory(record: Rehearsal, limit: int | None) -> Figure:
     top = max(peak, shown or 0) * 1.06
     x, y = Axis(0, len(record.course), LEFT, RIGHT), Axis(0, top, BOTTOM, TOP)
     names = _kinds(record.course)
-    parts = [*_start("memory", "Memory over time", "Bytes of tensors on the device, by kind"), *_grid(y, top)]
+    parts = [
+        *_start("memory", "Memory over time", "Bytes of tensors on the device, by kind"),
+        *_grid(y, top),
+    ]
     below = [0.0] * len(record.course)
     for number, name in enumerate(names):
-        above = [start + _of(moment, name, names) for start, moment in zip(below, record.course, strict=True)]
-        parts.append(f'<path class="area" style="fill:{_colour(number)}" d="{_area(x, y, below, above)}"/>')
+        above = [
+            start + _of(moment, name, names)
+            for start, moment in zip(below, record.course, strict=True)
+        ]
+        parts.append(
+            f'<path class="area" style="fill:{_colour(number)}" d="{_area(x, y, below, above)}"/>'
+        )
         below = above
     parts += _phases(record.course, x)
     parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
     if shown is not None:
         parts += _limit(y, shown)
-    far = f" The device has {size(limit)}, above the drawing." if limit is not None and shown is None else ""
+    far = (
+        f" The device has {size(limit)}, above the drawing."
+        if limit is not None and shown is None
+        else ""
+    )
     return {
         "title": "Memory over time",
         "description": f"Tensors on the device by kind, at most {size(peak)}; from left to right each allocation and release.{far}",
@@ -78,9 +98,14 @@ def settings(found: Explored) -> Figure:
     parts = [*_start("settings", "Settings", about), *_grid(y, top)]
     step = round_step((x.high - x.low) / 6)
     marks = [number * step for number in range(int(x.low / step) + 1, int(x.high / step) + 1)]
-    parts += [f'<text x="{x(mark)}" y="{BOTTOM + 20}" text-anchor="middle">{mark:.4g}</text>' for mark in marks]
+    parts += [
+        f'<text x="{x(mark)}" y="{BOTTOM + 20}" text-anchor="middle">{mark:.4g}</text>'
+        for mark in marks
+    ]
     parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
-    parts += [f'<text x="{(LEFT + RIGHT) // 2}" y="{BOTTOM + 42}" text-anchor="middle">{title}</text>']
+    parts += [
+        f'<text x="{(LEFT + RIGHT) // 2}" y="{BOTTOM + 42}" text-anchor="middle">{title}</text>'
+    ]
     parts += _limit(y, shown) if shown is not None else []
     front = [(x(_across(one) / scale), y(one.memory)) for one in frontier(found.candidates)]
     if found.gpu and len(front) > 1:
@@ -98,7 +123,9 @@ def settings(found: Explored) -> Figure:
     }
 
 
-def _points(rows: Sequence[Candidate], found: Explored, places: Sequence[tuple[float, float]]) -> list[str]:
+def _points(
+    rows: Sequence[Candidate], found: Explored, places: Sequence[tuple[float, float]]
+) -> list[str]:
     """A dot for each, the recommended one on top and larger; a number where there is room for it."""
     best = recommended(found.candidates)
     taken: list[tuple[float, float]] = []
@@ -106,9 +133,14 @@ def _points(rows: Sequence[Candidate], found: Explored, places: Sequence[tuple[f
     for number, (one, at) in enumerate(zip(rows, places, strict=True), 1):
         colour = _colour(2 if one is best else 1 if one.fits() == NO else 0)
         dots.append(
-            (one is best, f'<circle cx="{at[0]}" cy="{at[1]}" r="{7 if one is best else 4}" style="fill:{colour}"/>')
+            (
+                one is best,
+                f'<circle cx="{at[0]}" cy="{at[1]}" r="{7 if one is best else 4}" style="fill:{colour}"/>',
+            )
         )
-        if one is best or not any(abs(at[0] - other[0]) < 26 and abs(at[1] - other[1]) < 14 for other in taken):
+        if one is best or not any(
+            abs(at[0] - other[0]) < 26 and abs(at[1] - other[1]) < 14 for other in taken
+        ):
             taken.append(at)
             numbers.append(f'<text class="over" x="{at[0] + 9}" y="{at[1] + 4}">{number}</text>')
     return [dot for _, dot in sorted(dots, key=lambda dot: dot[0])] + numbers
@@ -119,7 +151,10 @@ def _across(one: Candidate) -> float:
 
 
 def _unit(most: float) -> tuple[str, float]:
-    return next(((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e-3)) if most >= scale), ("\u00b5s", 1e-6))
+    return next(
+        ((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e-3)) if most >= scale),
+        ("\u00b5s", 1e-6),
+    )
 
 
 def _limit(y: Axis, memory: int) -> list[str]:
@@ -171,7 +206,9 @@ def _phases(course: Sequence[Moment], x: Axis) -> list[str]:
         parts += [f'<path class="grid" d="M{x(start)} {TOP}V{BOTTOM + 6}"/>'] if start else []
         if x(end) - x(start) >= NARROW:
             middle = (x(start) + x(end)) / 2
-            parts.append(f'<text x="{middle:g}" y="{BOTTOM + 20}" text-anchor="middle">{course[start].phase}</text>')
+            parts.append(
+                f'<text x="{middle:g}" y="{BOTTOM + 20}" text-anchor="middle">{course[start].phase}</text>'
+            )
     return parts
 
 
@@ -182,7 +219,9 @@ def _start(name: str, title: str, about: str) -> list[str]:
 
 def _grid(y: Axis, top: float) -> list[str]:
     """Lines at round numbers of a binary unit, which is written at the top."""
-    unit, shift = next(((u, s) for u, s in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if top >= 2 << s), ("B", 0))
+    unit, shift = next(
+        ((u, s) for u, s in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if top >= 2 << s), ("B", 0)
+    )
     step = round_step(top / (1 << shift) / 5)
     parts = []
     for mark in range(int(top / (1 << shift) / step) + 1):

@@ -36,8 +36,18 @@ def facts(evidence: Evidence, work: Path) -> Facts:
     first = [entries[0] for entries in run.parameters.values()]
     entries = [entry for own in run.parameters.values() for entry in own]
     total = sum(entry.numel for entry in first)
-    held = [sum(entry.local_numel for entry in entries if entry.rank == rank) for rank in range(run.world_size)]
-    mesh = next((dict(zip(e.mesh_names or range(len(e.mesh)), e.mesh, strict=False)) for e in first if e.sharded), {})
+    held = [
+        sum(entry.local_numel for entry in entries if entry.rank == rank)
+        for rank in range(run.world_size)
+    ]
+    mesh = next(
+        (
+            dict(zip(e.mesh_names or range(len(e.mesh)), e.mesh, strict=False))
+            for e in first
+            if e.sharded
+        ),
+        {},
+    )
     return {
         "parameters": len(first),
         "elements": total,
@@ -67,7 +77,13 @@ def _horizon(evidence: Evidence) -> Facts:
     if survey is None or not (survey.completed or survey.timed_out):
         return {}
     found = [
-        {"file": one.file, "first": one.block.first, "last": one.block.last, "code": one.code, "after_step": one.step}
+        {
+            "file": one.file,
+            "first": one.block.first,
+            "last": one.block.last,
+            "code": one.code,
+            "after_step": one.step,
+        }
         for one in unreached(evidence)
     ]
     of_survey = {"steps": steps_of(survey), "ended": survey.completed, "seconds": survey.timeout}
@@ -80,7 +96,9 @@ def _shards(run: Run) -> list[Facts]:
     for name, entries in run.parameters.items():
         held = {entry.rank: entry.local_numel for entry in entries}
         known = _fields(entries[0], "shape", "dtype", "trainable", "placements", "group")
-        found.append({"name": name, **known, "elements": [held.get(trace.rank) for trace in run.traces]})
+        found.append(
+            {"name": name, **known, "elements": [held.get(trace.rank) for trace in run.traces]}
+        )
     return found
 
 
@@ -104,16 +122,29 @@ def _comparisons(evidence: Evidence) -> list[Facts]:
         limit = limits(evidence, rule).allowed
         return {"loss": limit["loss"], "grad_norm": limit["gradient norm"]}
 
-    oracles = {"ddp": evidence.reference, "single-process": evidence.single, "original": evidence.original}
+    oracles = {
+        "ddp": evidence.reference,
+        "single-process": evidence.single,
+        "original": evidence.original,
+    }
     for rule, oracle in ((f"matches-{name}", oracle) for name, oracle in oracles.items()):
-        if exact is not None and exact.completed and oracle is not None and not incomparable(exact, oracle, "", ""):
+        if (
+            exact is not None
+            and exact.completed
+            and oracle is not None
+            and not incomparable(exact, oracle, "", "")
+        ):
             found.append(_apart(evidence, rule, exact, oracle, 0, allowed(rule)))
     base = nudged(evidence)
     if evidence.perturbed is not None and base is not None:
-        found.append(_apart(evidence, None, evidence.perturbed, base, 0, {"loss": None, "grad_norm": None}))
+        found.append(
+            _apart(evidence, None, evidence.perturbed, base, 0, {"loss": None, "grad_norm": None})
+        )
     if evidence.resume is not None and evidence.train is not None:
         bitwise = {"loss": 0.0, "grad_norm": None}
-        found.append(_apart(evidence, "resume-is-exact", evidence.resume, evidence.train, after, bitwise))
+        found.append(
+            _apart(evidence, "resume-is-exact", evidence.resume, evidence.train, after, bitwise)
+        )
     if (whole := evidence.resume_full_precision) is not None:
         offset = after if whole is evidence.train else 0
         name = "reshard-keeps-trajectory"
@@ -123,7 +154,12 @@ def _comparisons(evidence: Evidence) -> list[Facts]:
 
 
 def _apart(
-    evidence: Evidence, rule: str | None, run: Run, oracle: Run, after: int, allowed: Mapping[str, float | None]
+    evidence: Evidence,
+    rule: str | None,
+    run: Run,
+    oracle: Run,
+    after: int,
+    allowed: Mapping[str, float | None],
 ) -> Facts:
     steps = range(1, min(run.steps(), oracle.steps() - after) + 1)
     return {
@@ -146,7 +182,9 @@ def _checkpoints(evidence: Evidence, work: Path) -> list[Facts]:
     for path, saves in kept(evidence.train).items():
         record, values = found.get(path), given(saves)
         error = record.error if record is not None else None
-        state = "not opened" if record is None else "gone" if record.format == "missing" else "opened"
+        state = (
+            "not opened" if record is None else "gone" if record.format == "missing" else "opened"
+        )
         wrong = len(differing(record, values)) if record is not None and state == "opened" else 0
         row = {"path": stable(path, work), "after_step": saves[0].after, "op": saves[0].op}
         row |= {"ranks": len({save.rank for save in saves}), "tensors": len(values)}
@@ -161,6 +199,10 @@ def _returns(evidence: Evidence, work: Path) -> list[Facts]:
     rows = []
     for run in (evidence.resume, *evidence.reshards, *recovered, *evidence.damaged):
         if run is not None:
-            loads = dict.fromkeys(stable(r.to, work) for r in run.places(Checkpoint) if r.op in LOADS and r.to)
-            rows.append({"run": evidence.runs.index(run), "loads": list(loads), "steps": run.steps()})
+            loads = dict.fromkeys(
+                stable(r.to, work) for r in run.places(Checkpoint) if r.op in LOADS and r.to
+            )
+            rows.append(
+                {"run": evidence.runs.index(run), "loads": list(loads), "steps": run.steps()}
+            )
     return rows

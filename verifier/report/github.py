@@ -25,7 +25,9 @@ def render(verdict: Verdict) -> str:
     found = commands(verdict)
     lines = found[:MOST]
     if len(found) > MOST:
-        lines.append(f"{len(found) - MOST} more findings are in the report below and in the summary of this step")
+        lines.append(
+            f"{len(found) - MOST} more findings are in the report below and in the summary of this step"
+        )
     plain = text.render_lint(verdict) if verdict.linted else text.render(verdict)
     return "\n".join([*lines, plain])
 
@@ -41,12 +43,22 @@ def commands(verdict: Verdict) -> list[str]:
     for (reason, required), findings in unchecked.items():
         rules = ", ".join(f.rule for f in findings)
         title = rules if len(findings) == 1 else f"{len(findings)} rules could not be checked"
-        found.append(("warning" if required else "notice", findings[0], title, f"not checked: {reason}\n{rules}"))
+        found.append(
+            (
+                "warning" if required else "notice",
+                findings[0],
+                title,
+                f"not checked: {reason}\n{rules}",
+            )
+        )
     if verdict.partial:
         whole = Finding("", "error", verdict.partial)
         found.insert(0, ("error", whole, "incomplete verification", verdict.partial))
     found.sort(key=lambda item: _ORDER.index(item[0]))
-    return [_command(level, finding, verdict, title, message) for level, finding, title, message in found]
+    return [
+        _command(level, finding, verdict, title, message)
+        for level, finding, title, message in found
+    ]
 
 
 def _level(finding: Finding, verdict: Verdict) -> str:
@@ -76,7 +88,9 @@ def _command(level: str, finding: Finding, verdict: Verdict, title: str, message
 
 def _escaped(value: str, further: str = "") -> str:
     """As the runner undoes it: `%`, carriage return and newline, in properties also `:` and `,`; no other control character."""
-    return "".join(f"%{ord(c):02X}" if c in "%\r\n" + further else c for c in shown(value, "\r\n\t"))
+    return "".join(
+        f"%{ord(c):02X}" if c in "%\r\n" + further else c for c in shown(value, "\r\n\t")
+    )
 
 
 def summary(verdict: Verdict, room: int = SUMMARY) -> str:
@@ -91,9 +105,14 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
     held = verdict.baseline
     blocks = [verdict.target.get("command"), verdict.partial, limits(verdict)]
     blocks += [text.comparison(held, verdict.answer)] if held is not None else []
-    blocks += [f"{word}: {'; '.join(places)}" for word, places in text.not_judged(verdict.facts.get("horizon"))]
+    blocks += [
+        f"{word}: {'; '.join(places)}"
+        for word, places in text.not_judged(verdict.facts.get("horizon"))
+    ]
     blocks += [f"{text.SUGGESTED}\n{verdict.suggestion}"] if verdict.suggestion else []
-    head = f"## fsdp2: {marks[verdict.answer]}\n\n" + "".join(_block(block) for block in blocks if block)
+    head = f"## fsdp2: {marks[verdict.answer]}\n\n" + "".join(
+        _block(block) for block in blocks if block
+    )
     note = "\nThe rest was cut to fit into the summary: `--report json=PATH` has all.\n"
     out, left = "", room - len(note)
     for part in (head, *_parts(verdict)) if left >= 0 else ():
@@ -105,7 +124,9 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
 
 
 def _parts(verdict: Verdict) -> Iterator[str]:
-    for finding in sorted((f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands):
+    for finding in sorted(
+        (f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands
+    ):
         failed = "a consequence" if finding.consequence else "failed"
         kind = "known (in baseline)" if verdict.stands(finding) else failed
         yield f"### `{finding.rule}` {kind}\n\n" + _block("\n".join(lines_of(finding)))

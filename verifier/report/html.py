@@ -18,9 +18,21 @@ if TYPE_CHECKING:
     import jinja2
 
 LIMIT = 1_000_000  # bytes
-SIZES = ((2_500, 4_000), (2_500, 1_000), (1_000, 1_000), (250, 500), (40, 60))  # rows of a table, characters of a text
+SIZES = (
+    (2_500, 4_000),
+    (2_500, 1_000),
+    (1_000, 1_000),
+    (250, 500),
+    (40, 60),
+)  # rows of a table, characters of a text
 Report = dict[str, Any]
-_SYMBOLS = {"pass": "\u2713", "fail": "\u2717", "inconclusive": "?", "error": "!", "no_findings": "\u2013"}
+_SYMBOLS = {
+    "pass": "\u2713",
+    "fail": "\u2717",
+    "inconclusive": "?",
+    "error": "!",
+    "no_findings": "\u2013",
+}
 
 
 def render(verdict: Verdict) -> str:
@@ -50,7 +62,8 @@ def _page(report: Report, partial: str, figures: list[Report], rows: int, text: 
             failed=[f for f in failed if not f["consequence"]],
             followers=[f for f in failed if f["consequence"]],
             reasons=by_reason(
-                (f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"]) for f in unsure
+                (f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"])
+                for f in unsure
             ),
             suggested=SUGGESTED,
             horizon=not_judged(report["facts"].get("horizon")),
@@ -71,7 +84,9 @@ def environment(text: int) -> "jinja2.Environment":
     from markupsafe import Markup
 
     return jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (pkgutil.get_data(__name__, name) or b"").decode()),
+        loader=jinja2.FunctionLoader(
+            lambda name: (pkgutil.get_data(__name__, name) or b"").decode()
+        ),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible(text, Markup),
@@ -87,20 +102,30 @@ def sentence(report: Report) -> str:
     def rules(*statuses: str) -> list[str]:
         return [f["rule"] for f in findings if f["status"] in statuses]
 
-    unsure, passed, unaffected = rules("inconclusive", "error"), rules("pass"), rules("not_applicable")
+    unsure, passed, unaffected = (
+        rules("inconclusive", "error"),
+        rules("pass"),
+        rules("not_applicable"),
+    )
     if report["verdict"] == "fail":
         decides = [f for f in findings if f["status"] == "fail" and f["required"]]
-        failed = [f["rule"] for f in decides if not f["consequence"]] or [f["rule"] for f in decides]
+        failed = [f["rule"] for f in decides if not f["consequence"]] or [
+            f["rule"] for f in decides
+        ]
         places = f" in {len(failed)} places" if len(failed) > len(set(failed)) else ""
         return f"{count(len(set(failed)), 'rule')} failed{places}: {some(dict.fromkeys(failed))}."
     if report["verdict"] in ("inconclusive", "error"):
         return f"Nothing failed, but {count(len(unsure), 'rule')} could not be checked: {some(dict.fromkeys(unsure))}."
     if report["verdict"] == "no_findings":
         return f"No findings in {report['limits']}."
-    open_rules = f"{count(len(unsure), 'rule')} not checked and not required: {some(dict.fromkeys(unsure))}"
+    open_rules = (
+        f"{count(len(unsure), 'rule')} not checked and not required: {some(dict.fromkeys(unsure))}"
+    )
     left = f"; {open_rules}" if unsure else ""
     warnings = [f["rule"] for f in findings if f["status"] == "fail" and not f["required"]]
-    left += f"; {count(len(warnings), 'warning')}: {some(dict.fromkeys(warnings))}" if warnings else ""
+    left += (
+        f"; {count(len(warnings), 'warning')}: {some(dict.fromkeys(warnings))}" if warnings else ""
+    )
     left += f"; {count(len(report['skipped']), 'rule')} skipped" if report["skipped"] else ""
     left += f"; {count(len(unaffected), 'rule')} not applicable" if unaffected else ""
     if not passed and unaffected:
@@ -121,7 +146,11 @@ def _visible(most: int, markup: type[str]) -> Callable[[Any], Any]:
             return "\u2013"
         if not isinstance(value, str) or isinstance(value, markup):
             return value
-        cut = f" ... ({len(value) - most:,} more characters; --report json=PATH has all)" if len(value) > most else ""
+        cut = (
+            f" ... ({len(value) - most:,} more characters; --report json=PATH has all)"
+            if len(value) > most
+            else ""
+        )
         return shown(value[:most]) + cut
 
     return visible

@@ -12,7 +12,11 @@ from .html_tables import curves, label, offset
 Report = dict[str, Any]
 Line = tuple[str, list[int], list[float]]  # name, steps, values
 Ticks = list[tuple[float, str]]  # position, label
-LINES, POINTS, MARKED = 16, 200, 30  # lines of one figure; points of one line; points of a line that has markers
+LINES, POINTS, MARKED = (
+    16,
+    200,
+    30,
+)  # lines of one figure; points of one line; points of a line that has markers
 LEAST = 1e-17  # a smaller difference is drawn as this one
 LEFT, RIGHT, TOP, BOTTOM, WIDTH = 70, 630, 12, 260, 640  # the axes, and the width of the drawing
 COLOURS = 8
@@ -22,26 +26,36 @@ def figures(report: Report) -> list[Report]:
     """{"title", "description", "svg", "legend", "note"} of each plot that has something to show."""
     drawn: list[tuple[str, str, str, list[Line], Ticks, float | None]] = []
     for field, title in (("losses", "Loss"), ("grad_norms", "Gradient norm")):
-        if lines := _drawable((label(run), run[field], offset(report, run)) for run in curves(report)):
+        if lines := _drawable(
+            (label(run), run[field], offset(report, run)) for run in curves(report)
+        ):
             runs = "1 run" if len(lines) == 1 else f"{len(lines)} runs over each other"
             about = f"{runs}; the table below has the numbers."
-            drawn.append((f"{title} of each step", about, title.lower(), lines, _linear(lines), None))
+            drawn.append(
+                (f"{title} of each step", about, title.lower(), lines, _linear(lines), None)
+            )
     runs, found = report["runs"], report["facts"].get("comparisons", [])
     for field, title in (("loss", "loss"), ("grad_norm", "gradient norm")):
         limits = sorted({c["allowed"][field] for c in found if c["allowed"][field]})
         about = f"Relative difference of the {title} from its reference run, on a logarithmic scale"
         about += f"; at most {limits[0]:.2g} is allowed." if limits else "."
         names = [f"{label(runs[c['run']])}, against {runs[c['oracle']]['role']}" for c in found]
-        if lines := _drawable((name, c[field], c["after_step"]) for name, c in zip(names, found, strict=True)):
+        if lines := _drawable(
+            (name, c[field], c["after_step"]) for name, c in zip(names, found, strict=True)
+        ):
             scaled, ticks, allowed = _logarithmic(lines, limits)
-            drawn.append((f"Difference of the {title}", about, "relative difference", scaled, ticks, allowed))
+            drawn.append(
+                (f"Difference of the {title}", about, "relative difference", scaled, ticks, allowed)
+            )
     return [
         {
             "title": title,
             "description": about,
             "svg": _svg(f"plot{k}", title, about, axis, lines[:LINES], ticks, allowed),
             "legend": [(text, *_stroke(k)) for k, (text, *_) in enumerate(lines[:LINES])],
-            "note": f"{len(lines) - LINES} more are not drawn; the table has them." if len(lines) > LINES else "",
+            "note": f"{len(lines) - LINES} more are not drawn; the table has them."
+            if len(lines) > LINES
+            else "",
         }
         for k, (title, about, axis, lines, ticks, allowed) in enumerate(drawn, 1)
     ]
@@ -51,7 +65,9 @@ def _drawable(series: Iterable[tuple[str, list[float | None], int]]) -> list[Lin
     """The series with a value, at most about POINTS points of each. `int`: the steps before the first value."""
     lines = []
     for name, values, after in series:
-        points = [(after + step, value) for step, value in enumerate(values, 1) if value is not None]
+        points = [
+            (after + step, value) for step, value in enumerate(values, 1) if value is not None
+        ]
         stride = max(1, math.ceil(len(points) / POINTS))
         kept = [*points[:-1:stride], *points[-1:]]
         if kept:
@@ -63,7 +79,9 @@ def _linear(lines: list[Line]) -> Ticks:
     """Ticks at round numbers that enclose all values."""
     values = [value for _, _, line in lines for value in line]
     largest = max(map(abs, values))
-    unit = 10.0 ** max(math.floor(math.log10(largest)), -323) if largest else 1.0  # any float fits: no overflow below
+    unit = (
+        10.0 ** max(math.floor(math.log10(largest)), -323) if largest else 1.0
+    )  # any float fits: no overflow below
     low, high = min(values) / unit, max(values) / unit
     room = (high - low) * 0.02 or 0.5
     step = round_step((high - low + 2 * room) / 5)
@@ -93,12 +111,22 @@ def round_step(least: float) -> float:
     return next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= least)
 
 
-def _svg(name: str, title: str, about: str, axis: str, lines: list[Line], ticks: Ticks, allowed: float | None) -> str:
+def _svg(
+    name: str,
+    title: str,
+    about: str,
+    axis: str,
+    lines: list[Line],
+    ticks: Ticks,
+    allowed: float | None,
+) -> str:
     """The drawing. `allowed`: where the limit is, on the scale of the ticks."""
     steps = [step for _, line, _ in lines for step in line]
     first, last = min(steps), max(steps)
     first, last = (first - 1, last + 1) if first == last else (first, last)
-    unit = max(abs(ticks[0][0]), abs(ticks[-1][0]))  # the difference of two floats may overflow, that of ratios not
+    unit = max(
+        abs(ticks[0][0]), abs(ticks[-1][0])
+    )  # the difference of two floats may overflow, that of ratios not
     bottom, top = ticks[0][0] / unit, ticks[-1][0] / unit
 
     def x(step: float) -> float:
@@ -107,7 +135,9 @@ def _svg(name: str, title: str, about: str, axis: str, lines: list[Line], ticks:
     def y(value: float) -> float:
         return round(BOTTOM - (value / unit - bottom) / (top - bottom) * (BOTTOM - TOP), 1)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title {name}-desc">']
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title {name}-desc">'
+    ]
     parts += [f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>']
     for value, text in ticks:
         parts += [f'<path class="grid" d="M{LEFT} {y(value)}H{RIGHT}"/>']
@@ -118,7 +148,9 @@ def _svg(name: str, title: str, about: str, axis: str, lines: list[Line], ticks:
     middle = (LEFT + RIGHT) // 2, (TOP + BOTTOM) // 2
     parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
     parts += [f'<text x="{middle[0]}" y="{BOTTOM + 42}" text-anchor="middle">optimizer step</text>']
-    parts += [f'<text transform="translate(14 {middle[1]}) rotate(-90)" text-anchor="middle">{axis}</text>']
+    parts += [
+        f'<text transform="translate(14 {middle[1]}) rotate(-90)" text-anchor="middle">{axis}</text>'
+    ]
     if allowed is not None:
         parts += [f'<path class="allowed" d="M{LEFT} {y(allowed)}H{RIGHT}V{BOTTOM}H{LEFT}Z"/>']
         parts += [f'<path class="limit" d="M{LEFT} {y(allowed)}H{RIGHT}"/>']

@@ -64,7 +64,9 @@ def tables(report: Report) -> dict[str, Table]:
         "passes": _passes(report),
         "not_applicable": _not_applicable(report),
         "losses": _by_step(report, "losses", "Loss of each step"),
-        "grad_norms": _by_step(report, "grad_norms", "Norm of the whole gradient in each step, before clipping"),
+        "grad_norms": _by_step(
+            report, "grad_norms", "Norm of the whole gradient in each step, before clipping"
+        ),
         "loss": _apart(report, "loss", "Relative difference of the loss"),
         "grad_norm": _apart(report, "grad_norm", "Relative difference of the gradient norm"),
         "shards": _shards(report),
@@ -87,7 +89,9 @@ def place(location: Report, folder: str) -> str:
     """`file:line in function`, the file relative to the folder in which the script was run."""
     file = Path(location["file"])
     seen = file.relative_to(folder) if folder and file.is_relative_to(folder) else file
-    return f"{seen}:{location['line']}" + (f" in {location['function']}" if location["function"] else "")
+    return f"{seen}:{location['line']}" + (
+        f" in {location['function']}" if location["function"] else ""
+    )
 
 
 def offset(report: Report, run: Report) -> int:
@@ -97,21 +101,31 @@ def offset(report: Report, run: Report) -> int:
 
 def curves(report: Report) -> list[Report]:
     """The runs whose losses are comparable."""
-    return [r for r in report["runs"] if any(v is not None for v in r["losses"]) and r["role"] not in NOT_COMPARED]
+    return [
+        r
+        for r in report["runs"]
+        if any(v is not None for v in r["losses"]) and r["role"] not in NOT_COMPARED
+    ]
 
 
 def number(value: float | None, digits: int = 3) -> str | None:
     """A number for a cell."""
     if value is None:
         return None
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 10**digits else f"{value:.{digits}g}"
+    return (
+        f"{value:,.0f}"
+        if isinstance(value, int) or abs(value) >= 10**digits
+        else f"{value:.{digits}g}"
+    )
 
 
 def size(count: int | None) -> str | None:
     """Bytes in a binary unit."""
     if count is None:
         return None
-    unit, power = next(((u, p) for u, p in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if count >= 1 << p), ("B", 0))
+    unit, power = next(
+        ((u, p) for u, p in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if count >= 1 << p), ("B", 0)
+    )
     return f"{count / (1 << power):.1f} {unit}" if power else f"{count} B"
 
 
@@ -122,9 +136,13 @@ def _with(report: Report, status: str) -> list[Report]:
 def _passes(report: Report) -> Table:
     rows = []
     for f in _with(report, "pass"):
-        margin = f["margin"] and (f"{f['margin']:,.0f}x" if f["margin"] >= 10 else f"{f['margin']:.1f}x")
+        margin = f["margin"] and (
+            f"{f['margin']:,.0f}x" if f["margin"] >= 10 else f"{f['margin']:.1f}x"
+        )
         rows.append([f["rule"], f["evidence"], number(f["measured"]), number(f["limit"]), margin])
-    return Table("Rules that passed, with their evidence", "Rule|Evidence|>Measured|>Limit|>Margin", rows)
+    return Table(
+        "Rules that passed, with their evidence", "Rule|Evidence|>Measured|>Limit|>Margin", rows
+    )
 
 
 def _not_applicable(report: Report) -> Table:
@@ -134,9 +152,20 @@ def _not_applicable(report: Report) -> Table:
 
 def _baseline(report: Report) -> Table:
     held, cwd = report.get("baseline", {}), report["target"].get("cwd", "")
-    states = {"new": "new", "standing": "known (in baseline)", "gone": "gone", "unjudged": "not judged"}
-    found = [(state, one["rule"], one["location"]) for kind, state in states.items() for one in held.get(kind, [])]
-    rows = [[rule, state, place(location, cwd) if location else None] for state, rule, location in found]
+    states = {
+        "new": "new",
+        "standing": "known (in baseline)",
+        "gone": "gone",
+        "unjudged": "not judged",
+    }
+    found = [
+        (state, one["rule"], one["location"])
+        for kind, state in states.items()
+        for one in held.get(kind, [])
+    ]
+    rows = [
+        [rule, state, place(location, cwd) if location else None] for state, rule, location in found
+    ]
     return Table("Failures compared with the earlier report", "Rule|Now|At", rows)
 
 
@@ -145,7 +174,9 @@ def _skipped(report: Report) -> Table:
     return Table("Rules that were not judged", "Rule|Reason|Until", rows)
 
 
-def _step_cells(values: list[float | None], after: int, last: int, digits: int = 3) -> list[str | None]:
+def _step_cells(
+    values: list[float | None], after: int, last: int, digits: int = 3
+) -> list[str | None]:
     """A cell for each of the first STEPS steps; `after`: the steps before the first value."""
     cells = [None] * after + [number(value, digits) for value in values]
     return [cells[k] if k < len(cells) else None for k in range(min(last, STEPS))]
@@ -172,7 +203,14 @@ def _apart(report: Report, field: str, caption: str) -> Table:
     for one in found:
         run, oracle = (label(report["runs"][one[key]]) for key in ("run", "oracle"))
         cells = _step_cells(one[field], one["after_step"], last)
-        rows.append([f"{run} against {oracle}", one["rule"] or "sets the limit", number(one["allowed"][field]), *cells])
+        rows.append(
+            [
+                f"{run} against {oracle}",
+                one["rule"] or "sets the limit",
+                number(one["allowed"][field]),
+                *cells,
+            ]
+        )
     return _with_steps(f"{caption}, by step", "Run|Judged by|>Allowed", rows, last)
 
 
@@ -192,7 +230,16 @@ def _shards(report: Report) -> Table:
         dtype = shard["dtype"] + ("" if shard["trainable"] else ", frozen")
         group = "none" if shard["group"] is None else shard["group"] or "(root)"
         placed = ", ".join(shard["placements"]) or "plain tensor"
-        rows.append([shard["name"], shape, dtype, placed, group, *map(number, shard["elements"][: len(held)])])
+        rows.append(
+            [
+                shard["name"],
+                shape,
+                dtype,
+                placed,
+                group,
+                *map(number, shard["elements"][: len(held)]),
+            ]
+        )
     columns = "Parameter|>Shape|Dtype|Placement|Group" + "".join(f"|>{title}" for title in held)
     return Table("Elements of each parameter on each rank", columns, rows)
 
@@ -210,13 +257,25 @@ def _memory(report: Report) -> Table:
         own = [row[kind] for kind in ("parameters", "gradients", "optimizer")]
         measured = [row["process"][kind] for kind in ("before", "peak", "cuda")[: 2 + cuda]]
         rows.append([f"{row['rank']}", *map(size, own + measured)])
-    columns = "Rank|>Parameters|>Gradients|>Optimizer state|>Process, before the script|>Process, peak"
-    return Table("Memory of each rank that was run", columns + ("|>CUDA, peak" if cuda else ""), rows)
+    columns = (
+        "Rank|>Parameters|>Gradients|>Optimizer state|>Process, before the script|>Process, peak"
+    )
+    return Table(
+        "Memory of each rank that was run", columns + ("|>CUDA, peak" if cuda else ""), rows
+    )
 
 
 def _traffic(report: Report) -> Table:
-    counted, expected = report["facts"].get("traffic", {}), report["facts"].get("expected_traffic", {})
-    seen = {key.removesuffix(f"_{where}") for where in ("model", "script") for key in counted if key.endswith(where)}
+    counted, expected = (
+        report["facts"].get("traffic", {}),
+        report["facts"].get("expected_traffic", {}),
+    )
+    seen = {
+        key.removesuffix(f"_{where}")
+        for where in ("model", "script")
+        for key in counted
+        if key.endswith(where)
+    }
     rows = []
     for kind in sorted(seen | {kind for kind, times in expected.items() if times}):
         row: list[Any] = [kind, number(expected.get(kind, 0))]
@@ -238,21 +297,38 @@ def _saved(report: Report) -> Table:
             "closed": f"could not be opened: {one['error']}",
             "gone": "removed by the script since",
         }.get(one["state"], one["state"])
-        rows.append([one["path"], one["after_step"], one["op"], one["ranks"], one["tensors"], state])
+        rows.append(
+            [one["path"], one["after_step"], one["op"], one["ranks"], one["tensors"], state]
+        )
     columns = "Saved to|>After step|By|>Ranks|>Tensors|Opened"
     return Table("Saved checkpoints, opened again by another process", columns, rows)
 
 
 def _returned(report: Report) -> Table:
-    apart = {c["run"]: c for c in report["facts"].get("comparisons", []) if c["rule"] and c["after_step"]}
+    apart = {
+        c["run"]: c for c in report["facts"].get("comparisons", []) if c["rule"] and c["after_step"]
+    }
     rows, damaged = [], False
     for one in report["facts"].get("returns", []):
-        run, compared = report["runs"][one["run"]], apart.get(one["run"], {"loss": [], "allowed": {"loss": None}})
+        run, compared = (
+            report["runs"][one["run"]],
+            apart.get(one["run"], {"loss": [], "allowed": {"loss": None}}),
+        )
         damaged = damaged or run["role"] == "damaged"
         ended = "completed" if run["completed"] else "stopped"
         worst = max((value for value in compared["loss"] if value is not None), default=None)
         loads, what = ", ".join(one["loads"]) or None, run["note"] or ROLES[run["role"]]
-        rows.append([label(run), what, loads, ended, one["steps"], number(worst), number(compared["allowed"]["loss"])])
+        rows.append(
+            [
+                label(run),
+                what,
+                loads,
+                ended,
+                one["steps"],
+                number(worst),
+                number(compared["allowed"]["loss"]),
+            ]
+        )
     columns = "Run|What was done|Loads|End|>Steps|>Largest difference of the loss|>Allowed"
     note = "A resume from a damaged checkpoint passes if it stops." if damaged else ""
     return Table("Runs that resumed from the checkpoints", columns, rows, note)
@@ -262,20 +338,36 @@ def _runs(report: Report) -> Table:
     rows = []
     for run in report["runs"]:
         codes = ", ".join(f"{rank}: {code}" for rank, code in run["exit"].items() if code)
-        end = ("completed" if run["completed"] else "did not complete") + (f"; exit by rank {codes}" if codes else "")
-        about = [label(run), run["note"] or ROLES[run["role"]], f"{run['seconds']:.1f}", len(run["losses"])]
+        end = ("completed" if run["completed"] else "did not complete") + (
+            f"; exit by rank {codes}" if codes else ""
+        )
+        about = [
+            label(run),
+            run["note"] or ROLES[run["role"]],
+            f"{run['seconds']:.1f}",
+            len(run["losses"]),
+        ]
         rows.append([*about, end, run["command"] or None])
     return Table("Runs that were made", "Run|What it is|>Seconds|>Steps|End|Command", rows)
 
 
 def _not_followed(report: Report) -> Table:
-    found, cwd = report["facts"].get("sources", {"not_followed": ()})["not_followed"], report["target"].get("cwd", "")
-    rows = [[o["callee"], place({**o, "function": ""}, cwd), o["calls"], o["reason"]] for o in found]
+    found, cwd = (
+        report["facts"].get("sources", {"not_followed": ()})["not_followed"],
+        report["target"].get("cwd", ""),
+    )
+    rows = [
+        [o["callee"], place({**o, "function": ""}, cwd), o["calls"], o["reason"]] for o in found
+    ]
     return Table("Calls that could not be followed", "Callee|At|>Calls|Why", rows)
 
 
 def _environment(report: Report) -> Table:
     values = {**report["environment"], **report["target"]}
-    known = {key.replace("_", " "): value for key, value in values.items() if value not in ("", [], None)}
-    rows = [[key, ", ".join(map(str, v)) if isinstance(v, list) else str(v)] for key, v in known.items()]
+    known = {
+        key.replace("_", " "): value for key, value in values.items() if value not in ("", [], None)
+    }
+    rows = [
+        [key, ", ".join(map(str, v)) if isinstance(v, list) else str(v)] for key, v in known.items()
+    ]
     return Table("Environment and arguments", "Name|Value", rows)

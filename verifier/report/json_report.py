@@ -36,7 +36,11 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "runs": list(verdict.runs),
             "facts": verdict.facts,
             "seconds": round(verdict.seconds, 3),
-            **{name: reason for name in ("interrupted", "refused", "suggestion") if (reason := getattr(verdict, name))},
+            **{
+                name: reason
+                for name in ("interrupted", "refused", "suggestion")
+                if (reason := getattr(verdict, name))
+            },
             **_baseline(verdict),
         }
     )
@@ -64,7 +68,10 @@ def _baseline(verdict: Verdict) -> dict[str, Any]:
 
 def _finding(finding: Finding) -> dict[str, Any]:
     return {
-        **{name: getattr(finding, name) for name in ("rule", "status", "tier", "consequence", "required")},
+        **{
+            name: getattr(finding, name)
+            for name in ("rule", "status", "tier", "consequence", "required")
+        },
         **{name: getattr(finding, name) for name in ("measured", "limit", "margin", "evidence")},
         "location": _location(finding.location),
         "fix": finding.fix,
@@ -78,7 +85,11 @@ def _location(place: Place | None) -> dict[str, Any] | None:
     if place is None or place.library is None:
         return place.to_json() if place else None
     through = {"through": [line.to_json() for line in place.through]} if place.through else {}
-    return {**place.library.to_json(), **through, "from": replace(place, library=None, through=[]).to_json()}
+    return {
+        **place.library.to_json(),
+        **through,
+        "from": replace(place, library=None, through=[]).to_json(),
+    }
 
 
 def _finite(value: Any) -> Any:

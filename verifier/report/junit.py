@@ -28,11 +28,17 @@ def render(verdict: Verdict) -> str:
     if verdict.baseline is not None:
         values |= {"baseline": verdict.baseline.path, "answer": verdict.answer}
     values |= {"tier": verdict.tier, "limits": limits(verdict)}
-    values |= {name: str(verdict.environment.get(name, "")) for name in ("torch", "python", "platform")}
-    values |= {f"{f.rule}.{key}": f"{value:.6g}" for f in verdict.findings for key, value in _numbers(f)}
+    values |= {
+        name: str(verdict.environment.get(name, "")) for name in ("torch", "python", "platform")
+    }
+    values |= {
+        f"{f.rule}.{key}": f"{value:.6g}" for f in verdict.findings for key, value in _numbers(f)
+    }
     for name, value in values.items():
         ET.SubElement(properties, "property", name=name, value=_clean(value))
-    for finding, name in zip(verdict.findings, _names(verdict.findings, verdict.linted), strict=True):
+    for finding, name in zip(
+        verdict.findings, _names(verdict.findings, verdict.linted), strict=True
+    ):
         kind = f"fsdp2.{RULES[finding.rule].family}" if finding.rule in RULES else "fsdp2"
         _result(_case(suite, name, finding.seconds, kind), finding, verdict)
     for item in verdict.skipped:
@@ -40,12 +46,22 @@ def render(verdict: Verdict) -> str:
     if verdict.partial:
         _child(_case(suite, "the whole verification"), "error", "inconclusive", verdict.partial)
     if suite.find("testcase") is None:  # some CI systems reject an empty suite
-        _child(_case(suite, "the sources"), "skipped", "no_findings", f"no findings in {limits(verdict)}")
+        _child(
+            _case(suite, "the sources"),
+            "skipped",
+            "no_findings",
+            f"no findings in {limits(verdict)}",
+        )
     paths = {"tests": "testcase", "failures": "testcase/failure", "errors": "testcase/error"}
     numbers = {name: str(len(suite.findall(path))) for name, path in paths.items()}
     seconds = _seconds(verdict.seconds)
     title = _clean(values["command"] or f"fsdp2 {verdict.target['script']}")
-    suite.attrib |= {"name": title, **numbers, "skipped": str(len(suite.findall("testcase/skipped"))), "time": seconds}
+    suite.attrib |= {
+        "name": title,
+        **numbers,
+        "skipped": str(len(suite.findall("testcase/skipped"))),
+        "time": seconds,
+    }
     suites = ET.Element("testsuites", {"name": "fsdp2", **numbers, "time": seconds})
     suites.append(suite)
     ET.indent(suites)
@@ -53,7 +69,9 @@ def render(verdict: Verdict) -> str:
 
 
 def _case(suite: ET.Element, name: str, seconds: float = 0.0, kind: str = "fsdp2") -> ET.Element:
-    return ET.SubElement(suite, "testcase", classname=kind, name=_clean(name), time=_seconds(seconds))
+    return ET.SubElement(
+        suite, "testcase", classname=kind, name=_clean(name), time=_seconds(seconds)
+    )
 
 
 def _child(case: ET.Element, tag: str, kind: str, message: str) -> ET.Element:
@@ -71,7 +89,11 @@ def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> None:
     if verdict.baseline is not None and verdict.stands(finding):
         tag, prefix = "skipped", f"known (in baseline {verdict.baseline.path}): "
     elif finding.status == "inconclusive":
-        tag, prefix = ("error", "not checked: ") if finding.required else ("skipped", "not checked, and not required: ")
+        tag, prefix = (
+            ("error", "not checked: ")
+            if finding.required
+            else ("skipped", "not checked, and not required: ")
+        )
     elif finding.status == "not_applicable":
         tag, prefix = "skipped", "not applicable: "
     elif finding.warns:

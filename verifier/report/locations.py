@@ -11,7 +11,9 @@ def root() -> str:
     """The checkout's folder: what GitHub calls the workspace if we are below it, else the current folder."""
     here = os.getcwd()  # noqa: PTH109
     workspace = os.environ.get("GITHUB_WORKSPACE", "")
-    inside = workspace.startswith("/") and f"{os.path.realpath(here)}/".startswith(f"{os.path.realpath(workspace)}/")
+    inside = workspace.startswith("/") and f"{os.path.realpath(here)}/".startswith(
+        f"{os.path.realpath(workspace)}/"
+    )
     return workspace if inside else here
 
 
@@ -55,4 +57,8 @@ def lines_of(finding: Finding, *numbers: str) -> list[str]:
     lines = [finding.evidence, *numbers]
     for word, location in steps_to(finding.location):
         lines += [f"{word} {where(location)}", f"    {location.code}"]
-    return [*lines, *([f"fix: {finding.fix}"] if finding.fix else []), f"fsdp2 explain {finding.rule}"]
+    return [
+        *lines,
+        *([f"fix: {finding.fix}"] if finding.fix else []),
+        f"fsdp2 explain {finding.rule}",
+    ]

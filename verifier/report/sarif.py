@@ -27,7 +27,9 @@ from .rule_page import markdown
 from .sanitize import in_json
 
 BASE = "SRCROOT"
-SCHEMA = "/".join(("https:", "", "json.schemastore.org", "sarif-2.1.0.json"))  # a name: nothing is fetched
+SCHEMA = "/".join(
+    ("https:", "", "json.schemastore.org", "sarif-2.1.0.json")
+)  # a name: nothing is fetched
 LONGEST = 1000  # characters of a description; GitHub takes 1024
 
 
@@ -41,14 +43,18 @@ def render(verdict: Verdict) -> str:
     rules = list(dict.fromkeys(f.rule for f in (*reported, *(held.gone if held else ()))))
     results = [_result(f, verdict, rules) for f in reported]
     absent = {"baselineState": "absent", "kind": "pass", "level": "none"}
-    results += [{**_result(f, verdict, rules), **absent} for f in (held.gone if held is not None else ())]
+    results += [
+        {**_result(f, verdict, rules), **absent} for f in (held.gone if held is not None else ())
+    ]
     invocation: dict[str, Any] = {
         "commandLine": str(verdict.target.get("command", "")),
         "executionSuccessful": verdict.verdict != "error" and not verdict.partial,
         "exitCode": verdict.exit_code,
     }
     if verdict.partial:
-        invocation["toolExecutionNotifications"] = [{"level": "error", "message": {"text": verdict.partial}}]
+        invocation["toolExecutionNotifications"] = [
+            {"level": "error", "message": {"text": verdict.partial}}
+        ]
     driver = {"name": "fsdp2", "fullName": "verified-fsdp2", "semanticVersion": __version__}
     run = {
         "tool": {"driver": {**driver, "rules": [_rule(name) for name in rules]}},
@@ -58,7 +64,9 @@ def render(verdict: Verdict) -> str:
         "results": results,
         "properties": {"skipped": list(verdict.skipped), "notApplicable": unaffected, **judged_by},
     }
-    return in_json(json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)) + "\n"
+    return (
+        in_json(json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)) + "\n"
+    )
 
 
 def _rule(name: str) -> dict[str, Any]:
@@ -69,7 +77,9 @@ def _rule(name: str) -> dict[str, Any]:
     return {
         "id": name,
         "shortDescription": {"text": page["Statement"][:LONGEST]},
-        "fullDescription": {"text": f"{page['Statement']} {page['Why'][0].upper()}{page['Why'][1:]}"[:LONGEST]},
+        "fullDescription": {
+            "text": f"{page['Statement']} {page['Why'][0].upper()}{page['Why'][1:]}"[:LONGEST]
+        },
         "help": {"text": f"{page['Fix']} Docs: fsdp2 explain {name}", "markdown": markdown(rule)},
         "defaultConfiguration": {"level": "error"},
         "properties": {"tags": ["fsdp2", rule.family]},
@@ -86,7 +96,9 @@ def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, A
         message += f"\n\nFix: {finding.fix}"
     key = "\n".join(identity(finding, base_of(verdict.target)))
     held = verdict.baseline
-    still_open = held is not None and finding.status == "inconclusive" and finding.rule in held.still_open
+    still_open = (
+        held is not None and finding.status == "inconclusive" and finding.rule in held.still_open
+    )
     known = "unchanged" if verdict.stands(finding) or still_open else "new"
     state = {"baselineState": known} if held is not None else {}
     numbers = (("measured", finding.measured), ("limit", finding.limit))
@@ -99,7 +111,9 @@ def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, A
         "message": {"text": message.replace("](", "] (")},  # a link otherwise
         "locations": [_location(place_of(finding, verdict))],
         **_related(finding),
-        "partialFingerprints": {"fsdp2Identity/v1": hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()},
+        "partialFingerprints": {
+            "fsdp2Identity/v1": hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+        },
         **state,
         "properties": {"tier": finding.tier, "consequence": finding.consequence, **bag},
     }
@@ -108,7 +122,11 @@ def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, A
 def _related(finding: Finding) -> dict[str, Any]:
     """The line of a library to which the user's line led, at which a code scanning service can show nothing."""
     inner = finding.location.library if finding.location else None
-    return {"relatedLocations": [{**_location(inner), "message": {"text": "in the library"}}]} if inner else {}
+    return (
+        {"relatedLocations": [{**_location(inner), "message": {"text": "in the library"}}]}
+        if inner
+        else {}
+    )
 
 
 def _location(place: Line) -> dict[str, Any]:

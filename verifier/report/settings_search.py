@@ -36,10 +36,19 @@ def text(found: Explored, spec: str = "") -> str:
         shown = rows[:ROWS]
         shown += [one for one in rows[ROWS:] if one is found.candidates[0] or one is best]
         marks = [(">" if one is best else " ") + ("*" if one in front else " ") for one in shown]
-        cells = [header(found), *([mark, *row(one, found)] for mark, one in zip(marks, shown, strict=True))]
+        cells = [
+            header(found),
+            *([mark, *row(one, found)] for mark, one in zip(marks, shown, strict=True)),
+        ]
         lines += table(cells, words=(0, len(cells[0]) - 1))
-        lines += [f"  and {len(rows) - len(shown)} more (--json has all)"] if len(rows) > len(shown) else []
-        lines += wrapped("*: no other one needs less memory and no more time. >: recommended.", "", "  ")
+        lines += (
+            [f"  and {len(rows) - len(shown)} more (--json has all)"]
+            if len(rows) > len(shown)
+            else []
+        )
+        lines += wrapped(
+            "*: no other one needs less memory and no more time. >: recommended.", "", "  "
+        )
     for reason, number in refused(found)[:REASONS]:
         lines += wrapped(f"not possible, {number} x: {reason}", "", "  ")
     return "\n".join([*lines, "", *advice(found, spec)])
@@ -48,15 +57,17 @@ def text(found: Explored, spec: str = "") -> str:
 def summary(found: Explored) -> str:
     """How many were tried of how many."""
     late = ", then the time was up (--timeout)" if found.out_of_time else ""
-    return (
-        f"{count(len(found.candidates), 'choice')} of settings that change no mathematics, of {found.possible:,}{late}:"
-    )
+    return f"{count(len(found.candidates), 'choice')} of settings that change no mathematics, of {found.possible:,}{late}:"
 
 
 def header(found: Explored) -> list[str]:
     """The titles of the columns."""
     fits = [f"fits in {size(found.memory)}"] if found.memory is not None else []
-    times = ["step at least", "exposed", "tokens/s"] if found.gpu else ["waits for", "recomputes", "sends"]
+    times = (
+        ["step at least", "exposed", "tokens/s"]
+        if found.gpu
+        else ["waits for", "recomputes", "sends"]
+    )
     return ["", "memory", "expandable", *fits, *times, "settings"]
 
 
@@ -74,7 +85,13 @@ def row(one: Candidate, found: Explored) -> list[str]:
         times.append(f"{speed:,.0f}" if speed else "-")
     else:
         times = [size(one.waited), flops(one.recomputed) if one.recomputed else "-", size(one.sent)]
-    return [size(measured.needed), size(measured.expandable), *fits, *times, settings(one.settings, found)]
+    return [
+        size(measured.needed),
+        size(measured.expandable),
+        *fits,
+        *times,
+        settings(one.settings, found),
+    ]
 
 
 def fit(one: Candidate) -> str:
@@ -91,7 +108,12 @@ def fit(one: Candidate) -> str:
 
 def settings(keys: Mapping[str, str], found: Explored) -> str:
     """The settings in short: keys without their section, and without those that all have."""
-    return ", ".join(f"{key.rpartition('.')[2]} {value}".strip() for key, value in own(keys, found).items()) or GIVEN
+    return (
+        ", ".join(
+            f"{key.rpartition('.')[2]} {value}".strip() for key, value in own(keys, found).items()
+        )
+        or GIVEN
+    )
 
 
 def own(keys: Mapping[str, str], found: Explored) -> dict[str, str]:
@@ -109,14 +131,18 @@ def refused(found: Explored) -> list[tuple[str, int]]:
 def advice(found: Explored, spec: str) -> list[str]:
     """The recommended one, with the edit that makes it."""
     if found.memory is None:
-        return wrapped("With --device-memory or --gpu one of them is recommended: the fastest that fits.")
+        return wrapped(
+            "With --device-memory or --gpu one of them is recommended: the fastest that fits."
+        )
     best, least = recommended(found.candidates), smallest(found.candidates)
     spare = f"{ALLOWANCE:.0%} to spare"
     if best is None or best.measured is None:
         if least is None or least.measured is None:
             return ["none of them could be rehearsed to the end of its second step"]
         line = f"none of them fits with {spare}: {settings(least.settings, found)} needs least, {size(least.memory)}"
-        return wrapped(f"{line}. Take more ranks to shard over, GPUs with more memory, or a smaller model or sequence.")
+        return wrapped(
+            f"{line}. Take more ranks to shard over, GPUs with more memory, or a smaller model or sequence."
+        )
     basis = "the least to wait for and to recompute (--gpu weighs them)"
     if found.gpu:
         basis = f"the least traffic of what has a bound within {CLOSE:.0%} of the fastest"
@@ -124,11 +150,19 @@ def advice(found: Explored, spec: str) -> list[str]:
     why = f"recommended: {settings(best.settings, found)}: {alone}{basis} that fits with {spare}, {size(best.memory)}"
     lines = wrapped(why, "", "  ")
     if best.settings:
-        lines += [f"in {spec}:", *edit(best.settings)] if spec else [f"arguments: {_arguments(best.settings)}"]
+        lines += (
+            [f"in {spec}:", *edit(best.settings)]
+            if spec
+            else [f"arguments: {_arguments(best.settings)}"]
+        )
     if best.offload:
-        lines += wrapped("the host must hold weights, gradients and optimizer state of all its ranks, in pinned memory")
+        lines += wrapped(
+            "the host must hold weights, gradients and optimizer state of all its ranks, in pinned memory"
+        )
     if best.fits(ALLOWANCE) == EXPANDABLE:
-        lines += wrapped(f"with {SETTING} in the environment: by default it needs {size(best.measured.needed)}")
+        lines += wrapped(
+            f"with {SETTING} in the environment: by default it needs {size(best.measured.needed)}"
+        )
     return lines
 
 
@@ -176,7 +210,9 @@ def data(found: Explored) -> dict[str, Any]:
                 "frontier": one in front,
                 "recommended": one is best,
                 "fits": one.fits(),
-                "peak": one.measured.highest.bytes if one.measured and one.measured.highest else None,
+                "peak": one.measured.highest.bytes
+                if one.measured and one.measured.highest
+                else None,
                 "needed": one.measured.needed if one.measured else None,
                 "expandable": one.memory,
                 "offload": one.offload,
@@ -190,6 +226,8 @@ def data(found: Explored) -> dict[str, Any]:
             for one in ordered(found.candidates)
         ],
         "refused": [
-            {"settings": dict(one.settings), "why": one.refused} for one in found.candidates if one.measured is None
+            {"settings": dict(one.settings), "why": one.refused}
+            for one in found.candidates
+            if one.measured is None
         ],
     }

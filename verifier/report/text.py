@@ -39,10 +39,21 @@ _CELL = 12
 
 def render(verdict: Verdict, verbose: bool = False) -> str:
     """The report as plain text of at most about 10,000 characters, the verdict last."""
-    lines = [*_named(verdict), *_horizon(verdict, verbose), *failures(verdict), *_inconclusive(verdict, verbose)]
+    lines = [
+        *_named(verdict),
+        *_horizon(verdict, verbose),
+        *failures(verdict),
+        *_inconclusive(verdict, verbose),
+    ]
     lines += not_followed(verdict, verbose)
     if verbose:
-        lines += [*_passes(verdict), *_judged(verdict), *_skipped(verdict), *_losses(verdict), *_facts(verdict)]
+        lines += [
+            *_passes(verdict),
+            *_judged(verdict),
+            *_skipped(verdict),
+            *_losses(verdict),
+            *_facts(verdict),
+        ]
     for note in verdict.environment.get("notes", ()):
         lines += _text(note, "note ")
     return sanitize("\n".join([*bounded(lines), *_last(verdict, verbose)]) + "\n")
@@ -50,7 +61,13 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
 
 def render_lint(verdict: Verdict, verbose: bool = False) -> str:
     """The report of `fsdp2 lint`: the findings, the calls that were not followed, and one line that counts."""
-    lines = bounded([*failures(verdict), *not_followed(verdict, verbose), *(_judged(verdict) if verbose else ())])
+    lines = bounded(
+        [
+            *failures(verdict),
+            *not_followed(verdict, verbose),
+            *(_judged(verdict) if verbose else ()),
+        ]
+    )
     found = count(len(verdict.findings), "finding") if verdict.findings else "no findings"
     said = verdict.partial or f"{found} in {counted(verdict.facts['sources'])}"
     lines += _text(f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)")
@@ -81,7 +98,10 @@ def inconclusive(findings: Iterable[Finding]) -> dict[str, list[str]]:
 
 def _named(verdict: Verdict) -> Iterator[str]:
     """Which of several targets this is, and whether it is only a part of what was asked for."""
-    for text in (verdict.partial, f"target {verdict.target['name']}" if verdict.target.get("name") else ""):
+    for text in (
+        verdict.partial,
+        f"target {verdict.target['name']}" if verdict.target.get("name") else "",
+    ):
         if text:
             yield from (*_text(text), "")
 
@@ -108,7 +128,10 @@ def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]
     never = [_lines(one) for one in horizon["lines"] if one["after_step"] is None]
     known = [one for one in horizon["lines"] if one["after_step"] is not None]
     later = [f"{_lines(one)} after step {one['after_step']}" for one in known]
-    parts = [("NOT RUN" + ("" if horizon["ended"] else stopped), never), ("RUN ONCE, NOT COMPARED", later)]
+    parts = [
+        ("NOT RUN" + ("" if horizon["ended"] else stopped), never),
+        ("RUN ONCE, NOT COMPARED", later),
+    ]
     return [(word, lines) for word, lines in parts if lines]
 
 
@@ -152,12 +175,19 @@ def failure(finding: Finding, word: str = "FAIL") -> Iterator[str]:
 
 def compared(verdict: Verdict) -> list[str]:
     """`comparison` on the lines of a terminal; none without a baseline."""
-    return _text(comparison(verdict.baseline, verdict.answer)) if verdict.baseline is not None else []
+    return (
+        _text(comparison(verdict.baseline, verdict.answer)) if verdict.baseline is not None else []
+    )
 
 
 def comparison(held: Comparison, answer: str) -> str:
     """How many failures are new, known from the baseline, and gone."""
-    groups = {"new": held.new, "known (in baseline)": held.standing, "gone": held.gone, "not judged": held.unjudged}
+    groups = {
+        "new": held.new,
+        "known (in baseline)": held.standing,
+        "gone": held.gone,
+        "not judged": held.unjudged,
+    }
     parts = []
     for what, findings in groups.items():
         rules = f" ({', '.join(dict.fromkeys(f.rule for f in findings))})" if findings else ""
@@ -179,7 +209,9 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield from _text(", ".join([*kept, *more]), "NOT CHECKED ", INDENT)
         yield from _text(reason, INDENT)
     if left := rules - sum(len(own) for _, own in shown_reasons):
-        yield from _text(f"NOT CHECKED {count(left, 'more rule')} for other reasons (-v lists them)")
+        yield from _text(
+            f"NOT CHECKED {count(left, 'more rule')} for other reasons (-v lists them)"
+        )
     if reasons:
         yield ""
     if verdict.suggestion:
@@ -191,7 +223,12 @@ def stopped_early(verdict: Verdict) -> str:
     """Why nothing could be compared, if `run-completes` did not pass since the train run made no step; else ""."""
     train = [run for run in verdict.runs if run["role"] == "train"]
     ended = next(
-        (f for f in verdict.findings if f.rule == "run-completes" and f.status in ("fail", "inconclusive")), None
+        (
+            f
+            for f in verdict.findings
+            if f.rule == "run-completes" and f.status in ("fail", "inconclusive")
+        ),
+        None,
     )
     if ended is None or not train or train[0]["completed"] or train[0]["losses"]:
         return ""
@@ -202,15 +239,21 @@ def _passes(verdict: Verdict) -> Iterator[str]:
     """What passed, then what is not applicable; rules with the same evidence share a line."""
     for status, word in (("pass", "pass "), ("not_applicable", "n/a  ")):
         found = [f for f in verdict.findings if f.status == status]
-        margins = {f.rule: f" [margin {f.margin:.0f}x]" for f in found if f.margin and f.margin >= 2}
-        for evidence, rules in by_reason((f.rule, f.evidence + margins.get(f.rule, "")) for f in found).items():
+        margins = {
+            f.rule: f" [margin {f.margin:.0f}x]" for f in found if f.margin and f.margin >= 2
+        }
+        for evidence, rules in by_reason(
+            (f.rule, f.evidence + margins.get(f.rule, "")) for f in found
+        ).items():
             yield from _text(f"{', '.join(rules)}: {evidence}", word)
 
 
 def _judged(verdict: Verdict) -> Iterator[str]:
     """The rules that the static tier judged without a finding."""
     found = {f.rule for f in verdict.findings}
-    if rules := [rule for rule in verdict.facts.get("sources", {"rules": ()})["rules"] if rule not in found]:
+    if rules := [
+        rule for rule in verdict.facts.get("sources", {"rules": ()})["rules"] if rule not in found
+    ]:
         yield from _text(f"{', '.join(rules)}: no findings", "read ")
 
 
@@ -222,26 +265,37 @@ def why_skipped(skip: Mapping[str, Any]) -> str:
 
 def _skipped(verdict: Verdict) -> Iterator[str]:
     """Rules that were left out, those with one reason together."""
-    for reason, rules in by_reason((skip["rule"], why_skipped(skip)) for skip in verdict.skipped).items():
+    for reason, rules in by_reason(
+        (skip["rule"], why_skipped(skip)) for skip in verdict.skipped
+    ).items():
         yield from (*_text(", ".join(rules), "skip "), *_text(reason, INDENT))
 
 
 def _losses(verdict: Verdict) -> Iterator[str]:
     """The loss of each step in each run, as many steps beside each other as fit; a resumed run begins after its checkpoint."""
-    runs = [r for r in verdict.runs if any(loss is not None for loss in r["losses"]) and r["role"] not in NOT_COMPARED]
+    runs = [
+        r
+        for r in verdict.runs
+        if any(loss is not None for loss in r["losses"]) and r["role"] not in NOT_COMPARED
+    ]
     if not runs:
         return
     after = verdict.facts.get("saved_after_step") or 0
     rows: dict[str, list[list[str]]] = {}
     for run in runs:
-        cells = [""] * (after if run["role"] in RESUMED else 0) + [_loss(value) for value in run["losses"]]
+        cells = [""] * (after if run["role"] in RESUMED else 0) + [
+            _loss(value) for value in run["losses"]
+        ]
         rows.setdefault(f"  {run['role']}, {count(run['world_size'], 'rank')}", []).append(cells)
     size = max(map(len, rows)) + 1
     steps = max(len(cells) for group in rows.values() for cells in group)
     beside = max(1, (width() - size) // _CELL)
     for start in range(0, steps, beside):
         block = range(start, min(start + beside, steps))
-        yield from ("", f"{'loss of step':<{size}}" + "".join(f"{step + 1:>{_CELL}}" for step in block))
+        yield from (
+            "",
+            f"{'loss of step':<{size}}" + "".join(f"{step + 1:>{_CELL}}" for step in block),
+        )
         for name, group in rows.items():
             for cells in group:
                 yield f"{name:<{size}}{''.join(f'{cell:>{_CELL}}' for cell in cells[start : block.stop])}".rstrip()
@@ -252,7 +306,10 @@ def _facts(verdict: Verdict) -> Iterator[str]:
     facts = verdict.facts
     if "mesh" not in facts:
         return
-    sizes = [str(size) if str(name).isdigit() else f"{name}={size}" for name, size in facts["mesh"].items()]
+    sizes = [
+        str(size) if str(name).isdigit() else f"{name}={size}"
+        for name, size in facts["mesh"].items()
+    ]
     yield ""
     yield from _text(
         f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {' x '.join(sizes) or 'no ranks'} "
@@ -264,7 +321,10 @@ def _facts(verdict: Verdict) -> Iterator[str]:
     parts = []
     for where, name in (("model", "forward and backward"), ("script", "the rest of the step")):
         kinds = [key.removesuffix(f"_{where}") for key in traffic if key.endswith(f"_{where}")]
-        calls = [f"{traffic[f'{k}_{where}']:.0f} {k} ({traffic[f'{k}_{where}_bytes']:,.0f} bytes)" for k in kinds]
+        calls = [
+            f"{traffic[f'{k}_{where}']:.0f} {k} ({traffic[f'{k}_{where}_bytes']:,.0f} bytes)"
+            for k in kinds
+        ]
         parts.append(f"{name}: {', '.join(calls) or 'none'}")
     forwards = count(int(traffic["fsdp_forwards"]), "FSDP forward")
     if micros := facts.get("traffic_by_micro_batch"):
@@ -278,8 +338,13 @@ def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
     environment = verdict.environment
     if verbose:
         yield f"torch {environment.get('torch')}, Python {environment.get('python')}, {environment.get('platform')}"
-        kept = {"isolation": environment.get("isolation"), "temporary files": environment.get("temporary_folder")}
-        yield from _text("; ".join(f"{name}: {value}" for name, value in kept.items() if value) or "no isolation")
+        kept = {
+            "isolation": environment.get("isolation"),
+            "temporary files": environment.get("temporary_folder"),
+        }
+        yield from _text(
+            "; ".join(f"{name}: {value}" for name, value in kept.items() if value) or "no isolation"
+        )
     yield from _text(counts(verdict) + ("" if verbose else "; -v lists them, with reasons"))
     if allowed := open_but_allowed(verdict.findings):
         yield from _text(f"NOT CHECKED, and not required: {', '.join(allowed)}")
@@ -291,15 +356,30 @@ def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
 
 def counts(verdict: Verdict) -> str:
     """`36 passed, 59 not applicable, 12 runs in 23 s`."""
-    words: dict[Status, str] = {"fail": "failed", "error": "", "inconclusive": "not checked", "pass": "passed"}
+    words: dict[Status, str] = {
+        "fail": "failed",
+        "error": "",
+        "inconclusive": "not checked",
+        "pass": "passed",
+    }
     words["not_applicable"] = "not applicable"
     warnings = sum(finding.warns for finding in verdict.findings)
-    found = {status: verdict.counts.get(status, 0) - (warnings if status == "fail" else 0) for status in words}
+    found = {
+        status: verdict.counts.get(status, 0) - (warnings if status == "fail" else 0)
+        for status in words
+    }
     there = {status: number for status, number in found.items() if number}
-    parts = [f"{n} {words[status]}" if words[status] else count(n, "error") for status, n in there.items()]
+    parts = [
+        f"{n} {words[status]}" if words[status] else count(n, "error")
+        for status, n in there.items()
+    ]
     parts += [count(warnings, "warning")] if warnings else []
     parts += [f"{len(verdict.skipped)} skipped"] if verdict.skipped else []
-    runs = f"{count(len(verdict.runs), 'run')} in {verdict.seconds:.0f} s" if verdict.runs else "nothing was run"
+    runs = (
+        f"{count(len(verdict.runs), 'run')} in {verdict.seconds:.0f} s"
+        if verdict.runs
+        else "nothing was run"
+    )
     return ", ".join([*(parts or ["no findings"]), runs])
 
 

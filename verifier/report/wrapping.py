@@ -14,7 +14,9 @@ def width() -> int:
     """The columns of COLUMNS or of the terminal on stdout, at most MOST; MOST where there is neither."""
     found = os.environ.get("COLUMNS", "")
     try:
-        columns = int(found) if found.isdigit() else os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+        columns = (
+            int(found) if found.isdigit() else os.get_terminal_size(sys.__stdout__.fileno()).columns
+        )  # type: ignore[union-attr]
     except (OSError, ValueError, AttributeError):
         columns = 0
     return min(max(columns, LEAST), MOST) if columns else MOST
@@ -27,7 +29,12 @@ def wrapped(text: str, first: str = "", further: str | None = None) -> list[str]
     """
     indent = " " * len(first) if further is None else further
     lines = textwrap.wrap(
-        text, width(), initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text,
+        width(),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return lines or [first.rstrip()]
 
@@ -62,7 +69,9 @@ def table(rows: Sequence[Sequence[str]], indent: str = "", size: int = 0) -> Ite
     sizes[0] = max(size, sizes[0])
     beside = len(indent) + sum(found + 2 for found in sizes)
     for row in rows:
-        head = indent + "".join(f"{cell:<{found}}  " for cell, found in zip(row, sizes, strict=False))
+        head = indent + "".join(
+            f"{cell:<{found}}  " for cell, found in zip(row, sizes, strict=False)
+        )
         if width() - beside >= ROOM:
             yield from wrapped(row[-1], head) if row[-1] else [head.rstrip()]
         else:

@@ -19,9 +19,19 @@ from ..trace import Run
 from ..trace.events import Place, Shard, Visited
 
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
-SECTIONS = ("Seen", "Why", "Wrong", "Right", "Fix", "Source", "Torch")  # Seen: an error or a symptom, for the contract
+SECTIONS = (
+    "Seen",
+    "Why",
+    "Wrong",
+    "Right",
+    "Fix",
+    "Source",
+    "Torch",
+)  # Seen: an error or a symptom, for the contract
 DEVELOPED_ON = "run on 2.13.0."  # the section Torch of an explanation that has none of its own
-Hits = Iterator[tuple[str, Event | Place]]  # what a static detector yields: what is wrong, and the call or line that is
+Hits = Iterator[
+    tuple[str, Event | Place]
+]  # what a static detector yields: what is wrong, and the call or line that is
 
 # The words in which rules are written.
 __all__ = [
@@ -47,17 +57,31 @@ class Rule(ABC):
     family: ClassVar[str]  # from the folder
     explains: ClassVar[tuple[str, ...]] = ()  # rules whose failure may follow from this one's
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it reads
-    reads: ClassVar[frozenset[str]] = frozenset()  # roles that it reads too, if other rules need them
-    wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = "steps"  # what the train run must have recorded
-    named_by: ClassVar[tuple[str, ...]] = ()  # it does not apply where the sources name none of these
+    reads: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # roles that it reads too, if other rules need them
+    wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = (
+        "steps"  # what the train run must have recorded
+    )
+    named_by: ClassVar[
+        tuple[str, ...]
+    ] = ()  # it does not apply where the sources name none of these
     one_rank: ClassVar[str] = ""  # why it does not apply with one rank; "" if it does
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
     skipped_with: ClassVar[tuple[str, ...]] = ()  # further families whose `--skip` leaves it out
-    only_on_cpu: ClassVar[bool] = False  # whether gloo or the CPU causes it: a script for GPUs has nothing of it
-    judges_exports: ClassVar[bool] = False  # whether a file that nothing resumes from is enough for it
-    only_warns: ClassVar[bool] = False  # whether it costs memory or time, or needs a crash: the trained model is right
+    only_on_cpu: ClassVar[bool] = (
+        False  # whether gloo or the CPU causes it: a script for GPUs has nothing of it
+    )
+    judges_exports: ClassVar[bool] = (
+        False  # whether a file that nothing resumes from is enough for it
+    )
+    only_warns: ClassVar[bool] = (
+        False  # whether it costs memory or time, or needs a crash: the trained model is right
+    )
     names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what
-    beside_the_weights: ClassVar[bool] = False  # whether it judges what may be lost without an effect on the weights
+    beside_the_weights: ClassVar[bool] = (
+        False  # whether it judges what may be lost without an effect on the weights
+    )
     shown_by: ClassVar[str] = (
         ""  # the rule that fails wherever this cause has an effect: where that passes, this only warns
     )
@@ -119,7 +143,11 @@ class Rule(ABC):
     @classmethod
     def _hits(cls, flow: Flow) -> Iterator[Hit]:
         for message, at in cls().detect(flow):
-            yield Hit(cls.name, message, at) if isinstance(at, Place) else flow.hit(cls.name, message, at)
+            yield (
+                Hit(cls.name, message, at)
+                if isinstance(at, Place)
+                else flow.hit(cls.name, message, at)
+            )
 
     @classmethod
     def page(cls) -> dict[str, str]:
@@ -175,7 +203,9 @@ class SourceRule(Rule):
             return self.failed(message, hits[0].location, tier="static", required=False)
         if not evidence.followed:
             what = "following the calls from the script on, no training was found"
-            return self.unknown(f"{what}; `fsdp2 lint` on the project's folder reads every function", tier="static")
+            return self.unknown(
+                f"{what}; `fsdp2 lint` on the project's folder reads every function", tier="static"
+            )
         return self.passed(f"no breach in the sources, followed {evidence.followed}", tier="static")
 
 
@@ -193,7 +223,11 @@ def lines_to_reach(evidence: Evidence, rules: Iterable[Rule]) -> dict[str, list[
 def _not_reached(evidence: Evidence, place: Place) -> bool:
     """Whether the train run was asked to watch a line, and made its steps without it."""
     train, file = evidence.train, place.file
-    seen = [record.lines[file] for record in train.all(Visited) if file in record.lines] if train else []
+    seen = (
+        [record.lines[file] for record in train.all(Visited) if file in record.lines]
+        if train
+        else []
+    )
     made = train is not None and train.steps() > 0
     return made and bool(seen) and not any(place.line in lines for lines in seen)
 
@@ -210,13 +244,21 @@ class RaisedRule(Rule):
     simulated = True
     reads = frozenset({"resume"})
     pattern: ClassVar[str]
-    needs_sharding: ClassVar[bool] = False  # whether it is inconclusive where `fully_shard` was never called
-    after_sharding: ClassVar[bool] = False  # whether the error is this rule's only after a call of `fully_shard`
+    needs_sharding: ClassVar[bool] = (
+        False  # whether it is inconclusive where `fully_shard` was never called
+    )
+    after_sharding: ClassVar[bool] = (
+        False  # whether the error is this rule's only after a call of `fully_shard`
+    )
 
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence) or self._raised(evidence) is not None:
             return ""
-        return super().applies(evidence) or self.absent(evidence.trained) or unnamed(evidence.sources, *self.named_by)
+        return (
+            super().applies(evidence)
+            or self.absent(evidence.trained)
+            or unnamed(evidence.sources, *self.named_by)
+        )
 
     def unseen(self, evidence: Evidence) -> str:
         reason = super().unseen(evidence) if went_through(evidence) else ""
@@ -229,16 +271,27 @@ class RaisedRule(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         if (found := self._raised(evidence)) is not None:
             run, cause = found
-            decides = run.role != "reshard" or evidence.course.sizes_chosen  # nobody asked for that number of ranks
-            return self.failed(f"the {run.role} run stopped: {cause.text}", self.place(run, cause), required=decides)
+            decides = (
+                run.role != "reshard" or evidence.course.sizes_chosen
+            )  # nobody asked for that number of ranks
+            return self.failed(
+                f"the {run.role} run stopped: {cause.text}",
+                self.place(run, cause),
+                required=decides,
+            )
         if evidence.train is None or evidence.train.steps() == 0:
-            return self.unknown("the train run made no optimizer step, and this error is not the reason")
+            return self.unknown(
+                "the train run made no optimizer step, and this error is not the reason"
+            )
         return self.passed("no run was stopped by this error")
 
     def _raised(self, evidence: Evidence) -> tuple[Run, RootCause] | None:
         """The run that was stopped by this error, and the error."""
         causes = ((run, root_cause(run)) for run in trainings(evidence) if not run.completed)
-        return next(((r, c) for r, c in causes if re.search(self.pattern, c.error) and self.fits(r, c)), None)
+        return next(
+            ((r, c) for r, c in causes if re.search(self.pattern, c.error) and self.fits(r, c)),
+            None,
+        )
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         """Whether the error is this rule's, beyond its text."""

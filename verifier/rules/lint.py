@@ -40,7 +40,12 @@ def lint(
     scripts = files_of(paths)
     parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
     chosen = choose(only, skip) if only or skip else None
-    target = {"command": command, "script": " ".join(map(str, paths)), "files": len(scripts), **_NOTHING_IS_RUN}
+    target = {
+        "command": command,
+        "script": " ".join(map(str, paths)),
+        "files": len(scripts),
+        **_NOTHING_IS_RUN,
+    }
     target["cwd"] = os.getcwd()  # noqa: PTH109
     seen = look(scripts, chosen, parsed)
     return redacted(_verdict(target, seen, chosen, training_required, started))
@@ -53,12 +58,22 @@ def verdict_on(target: dict[str, Any], script: Path, chosen: Collection[str]) ->
 
 
 def _verdict(
-    target: dict[str, Any], seen: Seen, chosen: Collection[str] | None, training_required: bool, started: float
+    target: dict[str, Any],
+    seen: Seen,
+    chosen: Collection[str] | None,
+    training_required: bool,
+    started: float,
 ) -> Verdict:
-    environment = {"torch": "not imported", "python": sys.version.split()[0], "platform": sys.platform}
+    environment = {
+        "torch": "not imported",
+        "python": sys.version.split()[0],
+        "platform": sys.platform,
+    }
     findings = findings_of(seen, chosen)
     facts = {"sources": {**_sources(seen, chosen), "training_required": training_required}}
-    verdict = Verdict("inconclusive", target, environment, (), findings, facts, seconds=time.monotonic() - started)
+    verdict = Verdict(
+        "inconclusive", target, environment, (), findings, facts, seconds=time.monotonic() - started
+    )
     return replace(verdict, verdict=verdict.of(findings))
 
 
@@ -74,7 +89,12 @@ def _sources(seen: Seen, chosen: Collection[str] | None) -> dict[str, Any]:
         "without_training": len(cover.without_training),
         "files_without_training": [str(path) for path in cover.without_training[:MOST]],
         "suppressed": [
-            {"rule": hit.rule, "file": hit.location.file, "line": hit.location.line, "reason": one.reason}
+            {
+                "rule": hit.rule,
+                "file": hit.location.file,
+                "line": hit.location.line,
+                "reason": one.reason,
+            }
             for hit, one in seen.hidden
         ],
     }

@@ -25,7 +25,11 @@ def is_named(rule: str, names: Collection[str]) -> bool:
 def is_skipped(rule: str, names: Collection[str]) -> bool:
     """Whether a rule is left out by these names: `checkpoint` leaves out every rule that needs a resume, too."""
     with_checkpoints = "checkpoint" in names and RULES[rule].about_checkpoints
-    return is_named(rule, names) or with_checkpoints or any(name in names for name in RULES[rule].skipped_with)
+    return (
+        is_named(rule, names)
+        or with_checkpoints
+        or any(name in names for name in RULES[rule].skipped_with)
+    )
 
 
 def left(able: Iterable[str], only: Collection[str], skip: Collection[str]) -> list[str]:
@@ -33,4 +37,6 @@ def left(able: Iterable[str], only: Collection[str], skip: Collection[str]) -> l
     for name in (*only, *skip):
         if wrong := unknown(name):
             raise UserError(wrong)
-    return [rule for rule in able if (not only or is_named(rule, only)) and not is_skipped(rule, skip)]
+    return [
+        rule for rule in able if (not only or is_named(rule, only)) and not is_skipped(rule, skip)
+    ]

@@ -51,10 +51,16 @@ def culprit(run: Run, cause: RootCause) -> tuple[str, Place | None]:
         return "ddp-around-fsdp", cause.location
     if any(f.optimizer is not None or "torch/nn/utils/clip_grad" in f.file for f in frames):
         inner = next((f for f in frames if f.optimizer is not None), None)
-        if any(e[0].trainable and not e[0].managed and not e[0].sharded for e in run.parameters.values()):
+        if any(
+            e[0].trainable and not e[0].managed and not e[0].sharded
+            for e in run.parameters.values()
+        ):
             return "root-not-wrapped", cause.location
         if run.role == "train" and inner is not None and "torch/optim/" not in inner.file:
-            return "lowbit-or-unsupported-optimizer", cause.location  # the script's or a library's, with plain state
+            return (
+                "lowbit-or-unsupported-optimizer",
+                cause.location,
+            )  # the script's or a library's, with plain state
         return "full-sd-into-dtensor", cause.location
     if (line := _around_forward(frames, cause)) is not None:
         return "custom-forward-bypass", line
@@ -69,7 +75,9 @@ def stack(run: Run, cause: RootCause) -> list[RaisedFrame]:
 
 def by_norm(run: Run, cause: RootCause) -> bool:
     """Whether an error was raised where norms of many tensors are joined."""
-    joined = re.search(r"aten\.(stack|cat|_foreach_norm|linalg_vector_norm)\.", cause.error) is not None
+    joined = (
+        re.search(r"aten\.(stack|cat|_foreach_norm|linalg_vector_norm)\.", cause.error) is not None
+    )
     return joined or any("clip_grad" in f.file for f in stack(run, cause))
 
 
@@ -89,15 +97,21 @@ def _around_forward(frames: list[RaisedFrame], cause: RootCause) -> Place | None
     """The user's line that runs a module with sharded weights in another way than by calling its FSDP module."""
     at = None
     for k, frame in enumerate(frames):
-        called = any(f.number == frame.number and f.function == "_call_impl" for f in frames[k + 1 :])  # with its hooks
+        called = any(
+            f.number == frame.number and f.function == "_call_impl" for f in frames[k + 1 :]
+        )  # with its hooks
         if frame.own and frame.fsdp and frame.shards_below > 0 and not called:
             at = k  # a method, or forward by name; the outermost one is what the script calls
     if at is None:
-        parts = (k for k, f in enumerate(frames) if not f.fsdp and f.shards and f.function == "forward")
+        parts = (
+            k for k, f in enumerate(frames) if not f.fsdp and f.shards and f.function == "forward"
+        )
         if (at := next(parts, None)) is None:
             return None
     wanted = next((f for f in frames[at + 1 :] if f.own), frames[at])
-    return next((f for f in cause.frames if (f.file, f.line) == (wanted.file, wanted.line)), cause.location)
+    return next(
+        (f for f in cause.frames if (f.file, f.line) == (wanted.file, wanted.line)), cause.location
+    )
 
 
 def inner_output(run: Run) -> Shard | None:

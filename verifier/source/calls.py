@@ -9,7 +9,17 @@ from .events import CALL, NEW, SHARD, STORE, Event
 from .expressions import mesh_rank
 from .names import Frame
 from .project import ClassInfo
-from .torch_names import ASKS_NAMES, COLLECTIONS, COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, STARTERS, SYNCS
+from .torch_names import (
+    ASKS_NAMES,
+    COLLECTIONS,
+    COMPUTES,
+    GROWS,
+    LAUNCHERS,
+    PLAIN,
+    SAME_MODULE,
+    STARTERS,
+    SYNCS,
+)
 from .unresolved_calls import Noting
 from .values import GLOBAL, RANK_NAMES, SUB, Value, choices, const, either, spread
 
@@ -44,13 +54,20 @@ class Calls(Noting):
         return self.apply(callee, args, kwargs, node, is_open)
 
     def apply(
-        self, callee: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST, is_open: bool = False
+        self,
+        callee: Value,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        node: ast.AST,
+        is_open: bool = False,
     ) -> Value:
         """Call a value."""
         self.note(callee, node)
         if callee.kind == "either":
             saved, self.forked = self.forked, True
-            value = either([self.apply(part, args, kwargs, node, is_open) for part in callee.parts[:3]])
+            value = either(
+                [self.apply(part, args, kwargs, node, is_open) for part in callee.parts[:3]]
+            )
             self.forked = saved
             return value
         if callee.kind == "def":
@@ -63,7 +80,13 @@ class Calls(Noting):
             inner = callee.event.args[0] if callee.event.args else None
             if callee.name == "functools.partial" and inner is not None:
                 more = callee.event
-                return self.apply(inner, [*more.args[1:], *args], {**more.kwargs, **kwargs}, node, is_open or more.open)
+                return self.apply(
+                    inner,
+                    [*more.args[1:], *args],
+                    {**more.kwargs, **kwargs},
+                    node,
+                    is_open or more.open,
+                )
             if inner is not None and inner.kind == "def" and callee.name not in LAUNCHERS:
                 return self.call_function(inner, args, kwargs, node)
         if callee.kind == "name":
@@ -86,19 +109,25 @@ class Calls(Noting):
 
     def _ask_stateful(self, state: Value | None, node: ast.AST) -> None:
         """Call `state_dict` of the stateful objects in a state dict, as a checkpoint does."""
-        for one in (c for part in (state.parts if state is not None else []) for c in choices(part)):
+        for one in (
+            c for part in (state.parts if state is not None else []) for c in choices(part)
+        ):
             if one.kind == "object" and not self.is_module(one):
                 method = self.class_attribute(one, "state_dict", node)
                 if method is not None and method.kind == "def":
                     one.parts.append(self.call_function(method, [], {}, node))
 
-    def _event(self, op: str, node: ast.AST, args: list[Value], kwargs: dict[str, Value], is_open: bool) -> Event:
+    def _event(
+        self, op: str, node: ast.AST, args: list[Value], kwargs: dict[str, Value], is_open: bool
+    ) -> Event:
         event = self.emit(op, node, args=args)
         event.kwargs, event.open, event.forked = kwargs, is_open, self.forked
         return event
 
     def _made(self, event: Event, name: str) -> Value:
-        event.result = made = Value("made", name, [*event.args, *event.kwargs.values()], node=event.node, event=event)
+        event.result = made = Value(
+            "made", name, [*event.args, *event.kwargs.values()], node=event.node, event=event
+        )
         if event.op.startswith(COMPUTES) or not event.op:
             made.rank, made.local = spread(made.parts)
         return made
@@ -141,7 +170,9 @@ class Calls(Noting):
                 return Value("file", first.const, home=module)
         if op in LAUNCHERS and first is not None and first.kind == "def":
             given = event.arg(1, "args")
-            self.call_function(first, [free("rank"), *(given.parts if given is not None else [])], {}, event.node)
+            self.call_function(
+                first, [free("rank"), *(given.parts if given is not None else [])], {}, event.node
+            )
             return self._made(event, op)
         if op in STARTERS and first is not None:
             return self.call_function(first, [], {}, event.node) if first.kind == "def" else first
@@ -149,7 +180,11 @@ class Calls(Noting):
             self.flow.rank_uses.append(event.node)
         value = self._made(event, op)
         if op in ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ModuleDict"):
-            for part in (p for given in args for p in (given.parts if given.kind in ("list", "dict") else [given])):
+            for part in (
+                p
+                for given in args
+                for p in (given.parts if given.kind in ("list", "dict") else [given])
+            ):
                 for one in choices(part):
                     one.owner = one.owner or value
         if op == "torch.nn.utils.clip_grad_norm_":
@@ -162,7 +197,9 @@ class Calls(Noting):
         assert on is not None
         if on.kind == "super":
             return self._super_method(event)
-        if name in SAME_MODULE and (on.kind != "derived" and on.name not in ("parameter", "buffer")):
+        if name in SAME_MODULE and (
+            on.kind != "derived" and on.name not in ("parameter", "buffer")
+        ):
             if name == "apply" and args and args[0].kind == "def":
                 one = Value("item", "module", owner=on)
                 self.call_function(args[0], [one], {}, event.node)
@@ -177,7 +214,9 @@ class Calls(Noting):
         value = self._made(event, name)
         value.parts = [on, *value.parts]
         if name in ("get_local_rank", "get_rank", "get_coordinate"):
-            value.rank = GLOBAL if name == "get_rank" or (not args and mesh_rank(on) == GLOBAL) else SUB
+            value.rank = (
+                GLOBAL if name == "get_rank" or (not args and mesh_rank(on) == GLOBAL) else SUB
+            )
             return value
         value.rank = value.rank or on.rank
         value.local = value.local or on.local
@@ -195,7 +234,11 @@ class Calls(Noting):
         if event.method in ("extend", "update") and args:
             on.parts += args[0].parts if args[0].kind in ("list", "tuple", "dict") else args[:1]
             on.attrs.update(args[0].attrs if args[0].kind == "dict" else {})
-        elif event.method in ("add_module", "register_module") and len(args) > 1 and isinstance(args[0].const, str):
+        elif (
+            event.method in ("add_module", "register_module")
+            and len(args) > 1
+            and isinstance(args[0].const, str)
+        ):
             self.store(on, args[0].const, args[1], event.node)
         else:
             on.parts += args[-1:]
@@ -214,7 +257,9 @@ class Calls(Noting):
         after = line[names.index(current) + 1 :] if current in names else line[1:]
         for info in after:
             if event.method in info.methods:
-                return self.call_function(info.method(event.method, owner), event.args, event.kwargs, event.node)
+                return self.call_function(
+                    info.method(event.method, owner), event.args, event.kwargs, event.node
+                )
         return self._made(event, event.method)
 
     def _sync(self, value: Value | None) -> None:
@@ -222,7 +267,10 @@ class Calls(Noting):
         for one in choices(value) if value is not None else ():
             one.local, one.rank, one.synced = False, 0, True
             if one.kind in ("list", "tuple"):
-                one.parts, one.attrs = [Value("unknown", "synced", synced=True) for _ in one.parts], {}
+                one.parts, one.attrs = (
+                    [Value("unknown", "synced", synced=True) for _ in one.parts],
+                    {},
+                )
 
     def store(self, base: Value, attr: str, value: Value, node: ast.AST) -> None:
         """`base.attr = value`."""
@@ -233,12 +281,20 @@ class Calls(Noting):
             one.attrs[attr] = either([old, value]) if keep and old is not None else value
             if one.kind != "object" or self.is_module(one):
                 for part in choices(value):
-                    if part.owner is None and part is not one and (part.kind in ("made", "object", "list")):
+                    if (
+                        part.owner is None
+                        and part is not one
+                        and (part.kind in ("made", "object", "list"))
+                    ):
                         part.owner = one
 
-    def _instantiate(self, callee: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
+    def _instantiate(
+        self, callee: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST
+    ) -> Value:
         event = self._event(NEW, node, args, kwargs, False)
-        event.result = value = Value("object", callee.cls.name, node=node, cls=callee.cls, event=event)
+        event.result = value = Value(
+            "object", callee.cls.name, node=node, cls=callee.cls, event=event
+        )
         for info in reversed(self.ancestry(callee.cls)):
             for position, (key, default) in enumerate(info.fields.items()):
                 given = kwargs.get(key, args[position] if position < len(args) else None)
@@ -259,10 +315,16 @@ class Calls(Noting):
         self.frame = saved
         return value
 
-    def call_function(self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
+    def call_function(
+        self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST
+    ) -> Value:
         """Follow a call into a function of the project."""
         function = value.node
-        if not isinstance(function, Function) or function in self.stack or len(self.stack) >= INLINED:
+        if (
+            not isinstance(function, Function)
+            or function in self.stack
+            or len(self.stack) >= INLINED
+        ):
             if function not in self.stack:
                 self.flow.partial = True
                 self.missed(node, LIMIT, f"limit of {INLINED} nested calls")
@@ -286,7 +348,9 @@ class Calls(Noting):
             self.stack.pop()
             self.frame, self.guards, self.loops, self.depth, self.caught = saved
 
-    def _bind_parameters(self, frame: Frame, spec: ast.arguments, args: list[Value], kwargs: dict[str, Value]) -> None:
+    def _bind_parameters(
+        self, frame: Frame, spec: ast.arguments, args: list[Value], kwargs: dict[str, Value]
+    ) -> None:
         names, outer = [*spec.posonlyargs, *spec.args], self.frame
         defaults = [*[None] * (len(names) - len(spec.defaults)), *spec.defaults, *spec.kw_defaults]
         passed = args[: len(names)]

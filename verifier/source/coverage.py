@@ -12,7 +12,13 @@ from .project import Project
 from .roots import is_known
 
 # Reasons, those that can hide most first: code of the project before that of libraries.
-NOT_FOUND, LIMIT, UNKNOWN, DECORATED, OUTSIDE = "not found", "limit", "not known", "decorator", "outside the project"
+NOT_FOUND, LIMIT, UNKNOWN, DECORATED, OUTSIDE = (
+    "not found",
+    "limit",
+    "not known",
+    "decorator",
+    "outside the project",
+)
 _ORDER = (NOT_FOUND, LIMIT, UNKNOWN, DECORATED, OUTSIDE)
 _LONGEST = 80
 
@@ -50,7 +56,11 @@ def outside(project: Project, dotted: str) -> tuple[str, str] | None:
         return NOT_FOUND, f"module {dotted.rpartition('.')[0].rstrip('.') or dotted} not found"
     top, _, rest = dotted.partition(".")
     if top == "builtins":
-        return None if hasattr(builtins, rest.partition(".")[0]) else (NOT_FOUND, f"no definition of {rest} was found")
+        return (
+            None
+            if hasattr(builtins, rest.partition(".")[0])
+            else (NOT_FOUND, f"no definition of {rest} was found")
+        )
     if is_known(top):
         return None
     parts = dotted.split(".") if project.unread else []
@@ -76,11 +86,15 @@ def shortened(node: ast.AST, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 4]} ..."
 
 
-def merged(missed: Iterable[tuple[ast.AST, Missed]], followed: Collection[ast.AST]) -> tuple[Missed, ...]:
+def merged(
+    missed: Iterable[tuple[ast.AST, Missed]], followed: Collection[ast.AST]
+) -> tuple[Missed, ...]:
     """Each callee and reason once, at its first line, the most severe first; without calls that were followed elsewhere."""
     first: dict[tuple[str, str], Missed] = {}
     unique = {node: one for node, one in missed if node not in followed}
-    for one in sorted(unique.values(), key=lambda m: (_ORDER.index(m.kind), m.file, m.line, m.callee)):
+    for one in sorted(
+        unique.values(), key=lambda m: (_ORDER.index(m.kind), m.file, m.line, m.callee)
+    ):
         key = (one.callee, one.reason)
         known = first.get(key)
         first[key] = one if known is None else replace(known, calls=known.calls + 1)

@@ -13,10 +13,20 @@ from .values import Value, choices
 
 _Known = dict[Hashable, tuple[list[Value], Value] | None]
 _HOLD = ("list", "tuple", "dict", "either")
-_LEAD = (*_HOLD, "const", "name", "file", "def", "class", "object")  # values that decide where a call leads
+_LEAD = (
+    *_HOLD,
+    "const",
+    "name",
+    "file",
+    "def",
+    "class",
+    "object",
+)  # values that decide where a call leads
 
 
-def follow(project: Project, kind: type[Follower] | None = None, followed: Collection[ast.AST] = ()) -> list[Flow]:
+def follow(
+    project: Project, kind: type[Follower] | None = None, followed: Collection[ast.AST] = ()
+) -> list[Flow]:
     """The traces of a script: of its first line to its last, and of each function that this does not come to.
 
     `followed`: functions that need no flow of their own, since another script calls them. The trace of a function that does
@@ -76,12 +86,20 @@ class Sketch(Follower):
         return self.flow.distributed
 
     def load(self, module: Module) -> None:
-        saved, self.loading = self.loading, True  # a module that is half loaded would be of no use to the next walk
+        saved, self.loading = (
+            self.loading,
+            True,
+        )  # a module that is half loaded would be of no use to the next walk
         super().load(module)
         self.loading = saved
 
     def emit(
-        self, op: str, node: ast.AST, method: str = "", on: Value | None = None, args: list[Value] | None = None
+        self,
+        op: str,
+        node: ast.AST,
+        method: str = "",
+        on: Value | None = None,
+        args: list[Value] | None = None,
     ) -> Event:
         self._check(op, method)
         return super().emit(op, node, method, on, args)
@@ -94,13 +112,19 @@ class Sketch(Follower):
         if is_distributed(op, method) and not self.loading:
             raise _Reached
 
-    def call_function(self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
+    def call_function(
+        self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST
+    ) -> Value:
         function, place = value.node, len(self.stack)
         if function in self.stack or place >= INLINED:
             self.cut = min(self.cut, self.stack.index(function) if function in self.stack else -1)
         if self.loading or function is None or function in self.stack or value.home[1] is not None:
             return super().call_function(value, args, kwargs, node)
-        given = [*([value.const] if isinstance(value.const, Value) else []), *args, *kwargs.values()]
+        given = [
+            *([value.const] if isinstance(value.const, Value) else []),
+            *args,
+            *kwargs.values(),
+        ]
         key = (function, tuple(kwargs), *map(_kind, given))
         if key not in self.known:
             return self._follow_anew(key, given, value, args, kwargs, node)
@@ -143,11 +167,22 @@ def _kind(value: Value, depth: int = 0) -> Hashable:
     if value.kind == "const":
         return type(value.const), value.const
     home = value.home[1] if value.kind == "def" else None  # the names that an inner function reads
-    own = (value.kind, value.name, value.node if value.kind in ("def", "class") else value.cls and value.cls.node, home)
-    partial = value.kind == "made" and value.event is not None and any(one.kind == "def" for one in value.event.args)
+    own = (
+        value.kind,
+        value.name,
+        value.node if value.kind in ("def", "class") else value.cls and value.cls.node,
+        home,
+    )
+    partial = (
+        value.kind == "made"
+        and value.event is not None
+        and any(one.kind == "def" for one in value.event.args)
+    )
     if depth == 2:
         return own
-    held = tuple((name, _kind(one, depth + 1)) for name, one in value.attrs.items() if one.kind in _LEAD)
+    held = tuple(
+        (name, _kind(one, depth + 1)) for name, one in value.attrs.items() if one.kind in _LEAD
+    )
     inside = value.parts[:8] if partial or value.kind in _HOLD or value.kind == "object" else ()
     bound = [value.const] if isinstance(value.const, Value) else []
     return own, held, tuple(_kind(one, depth + 1) for one in (*bound, *inside))

@@ -10,7 +10,9 @@ from pathlib import Path
 from ..config.reading import inputs
 
 # Read when torch is imported, so without effect in a rank that is forked from a process that has it already.
-_READ_AT_IMPORT = re.compile(r"(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|DNNL|TORCH|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO)_")
+_READ_AT_IMPORT = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|DNNL|TORCH|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO)_"
+)
 
 
 def before_torch(script: Path) -> list[tuple[int, str]]:
@@ -18,11 +20,19 @@ def before_torch(script: Path) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     try:
         body = ast.parse(inputs.whole(script, inputs.SCRIPT)).body
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # it has changed since it was run
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # it has changed since it was run
         return found
     for statement in body:
         nodes = list(ast.walk(statement))
-        modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        modules = [
+            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        ]
         modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
         if any(module.partition(".")[0] == "torch" for module in modules):
             return found
@@ -37,10 +47,17 @@ def _set(node: ast.AST) -> Iterator[str]:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):
                 yield from _text(target.slice)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr == "putenv" or (node.func.attr == "setdefault" and _is_environ(node.func.value)):
+        if node.func.attr == "putenv" or (
+            node.func.attr == "setdefault" and _is_environ(node.func.value)
+        ):
             yield from (name for argument in node.args[:1] for name in _text(argument))
         elif node.func.attr == "update" and _is_environ(node.func.value):
-            keys = [key for argument in node.args if isinstance(argument, ast.Dict) for key in argument.keys]
+            keys = [
+                key
+                for argument in node.args
+                if isinstance(argument, ast.Dict)
+                for key in argument.keys
+            ]
             yield from (name for key in keys if key is not None for name in _text(key))
             yield from (word.arg for word in node.keywords if word.arg)
 

@@ -32,7 +32,19 @@ class Event:
     """One call or store. `op` is the canonical name of an external function, one of the constants above, or "" for a method."""
 
     __slots__ = (
-        *("index", "op", "node", "module", "function", "method", "on", "args", "kwargs", "open", "forked"),
+        *(
+            "index",
+            "op",
+            "node",
+            "module",
+            "function",
+            "method",
+            "on",
+            "args",
+            "kwargs",
+            "open",
+            "forked",
+        ),
         *("guards", "loops", "withs", "caught", "discarded", "_result"),
     )
 
@@ -51,7 +63,13 @@ class Event:
         withs: tuple[Value, ...] = (),
         caught: bool = False,
     ) -> None:
-        self.index, self.op, self.node, self.module, self.function = index, op, node, module, function
+        self.index, self.op, self.node, self.module, self.function = (
+            index,
+            op,
+            node,
+            module,
+            function,
+        )
         self.method, self.on, self.args = method, on, args or []
         self.guards, self.loops, self.withs, self.caught = guards, loops, withs, caught
         self.kwargs: dict[str, Value] = {}
@@ -95,7 +113,9 @@ class Event:
     @property
     def on_some_ranks(self) -> Guard | None:
         """The condition that only some ranks of the world meet, if there is one."""
-        return next((g for g in self.guards if g.test.rank == GLOBAL and not _asks_world(g.node)), None)
+        return next(
+            (g for g in self.guards if g.test.rank == GLOBAL and not _asks_world(g.node)), None
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +123,9 @@ def _asks_world(node: ast.AST) -> bool:
     """Whether a condition also asks how many ranks there are, or whether there are any."""
     test = getattr(node, "test", node)
     names = (getattr(n, "id", None) or getattr(n, "attr", None) or "" for n in ast.walk(test))
-    return any("world" in name.lower() or name in ("is_initialized", "num_processes") for name in names)
+    return any(
+        "world" in name.lower() or name in ("is_initialized", "num_processes") for name in names
+    )
 
 
 def covers(first: Event, second: Event) -> bool:
@@ -135,9 +157,13 @@ class Flow:
         self.project, self.whole = project, whole
         self.events: list[Event] = []
         self.partial = False  # too long, or nested too deeply, to be followed completely
-        self.followed: set[ast.AST] = set()  # functions that were entered, and calls that are understood
+        self.followed: set[ast.AST] = (
+            set()
+        )  # functions that were entered, and calls that are understood
         self.missed: dict[ast.AST, Missed] = {}  # calls that could not be followed
-        self.rank_uses: list[ast.AST] = []  # where a rank goes into anything but a condition or an output
+        self.rank_uses: list[
+            ast.AST
+        ] = []  # where a rank goes into anything but a condition or an output
         self.by_op: dict[str, list[Event]] = {}
         self.by_method: dict[str, list[Event]] = {}
         self.is_module: Callable[[Value], bool] = lambda value: False
@@ -168,7 +194,9 @@ class Flow:
     @property
     def distributed(self) -> bool:
         """Whether anything of torch's distributed packages is called, or a name that comes from them."""
-        return any(is_distributed(name, "") for name in self.by_op) or any(m in self.by_method for m in _METHODS)
+        return any(is_distributed(name, "") for name in self.by_op) or any(
+            m in self.by_method for m in _METHODS
+        )
 
     @property
     def training(self) -> bool:
@@ -184,8 +212,16 @@ class Flow:
     @cached_property
     def shards(self) -> list[tuple[Event, Value]]:
         """(call of fully_shard, one module that it shards)."""
-        given = [(event, module) for event in self.ops(SHARD) if (module := event.arg(0, "module")) is not None]
-        targets = [(event, one) for event, m in given for one in (m.parts if m.kind in ("list", "tuple") else [m])]
+        given = [
+            (event, module)
+            for event in self.ops(SHARD)
+            if (module := event.arg(0, "module")) is not None
+        ]
+        targets = [
+            (event, one)
+            for event, m in given
+            for one in (m.parts if m.kind in ("list", "tuple") else [m])
+        ]
         return [(event, module) for event, target in targets for module in choices(target)]
 
     @cached_property
@@ -206,14 +242,20 @@ class Flow:
     def managed_by(self, value: Value, event: Event) -> Event | None:
         """The call that had sharded a value, or what holds it."""
         found = ((holder, self.sharded_by(holder, event)) for holder in holders(value))
-        known = (one for holder, one in found if one and (holder is value or "ignored_params" not in one.kwargs))
+        known = (
+            one
+            for holder, one in found
+            if one and (holder is value or "ignored_params" not in one.kwargs)
+        )
         return next(known, None)  # those may be the parameters of this part
 
     @cached_property
     def optimizers(self) -> list[tuple[Event, list[Value]]]:
         """(construction of an optimizer, the models whose parameters it was given)."""
         made = self.matching(is_optimizer)
-        made += [e for e in self.ops(NEW) if e.result.cls is not None and _inherits_optimizer(e.result)]
+        made += [
+            e for e in self.ops(NEW) if e.result.cls is not None and _inherits_optimizer(e.result)
+        ]
         return [(event, models_of(event)) for event in sorted(made, key=lambda e: e.index)]
 
     @cached_property
@@ -227,7 +269,11 @@ class Flow:
 
     def escapes(self, value: Value, after: int = -1, before: int = 1 << 60) -> bool:
         """Whether this value was passed to code that is not followed."""
-        events = (e for e in self.events[after + 1 : before] if e.op not in (CALL, NEW, STORE, ITERATE, SHARD))
+        events = (
+            e
+            for e in self.events[after + 1 : before]
+            if e.op not in (CALL, NEW, STORE, ITERATE, SHARD)
+        )
         given = (part for event in events if not sanitize(event) for part in event.given())
         return any(value is part or value in part.parts for part in given)
 
@@ -238,7 +284,11 @@ class Flow:
 
 def hit_at(rule: str, message: str, module: Module, line: int, function: str) -> Hit:
     """A hit at a line."""
-    return Hit(rule, message, Place(file=str(module.path), line=line, function=function, code=module.code(line)))
+    return Hit(
+        rule,
+        message,
+        Place(file=str(module.path), line=line, function=function, code=module.code(line)),
+    )
 
 
 _DISTRIBUTED = ("fsdp.", "dist.", "dcp.", "dsd.", "tp.", "tensor.")
@@ -262,14 +312,24 @@ def is_optimizer(name: str) -> bool:
     head, _, last = name.rpartition(".")
     if head == "torch.optim":
         return last[:1].isupper() and last != "Optimizer"
-    known = ("AdamW8bit", "Adam8bit", "PagedAdamW8bit", "AdamWFp8", "Adafactor", "Lion", "Muon", "DistributedShampoo")
+    known = (
+        "AdamW8bit",
+        "Adam8bit",
+        "PagedAdamW8bit",
+        "AdamWFp8",
+        "Adafactor",
+        "Lion",
+        "Muon",
+        "DistributedShampoo",
+    )
     return last in known
 
 
 def _inherits_optimizer(value: Value) -> bool:
     names = [ast.unparse(base).rpartition(".")[2] for base in value.cls.bases]
     return any(
-        name == "Optimizer" or (name.startswith("Ada") and is_optimizer(f"torch.optim.{name}")) for name in names
+        name == "Optimizer" or (name.startswith("Ada") and is_optimizer(f"torch.optim.{name}"))
+        for name in names
     )
 
 
@@ -279,7 +339,11 @@ def models_of(event: Event) -> list[Value]:
     for given in event.given():
         for value in reach(given):
             models: list[Value] = []
-            if value.kind == "made" and value.name in ("parameters", "named_parameters") and value.event is not None:
+            if (
+                value.kind == "made"
+                and value.name in ("parameters", "named_parameters")
+                and value.event is not None
+            ):
                 models = choices(value.event.on)
             elif value.kind == "item" and value.name == "parameter" and value.owner is not None:
                 models = [value.owner]

@@ -32,10 +32,15 @@ _FOLDED: dict[type, Callable[[Any, Any], Any]] = {
 class Expressions(Names):
     """The part of the follower that evaluates expressions."""
 
-    ways: ClassVar[dict[type, Callable[..., Any]]]  # the method for each kind of expression and statement
+    ways: ClassVar[
+        dict[type, Callable[..., Any]]
+    ]  # the method for each kind of expression and statement
 
     def __init_subclass__(cls) -> None:
-        named = {kind: kind.__name__.lower() for kind in (*ast.expr.__subclasses__(), *ast.stmt.__subclasses__())}
+        named = {
+            kind: kind.__name__.lower()
+            for kind in (*ast.expr.__subclasses__(), *ast.stmt.__subclasses__())
+        }
         cls.ways = {
             kind: getattr(cls, f"_{name}", cls._parts)
             if issubclass(kind, ast.expr)
@@ -63,7 +68,11 @@ class Expressions(Names):
             self.depth -= 1
 
     def _parts(self, node: ast.expr) -> Value:
-        found = [self.evaluate(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        found = [
+            self.evaluate(child)
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.expr)
+        ]
         return derived(type(node).__name__, found, node)
 
     def _attribute(self, node: ast.Attribute) -> Value:
@@ -77,10 +86,17 @@ class Expressions(Names):
 
     def _fold(self, kind: type, left: Value, right: Value, node: ast.AST) -> Value:
         if left.kind == right.kind == "const" and kind in _FOLDED:
-            simple = isinstance(left.const, int | float | str) and isinstance(right.const, int | float | str)
+            simple = isinstance(left.const, int | float | str) and isinstance(
+                right.const, int | float | str
+            )
             pair = (left.const, right.const)
-            large = any(len(x) > 1000 if isinstance(x, str) else isinstance(x, int) and abs(x) > 1e18 for x in pair)
-            text = kind in (ast.Mult, ast.Mod) and isinstance(left.const, str) | isinstance(right.const, str)
+            large = any(
+                len(x) > 1000 if isinstance(x, str) else isinstance(x, int) and abs(x) > 1e18
+                for x in pair
+            )
+            text = kind in (ast.Mult, ast.Mod) and isinstance(left.const, str) | isinstance(
+                right.const, str
+            )
             if simple and not large and not text:
                 try:
                     return const(_FOLDED[kind](left.const, right.const))
@@ -95,7 +111,11 @@ class Expressions(Names):
         left, rights = self.evaluate(node.left), [self.evaluate(c) for c in node.comparators]
         if len(rights) == 1:
             kind = type(node.ops[0])
-            if kind in (ast.Is, ast.IsNot) and rights[0].kind == "const" and rights[0].const is None:
+            if (
+                kind in (ast.Is, ast.IsNot)
+                and rights[0].kind == "const"
+                and rights[0].const is None
+            ):
                 if left.kind in ("const", "object", "def", "class", "list", "dict", "tuple"):
                     return const((left.const is None and left.kind == "const") == (kind is ast.Is))
                 return _same_on_ranks(derived("is none", [left], node))
@@ -107,7 +127,11 @@ class Expressions(Names):
         value = self.evaluate(node.operand)
         if value.kind == "const" and isinstance(node.op, ast.Not):
             return const(not value.const)
-        if value.kind == "const" and isinstance(node.op, ast.USub) and isinstance(value.const, int | float):
+        if (
+            value.kind == "const"
+            and isinstance(node.op, ast.USub)
+            and isinstance(value.const, int | float)
+        ):
             return const(-value.const)
         return derived(type(node.op).__name__, [value], node)
 
@@ -116,7 +140,11 @@ class Expressions(Names):
         decides = isinstance(node.op, ast.Or)
         for value in values:
             if value.kind == "const" and bool(value.const) == decides:
-                return value if value is values[0] else derived("bool", values[: values.index(value)], node)
+                return (
+                    value
+                    if value is values[0]
+                    else derived("bool", values[: values.index(value)], node)
+                )
             if value.kind != "const":
                 break
         else:
@@ -180,7 +208,9 @@ class Expressions(Names):
         parts = [self.evaluate(v.value) for v in node.values if isinstance(v, ast.FormattedValue)]
         return derived("text", parts, node)
 
-    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+    def _comprehension(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+    ) -> Value:
         outer = self.frame
         self.frame = Frame(outer.module, outer.function, outer)
         saved, loops, chosen, local = self.guards, self.loops, 0, False  # of each rank: its files
@@ -191,14 +221,22 @@ class Expressions(Names):
             self.bind(clause.target, self.element(source))
             for test in clause.ifs:
                 held = self.evaluate(test)
-                chosen, local = max(chosen, held.rank), local or (held.local and held.name in ASKS_NAMES)
+                chosen, local = (
+                    max(chosen, held.rank),
+                    local or (held.local and held.name in ASKS_NAMES),
+                )
                 self.guards = (*self.guards, Guard(test, held, True))
         if isinstance(node, ast.DictComp):
             entry = derived("entry", [self.evaluate(node.key), self.evaluate(node.value)])
             value = Value("dict", "open", [entry], node=node)
         else:
             one = self.evaluate(node.elt)
-            value = Value("list", "many", [Value("derived", "chosen", [one], local=True) if local else one], node=node)
+            value = Value(
+                "list",
+                "many",
+                [Value("derived", "chosen", [one], local=True) if local else one],
+                node=node,
+            )
         self.frame, self.guards, self.loops = outer, saved, loops
         value.local, value.rank = value.parts[0].local, max(value.rank, chosen)
         return value
@@ -253,7 +291,14 @@ def _same_on_ranks(value: Value) -> Value:
 def mesh_rank(mesh: Value) -> int:
     """What a rank in a mesh says: a number in the world if the mesh is known to have one dimension, else in a part of it."""
     for one in choices(mesh):
-        shape = one.event.arg(1, "mesh_shape") if one.kind == "made" and one.event is not None else None
-        if one.name != "dist.init_device_mesh" or shape is None or shape.kind != "tuple" or len(shape.parts) != 1:
+        shape = (
+            one.event.arg(1, "mesh_shape") if one.kind == "made" and one.event is not None else None
+        )
+        if (
+            one.name != "dist.init_device_mesh"
+            or shape is None
+            or shape.kind != "tuple"
+            or len(shape.parts) != 1
+        ):
             return SUB
     return GLOBAL

@@ -32,9 +32,13 @@ def _python_files(folder: Path) -> Iterator[Path]:
     """Sorted; hidden folders and virtual environments are left out."""
     for place, folders, names in os.walk(folder):
         here = Path(place)
-        kept = [name for name in sorted(folders) if not name.startswith(".") and name not in _LEFT_OUT]
+        kept = [
+            name for name in sorted(folders) if not name.startswith(".") and name not in _LEFT_OUT
+        ]
         folders[:] = [name for name in kept if not (here / name / "pyvenv.cfg").is_file()]
-        named = (name for name in sorted(names) if name.endswith(".py") and not name.startswith("."))
+        named = (
+            name for name in sorted(names) if name.endswith(".py") and not name.startswith(".")
+        )
         for file in (here / name for name in named):
             if file.is_file() or not file.exists():  # no FIFO or device; a broken link is reported
                 yield file

@@ -15,8 +15,26 @@ from .values import Value, choices, holders, reach
 LOW_DTYPES = ("torch.bfloat16", "torch.float16", "torch.half")
 FULL = ("torch.float32", "torch.float", "torch.float64", "torch.double")
 _WITH_PARAMETERS = (
-    *("Linear", "Bilinear", "Embedding", "EmbeddingBag", "LayerNorm", "RMSNorm", "GroupNorm", "MultiheadAttention"),
-    *("LSTM", "GRU", "RNN", "Parameter", "PReLU", "Transformer", "TransformerEncoder", "TransformerDecoder"),
+    *(
+        "Linear",
+        "Bilinear",
+        "Embedding",
+        "EmbeddingBag",
+        "LayerNorm",
+        "RMSNorm",
+        "GroupNorm",
+        "MultiheadAttention",
+    ),
+    *(
+        "LSTM",
+        "GRU",
+        "RNN",
+        "Parameter",
+        "PReLU",
+        "Transformer",
+        "TransformerEncoder",
+        "TransformerDecoder",
+    ),
     *("TransformerEncoderLayer", "TransformerDecoderLayer"),
 )
 GETTERS = ("dsd.get_model_state_dict", "dsd.get_state_dict", "dsd.get_optimizer_state_dict")
@@ -43,12 +61,16 @@ def first_text(event: Event) -> str:
 
 def is_dtype(value: Value | None, names: tuple[str, ...]) -> bool:
     """Whether a value is one of these dtypes, whatever branch is taken."""
-    return value is not None and all(one.kind == "name" and one.name in names for one in choices(value))
+    return value is not None and all(
+        one.kind == "name" and one.name in names for one in choices(value)
+    )
 
 
 def is_const(value: Value | None, wanted: object) -> bool:
     """Whether a value is this constant, whatever branch is taken."""
-    return value is not None and all(one.kind == "const" and one.const is wanted for one in choices(value))
+    return value is not None and all(
+        one.kind == "const" and one.const is wanted for one in choices(value)
+    )
 
 
 def made_by(value: Value | None, *names: str) -> Event | None:
@@ -60,19 +82,38 @@ def made_by(value: Value | None, *names: str) -> Event | None:
 
 def goes_through(value: Value, *methods: str) -> bool:
     """Whether one of these functions or methods was called on the way to a value."""
-    return any(part.kind == "made" and part.name.rpartition(".")[2] in methods for part in reach(value))
+    return any(
+        part.kind == "made" and part.name.rpartition(".")[2] in methods for part in reach(value)
+    )
 
 
 def shared(value: Value) -> bool:
     """Whether a collective has made a value, or what it is computed from, the same on all ranks."""
-    gathers = ("full_tensor", "redistribute", "all_gather_object", "all_gather", "gather", "all_reduce", "broadcast")
+    gathers = (
+        "full_tensor",
+        "redistribute",
+        "all_gather_object",
+        "all_gather",
+        "gather",
+        "all_reduce",
+        "broadcast",
+    )
     return any(part.synced for part in reach(value)) or goes_through(value, *gathers)
 
 
 def parts_of(module: Value) -> Iterator[tuple[str, Value]]:
     """(name, module or parameter) of what a module was seen to hold."""
-    known = ((name, value) for name, value in module.attrs.items() if not name.startswith("[") and name != "*")
-    return ((name, one) for name, value in known for one in choices(value) if one.kind in ("made", "object"))
+    known = (
+        (name, value)
+        for name, value in module.attrs.items()
+        if not name.startswith("[") and name != "*"
+    )
+    return (
+        (name, one)
+        for name, value in known
+        for one in choices(value)
+        if one.kind in ("made", "object")
+    )
 
 
 def has_parameters(flow: Flow, value: Value, depth: int = 0) -> bool:
@@ -81,7 +122,9 @@ def has_parameters(flow: Flow, value: Value, depth: int = 0) -> bool:
         return False
     if value.kind == "made":
         last = value.name.rpartition(".")[2]
-        if value.name.startswith("torch.nn.") and (last in _WITH_PARAMETERS or last.startswith(("Conv", "BatchNorm"))):
+        if value.name.startswith("torch.nn.") and (
+            last in _WITH_PARAMETERS or last.startswith(("Conv", "BatchNorm"))
+        ):
             return True
         if last in ("ModuleList", "Sequential", "ModuleDict"):
             inside = [one for given in value.event.args for one in inner(given)]
@@ -106,7 +149,11 @@ def is_known(flow: Flow, value: Value) -> bool:
 def steps_of(flow: Flow) -> list[Event]:
     """The calls of `step` on an optimizer."""
     made = {id(event.result) for event, _ in flow.optimizers}
-    return [e for e in flow.methods("step") if e.on is not None and any(id(one) in made for one in choices(e.on))]
+    return [
+        e
+        for e in flow.methods("step")
+        if e.on is not None and any(id(one) in made for one in choices(e.on))
+    ]
 
 
 def trains(flow: Flow) -> bool:
@@ -128,7 +175,10 @@ def _says(module: Module, word: str) -> bool:
 def identifiers(flow: Flow) -> set[str]:
     """Every name and attribute in the sources of the project."""
     nodes = (node for module in flow.project.modules for node in ast.walk(module.tree))
-    found = (getattr(node, "id", "") or getattr(node, "attr", "") or getattr(node, "name", "") for node in nodes)
+    found = (
+        getattr(node, "id", "") or getattr(node, "attr", "") or getattr(node, "name", "")
+        for node in nodes
+    )
     return {word for word in found if isinstance(word, str)}
 
 
@@ -167,7 +217,9 @@ def process_groups(flow: Flow) -> list[Event]:
 def is_nccl(event: Event) -> bool:
     """Whether a process group is made with NCCL alone, whatever branch is taken."""
     backend = event.arg(0, "backend")
-    return backend is not None and all(one.kind == "const" and one.const == "nccl" for one in choices(backend))
+    return backend is not None and all(
+        one.kind == "const" and one.const == "nccl" for one in choices(backend)
+    )
 
 
 def never_on(flow: Flow, method: str, what: str) -> Iterator[tuple[str, Event]]:
@@ -180,12 +232,18 @@ def never_on(flow: Flow, method: str, what: str) -> Iterator[tuple[str, Event]]:
         return
     elsewhere = sum(_mentions(m.tree, method) for m in flow.project.modules if method in m.source)
     if elsewhere == len({id(e.node) for e in off}):
-        yield f"{text(off[0].node)} is never followed by a call that turns it on again: {what}", off[0]
+        yield (
+            f"{text(off[0].node)} is never followed by a call that turns it on again: {what}",
+            off[0],
+        )
 
 
 def _mentions(tree: ast.AST, name: str) -> int:
     """How often a name or a text stands in a source."""
-    return sum(name in (getattr(node, "attr", None), getattr(node, "value", None)) for node in ast.walk(tree))
+    return sum(
+        name in (getattr(node, "attr", None), getattr(node, "value", None))
+        for node in ast.walk(tree)
+    )
 
 
 def said(guard: Guard) -> str:
@@ -202,7 +260,12 @@ def emptied(flow: Flow) -> Iterator[tuple[Event, Value]]:
     """(to_empty, the known model made on meta that it is called on)."""
     for event in flow.methods("to_empty"):
         model = event.on
-        if model is not None and is_known(flow, model) and _certainly_meta(model.event) and flow.certain:
+        if (
+            model is not None
+            and is_known(flow, model)
+            and _certainly_meta(model.event)
+            and flow.certain
+        ):
             yield event, model
 
 
@@ -220,4 +283,6 @@ def cast_of(event: Event) -> bool | None:
 def policies_of_trained(flow: Flow) -> list[Value]:
     """The policies with which models that an optimizer holds are sharded."""
     pairs = [(v, m) for e, m in flow.shards if (v := e.kwargs.get("mp_policy")) is not None]
-    return [policy for policy, module in pairs if any(id(h) in flow.trained for h in holders(module))]
+    return [
+        policy for policy, module in pairs if any(id(h) in flow.trained for h in holders(module))
+    ]

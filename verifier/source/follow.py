@@ -38,7 +38,9 @@ class Follower(Imports):
         """Follow one function with parameters that are not known."""
         self.frame = Frame(module, "<module>")
         if isinstance(info := function.const, ClassInfo):
-            function = info.method(function.name.rpartition(".")[2], Value("object", info.name, cls=info))
+            function = info.method(
+                function.name.rpartition(".")[2], Value("object", info.name, cls=info)
+            )
         try:
             self.call_function(function, [], {}, function.node or ast.Pass())
         except RecursionError:
@@ -46,7 +48,9 @@ class Follower(Imports):
 
     def _stopped(self, node: ast.AST, reason: str) -> None:
         """From here on nothing is followed."""
-        if not self.flow.partial or not any(one.reason == reason for one in self.flow.missed.values()):
+        if not self.flow.partial or not any(
+            one.reason == reason for one in self.flow.missed.values()
+        ):
             self.missed(node, LIMIT, reason, self.frame.function)
         self.flow.partial = True
 
@@ -63,7 +67,9 @@ class Follower(Imports):
         self.frame, self.guards, self.loops, self.withs, self.depth = saved
         module.state = "done"
 
-    def call_function(self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
+    def call_function(
+        self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST
+    ) -> Value:
         if value.node is not None:
             self.met.add(value.node)
             self.flow.followed.add(value.node)
@@ -204,7 +210,9 @@ class Follower(Imports):
             if joined[name] is not value:
                 joined[name] = either([value, other[name]])
                 if test.rank and joined[name].kind == "either" and not joined[name].rank:
-                    joined[name].rank = test.rank if all(p.kind == "const" for p in joined[name].parts) else 0
+                    joined[name].rank = (
+                        test.rank if all(p.kind == "const" for p in joined[name].parts) else 0
+                    )
         return joined
 
     def _do_for(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
@@ -265,7 +273,9 @@ class Follower(Imports):
 
     def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         outer = self.frame if self.frame.names is not self.frame.module.names else None
-        self.frame.names[node.name] = Value("def", node.name, node=node, home=(self.frame.module, outer))
+        self.frame.names[node.name] = Value(
+            "def", node.name, node=node, home=(self.frame.module, outer)
+        )
 
     _do_asyncfunctiondef = _do_functiondef
 
@@ -277,4 +287,6 @@ class Follower(Imports):
 @lru_cache(maxsize=4096)
 def _raises(last: ast.stmt) -> bool:
     """Whether a branch ends in an error, which ends the run: what follows is not conditional on it."""
-    return isinstance(last, ast.Raise) and not any(getattr(n, "id", "") == "SystemExit" for n in ast.walk(last))
+    return isinstance(last, ast.Raise) and not any(
+        getattr(n, "id", "") == "SystemExit" for n in ast.walk(last)
+    )

@@ -44,14 +44,22 @@ class Imports(Calls):
             name = alias.asname or alias.name
             if module is not None and alias.name == "*":
                 self.load(module)
-                self.frame.names.update({k: v for k, v in module.names.items() if not k.startswith("_")})
+                self.frame.names.update(
+                    {k: v for k, v in module.names.items() if not k.startswith("_")}
+                )
             elif self.project.lazy and module is not None and not module.state:
-                self.frame.names[name] = Value("pending", alias.name, home=(module, dotted, importer, node.level))
+                self.frame.names[name] = Value(
+                    "pending", alias.name, home=(module, dotted, importer, node.level)
+                )
             else:
-                self.frame.names[name] = self.member(alias.name, module, dotted, importer, node.level)
+                self.frame.names[name] = self.member(
+                    alias.name, module, dotted, importer, node.level
+                )
         return False
 
-    def member(self, attr: str, module: Module | None, dotted: str, importer: Path, level: int) -> Value:
+    def member(
+        self, attr: str, module: Module | None, dotted: str, importer: Path, level: int
+    ) -> Value:
         """What `from dotted import attr` gives."""
         if module is not None:
             self.load(module)

@@ -23,14 +23,18 @@ def find_local_norm(sources: Sources) -> Place | None:
             norms = [s for s in statements if any(word in s[1] for word in _NORMS)]
             if local and norms:
                 line, text = next((s for s in local if s in norms), local[0])
-                return Place(file=path, line=line, function=function, code=text.splitlines()[0].strip())
+                return Place(
+                    file=path, line=line, function=function, code=text.splitlines()[0].strip()
+                )
     return None
 
 
 def may_clip(sources: Sources) -> bool:
     """Whether the project names anything that clips, or takes a norm or squares in a function that reads gradients."""
     for path in sources.project:
-        for function in (n for n in ast.walk(sources.tree(path)) if isinstance(n, ast.FunctionDef | ast.Lambda)):
+        for function in (
+            n for n in ast.walk(sources.tree(path)) if isinstance(n, ast.FunctionDef | ast.Lambda)
+        ):
             names = {
                 n.attr if isinstance(n, ast.Attribute) else n.id
                 for n in ast.walk(function)
@@ -46,7 +50,12 @@ def find_shard_use(sources: Sources, cls: str) -> Place | None:
     found: dict[bool, Place] = {}  # by whether it is in the class
     for path in sources.project:
         tree = sources.tree(path)
-        own = {id(n) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name == cls for n in ast.walk(c)}
+        own = {
+            id(n)
+            for c in ast.walk(tree)
+            if isinstance(c, ast.ClassDef) and c.name == cls
+            for n in ast.walk(c)
+        }
         for function in ast.walk(tree):
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -64,7 +73,9 @@ def find_scale(sources: Sources, backward: Place) -> Place | None:
     called = [n for n in nodes if isinstance(n, ast.Call) and n.lineno == backward.line]
     losses = {n.id for call in called for n in ast.walk(call) if isinstance(n, ast.Name)}
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    start = max((f.lineno for f in functions if f.lineno <= backward.line <= (f.end_lineno or 0)), default=0)
+    start = max(
+        (f.lineno for f in functions if f.lineno <= backward.line <= (f.end_lineno or 0)), default=0
+    )
     found = None
     for node in sorted((n for n in nodes if isinstance(n, ast.stmt)), key=lambda n: n.lineno):
         match node:
@@ -72,7 +83,9 @@ def find_scale(sources: Sources, backward: Place) -> Place | None:
                 ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp(op=ast.Div() | ast.Mult()))
                 | ast.AugAssign(target=ast.Name(id=name), op=ast.Div() | ast.Mult())
             ) if name in losses and start <= node.lineno < backward.line:
-                found = replace(backward, line=node.lineno, code=sources.line(backward.file, node.lineno))
+                found = replace(
+                    backward, line=node.lineno, code=sources.line(backward.file, node.lineno)
+                )
     return found
 
 
@@ -80,9 +93,15 @@ def _functions(sources: Sources, path: str) -> Iterator[tuple[str, list[tuple[in
     """(name, [(line, source) of each simple statement]) of every function, then of the module itself."""
     source, tree = sources.texts.get(path, ""), sources.tree(path)
     simple = ast.Assign | ast.AugAssign | ast.Return | ast.Expr | ast.AnnAssign
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     owners: list[tuple[str, list[ast.AST]]] = [(f.name, list(ast.walk(f))) for f in functions]
     owners.append(("<module>", list(tree.body)))
     for name, nodes in owners:
-        found = [(n.lineno, ast.get_source_segment(source, n) or "") for n in nodes if isinstance(n, simple)]
+        found = [
+            (n.lineno, ast.get_source_segment(source, n) or "")
+            for n in nodes
+            if isinstance(n, simple)
+        ]
         yield name, sorted(found)

@@ -54,7 +54,9 @@ def look(
     for script in sorted(scripts, key=lambda path: not _is_main(shared.parsed.get(path))):
         project = Project(script, shared, lazy=script in modules)
         traces = follow(project, Follower if shown else None, followed if project.lazy else ())
-        trained[script] = any(flow.distributed for flow in traces) and any(flow.training for flow in traces)
+        trained[script] = any(flow.distributed for flow in traces) and any(
+            flow.training for flow in traces
+        )
         for flow in traces:
             missed += flow.missed.items()
             followed |= flow.followed

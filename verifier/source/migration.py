@@ -59,7 +59,9 @@ class _Follower(Follower):
     """Follows both branches of every condition, since dead code changes too, and reports every `.module` of a wrapper."""
 
     def decided(self, node: ast.If, test: Value) -> bool:
-        return test.kind == "const" and any(getattr(part, "id", "") == "__name__" for part in ast.walk(node.test))
+        return test.kind == "const" and any(
+            getattr(part, "id", "") == "__name__" for part in ast.walk(node.test)
+        )
 
     def attribute(self, base: Value, attr: str, node: Any) -> Value:
         if attr == "module" and base.kind == "made" and base.name in WRAPPERS:
@@ -78,21 +80,29 @@ def migrate(paths: Sequence[Path]) -> Migration:
         kinds |= {kind: None}
         if event is not None:
             place = _place(event, int(values.pop("line", event.line)))
-            item = items.setdefault((name, kind, *values.values()), _item(rows[name], name, kind, values))
+            item = items.setdefault(
+                (name, kind, *values.values()), _item(rows[name], name, kind, values)
+            )
             if place not in item.places:
                 item.places.append(place)
     for item in items.values():
         item.places.sort(key=lambda place: (place["file"], place["line"]))
     order = list(rows)
-    done = sorted(items.items(), key=lambda pair: (STEPS.index(pair[1].step), order.index(pair[0][0])))
-    return Migration(tuple(map(str, paths)), len(scripts), tuple(kinds), tuple(item for _, item in done))
+    done = sorted(
+        items.items(), key=lambda pair: (STEPS.index(pair[1].step), order.index(pair[0][0]))
+    )
+    return Migration(
+        tuple(map(str, paths)), len(scripts), tuple(kinds), tuple(item for _, item in done)
+    )
 
 
 def table() -> dict[str, dict[str, Any]]:
     """The rows of migration.json: a construct, and what takes its place."""
     import json
 
-    found: dict[str, dict[str, Any]] = json.loads(pkgutil.get_data(__name__, "migration.json") or "")
+    found: dict[str, dict[str, Any]] = json.loads(
+        pkgutil.get_data(__name__, "migration.json") or ""
+    )
     return found
 
 
@@ -131,7 +141,9 @@ def kind_of(traces: Sequence[Flow]) -> tuple[str, bool]:
     if partly:
         return "fsdp2", True
     for kind, (package, made) in _LIBRARIES.items():
-        if any(package in name.partition(".")[0] and name.rpartition(".")[2] in made for name in names):
+        if any(
+            package in name.partition(".")[0] and name.rpartition(".")[2] in made for name in names
+        ):
             return kind, False
     if names & set(DATA_PARALLEL):
         return "dataparallel", False
@@ -139,12 +151,21 @@ def kind_of(traces: Sequence[Flow]) -> tuple[str, bool]:
 
 
 def _item(row: dict[str, Any], name: str, kind: str, values: dict[str, str]) -> Item:
-    section = row.get("section") or ("single" if kind == "dataparallel" else kind)  # the kinds are headings there
+    section = row.get("section") or (
+        "single" if kind == "dataparallel" else kind
+    )  # the kinds are headings there
     fsdp2, mind = (Template(row.get(key, "")).substitute(values) for key in ("fsdp2", "mind"))
     reference = f"references/converting.md#{section}"
-    return Item(name, row["step"], row["action"], fsdp2, mind, tuple(row.get("rules", ())), reference)
+    return Item(
+        name, row["step"], row["action"], fsdp2, mind, tuple(row.get("rules", ())), reference
+    )
 
 
 def _place(event: Event, line: int) -> dict[str, Any]:
     module = event.module
-    return {"file": str(module.path), "line": line, "function": event.function, "code": module.code(line)}
+    return {
+        "file": str(module.path),
+        "line": line,
+        "function": event.function,
+        "code": module.code(line),
+    }

@@ -14,7 +14,11 @@ _STATE_ROWS: Table = {
     "LocalStateDictConfig": ("LocalStateDictConfig", "LocalOptimStateDictConfig"),
     "optim_state_dict": ("optim_state_dict", "full_optim_state_dict", "sharded_optim_state_dict"),
     "optim_state_dict_to_load": (
-        *("optim_state_dict_to_load", "shard_full_optim_state_dict", "scatter_full_optim_state_dict"),
+        *(
+            "optim_state_dict_to_load",
+            "shard_full_optim_state_dict",
+            "scatter_full_optim_state_dict",
+        ),
         *("flatten_sharded_optim_state_dict", "rekey_optim_state_dict"),
     ),
     "summon_full_params": ("summon_full_params",),
@@ -48,14 +52,18 @@ def gradients(scene: Scene) -> Found:
     used = (event for event in flow.ops("torch.nn.utils.clip_grad_norm_") if not event.discarded)
     yield from rows("the norm that clip_grad_norm_ returns", used)
     for event in flow.methods("norm"):
-        if event.on is not None and any(part.kind == "attr" and part.name == "grad" for part in reach(event.on)):
+        if event.on is not None and any(
+            part.kind == "attr" and part.name == "grad" for part in reach(event.on)
+        ):
             yield "a norm of gradients by hand", event, {}
 
 
 def loss(scene: Scene) -> Found:
     """The scale of the loss."""
     for event in scene.flow.methods("backward"):
-        if event.on is not None and any(part.name == "Div" and _by_world(part) for part in reach(event.on)):
+        if event.on is not None and any(
+            part.name == "Div" and _by_world(part) for part in reach(event.on)
+        ):
             yield "a loss divided by the world size", event, {}
         elif scene.alone and event.on is not None and event.on.kind != "free":
             yield "loss.backward()", event, {}
@@ -89,22 +97,33 @@ def ranks(scene: Scene) -> Found:
 def data(scene: Scene) -> Found:
     """The part of the data that a rank reads."""
     flow = scene.flow
-    joins = flow.matching(lambda name: name.startswith("dist.algorithms.") and name.endswith(".Join"))
-    yield from rows("Join", (*joins, *(event for event in flow.methods("join") if scene.wrapper(event.on))))
+    joins = flow.matching(
+        lambda name: name.startswith("dist.algorithms.") and name.endswith(".Join")
+    )
+    yield from rows(
+        "Join", (*joins, *(event for event in flow.methods("join") if scene.wrapper(event.on)))
+    )
     if not scene.alone:
         return
     if not flow.ops("data.DataLoader"):
         fed = [event for event in flow.ops(CALL) if scene.model(event.on) and event.loops]
         yield from rows("batches of one process", fed[:1])
     for event in flow.ops("data.DataLoader"):
-        if not event.open and not {"sampler", "batch_sampler"} & set(event.kwargs) and len(event.args) < 4:
+        if (
+            not event.open
+            and not {"sampler", "batch_sampler"} & set(event.kwargs)
+            and len(event.args) < 4
+        ):
             yield "DataLoader without a sampler", event, {}
 
 
 def states(scene: Scene) -> Found:
     """State dicts, and the files that hold them."""
     flow = scene.flow
-    for method, row in (("state_dict", "state_dict()"), ("load_state_dict", "load_state_dict(...)")):
+    for method, row in (
+        ("state_dict", "state_dict()"),
+        ("load_state_dict", "load_state_dict(...)"),
+    ):
         for event in flow.methods(method):
             if scene.model(event.on):
                 yield f"model.{row}", event, {}
@@ -144,7 +163,11 @@ def libraries(scene: Scene) -> Found:
 
 def _version_2(config: Value | None) -> bool:
     """Whether a config of the Trainer asks for FSDP2."""
-    known = (config.attrs.get(key) for key in ("[version]", "[fsdp_version]")) if config is not None else ()
+    known = (
+        (config.attrs.get(key) for key in ("[version]", "[fsdp_version]"))
+        if config is not None
+        else ()
+    )
     return any(is_const(one, 2) for one in known)
 
 

@@ -12,14 +12,47 @@ from .values import Value, choices, reach
 
 # The parameters of the constructors, in their order on torch 2.13.0; all may be given by position.
 FSDP1_PARAMETERS = (
-    *("module", "process_group", "sharding_strategy", "cpu_offload", "auto_wrap_policy", "backward_prefetch"),
-    *("mixed_precision", "ignored_modules", "param_init_fn", "device_id", "sync_module_states", "forward_prefetch"),
+    *(
+        "module",
+        "process_group",
+        "sharding_strategy",
+        "cpu_offload",
+        "auto_wrap_policy",
+        "backward_prefetch",
+    ),
+    *(
+        "mixed_precision",
+        "ignored_modules",
+        "param_init_fn",
+        "device_id",
+        "sync_module_states",
+        "forward_prefetch",
+    ),
     *("limit_all_gathers", "use_orig_params", "ignored_states", "device_mesh"),
 )
 DDP_PARAMETERS = (
-    *("module", "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group"),
-    *("bucket_cap_mb", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph"),
-    *("delay_all_reduce_named_params", "param_to_hook_all_reduce", "mixed_precision", "device_mesh"),
+    *(
+        "module",
+        "device_ids",
+        "output_device",
+        "dim",
+        "broadcast_buffers",
+        "init_sync",
+        "process_group",
+    ),
+    *(
+        "bucket_cap_mb",
+        "find_unused_parameters",
+        "check_reduction",
+        "gradient_as_bucket_view",
+        "static_graph",
+    ),
+    *(
+        "delay_all_reduce_named_params",
+        "param_to_hook_all_reduce",
+        "mixed_precision",
+        "device_mesh",
+    ),
 )
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
 _SILENT = (  # removed with the constructor
@@ -27,9 +60,37 @@ _SILENT = (  # removed with the constructor
     *("check_reduction", "delay_all_reduce_named_params", "param_to_hook_all_reduce"),
 )
 _OF_A_MODULE = (
-    *("forward", "state_dict", "load_state_dict", "parameters", "named_parameters", "buffers", "named_buffers"),
-    *("modules", "named_modules", "children", "named_children", "train", "eval", "to", "cuda", "cpu"),
-    *("float", "double", "half", "bfloat16", "zero_grad", "requires_grad_", "apply", "get_submodule", "get_parameter"),
+    *(
+        "forward",
+        "state_dict",
+        "load_state_dict",
+        "parameters",
+        "named_parameters",
+        "buffers",
+        "named_buffers",
+    ),
+    *(
+        "modules",
+        "named_modules",
+        "children",
+        "named_children",
+        "train",
+        "eval",
+        "to",
+        "cuda",
+        "cpu",
+    ),
+    *(
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "zero_grad",
+        "requires_grad_",
+        "apply",
+        "get_submodule",
+        "get_parameter",
+    ),
     *("compile", "register_buffer"),
 )
 _CALLS: Table = {
@@ -50,12 +111,25 @@ def wrappers(scene: Scene) -> Found:
     for event in scene.wraps:
         if event.op == FSDP1:
             arguments = dict(_given(event, FSDP1_PARAMETERS))
-            whole = "auto_wrap_policy" not in arguments and len(scene.wraps) == 1 and not scene.flow.ops("fsdp.wrap")
-            yield "FullyShardedDataParallel" + " without auto_wrap_policy" * (whole and not event.open), event, {}
+            whole = (
+                "auto_wrap_policy" not in arguments
+                and len(scene.wraps) == 1
+                and not scene.flow.ops("fsdp.wrap")
+            )
+            yield (
+                "FullyShardedDataParallel"
+                + " without auto_wrap_policy" * (whole and not event.open),
+                event,
+                {},
+            )
             for name, value in arguments.items():
                 for one in choices(value):
                     for row, where, values in _fsdp1_argument(name, one, event):
-                        yield row, where, {**values, **(_line(event, name) if where is event else {})}
+                        yield (
+                            row,
+                            where,
+                            {**values, **(_line(event, name) if where is event else {})},
+                        )
         elif event.op in DDP:
             yield "DistributedDataParallel", event, {}
             for name, _ in _given(event, DDP_PARAMETERS):
@@ -97,11 +171,19 @@ def _fsdp1_argument(name: str, value: Value, event: Event) -> Found:
 def _policy(value: Value, event: Event) -> tuple[str, Event, dict[str, str]]:
     """An auto-wrap policy: by class if its classes are known."""
     made = made_by(value, "functools.partial", "fsdp.ModuleWrapPolicy")
-    policy = made.args[0] if made is not None and made.op == "functools.partial" and made.args else value
+    policy = (
+        made.args[0] if made is not None and made.op == "functools.partial" and made.args else value
+    )
     held = None
     if made is not None:
-        held = made.kwargs.get("transformer_layer_cls") or (made.arg(0, "module_classes") if policy is value else None)
-    names = [shown(one) for one in held.parts] if held is not None and held.kind in ("list", "tuple") else []
+        held = made.kwargs.get("transformer_layer_cls") or (
+            made.arg(0, "module_classes") if policy is value else None
+        )
+    names = (
+        [shown(one) for one in held.parts]
+        if held is not None and held.kind in ("list", "tuple")
+        else []
+    )
     if names:
         classes = names[0] if len(names) == 1 else f"({', '.join(names)})"
         return "FSDP auto_wrap_policy by class", event, {"classes": classes}
@@ -114,7 +196,9 @@ def _precision(value: Value, event: Event) -> Found:
     made = made_by(value, "fsdp.MixedPrecision")
     names = ("param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_precision_grads")
     had = dict(_given(made, names)) if made is not None else {}
-    param = dtype(had["param_dtype"]) if "param_dtype" in had else "None" if made is not None else "..."
+    param = (
+        dtype(had["param_dtype"]) if "param_dtype" in had else "None" if made is not None else "..."
+    )
     reduce = dtype(had["reduce_dtype"]) if "reduce_dtype" in had else "torch.float32"
     yield "FSDP mixed_precision", event, {"param": param, "reduce": reduce}
     for name in names[2:]:
@@ -139,9 +223,15 @@ def device(scene: Scene) -> Found:
     flow = scene.flow
     if scene.alone and not flow.ops("dist.init_process_group"):
         yield from rows("one process", scene.anchor)
-    chosen = flow.ops("torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.xpu.set_device")
+    chosen = flow.ops(
+        "torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.xpu.set_device"
+    )
     if scene.kind == "ddp" and flow.certain and not chosen:
-        first = [event for event in scene.wraps[:1] if "device_ids" in event.kwargs or flow.methods("cuda")]
+        first = [
+            event
+            for event in scene.wraps[:1]
+            if "device_ids" in event.kwargs or flow.methods("cuda")
+        ]
         yield from rows("no torch.cuda.set_device", first)
 
 
@@ -157,7 +247,9 @@ def weights(scene: Scene) -> Found:
     if scene.kind == "ddp":
         by_rank = (event for event in early if event.args and event.args[0].rank)
         yield from rows("a seed by rank before the model", by_rank)
-        yield from rows("BatchNorm", flow.matching(lambda name: name.startswith("torch.nn.BatchNorm")))
+        yield from rows(
+            "BatchNorm", flow.matching(lambda name: name.startswith("torch.nn.BatchNorm"))
+        )
     if flow.certain and not early:
         yield from rows("no seed before the model", scene.anchor)
 
@@ -171,9 +263,13 @@ def uses(scene: Scene) -> Found:
 
     compiled = (event for event in flow.methods("compile") if scene.model(event.on))
     yield from rows("torch.compile of the model", (*of_model("torch.compile"), *compiled))
-    yield from rows("a copy of the model", of_model("copy.deepcopy", "torch.optim.swa_utils.AveragedModel"))
+    yield from rows(
+        "a copy of the model", of_model("copy.deepcopy", "torch.optim.swa_utils.AveragedModel")
+    )
     checkpointed = flow.ops("ac.apply_activation_checkpointing", "ac.checkpoint_wrapper")
-    late = (event for event in checkpointed if any(wrap.index < event.index for wrap in scene.wraps))
+    late = (
+        event for event in checkpointed if any(wrap.index < event.index for wrap in scene.wraps)
+    )
     yield from rows("activation checkpointing after the wrapper", late)
     asked = (event for event in flow.ops("builtins.isinstance") if len(event.args) == 2)
     about = (e for e in asked if any(part.name in (FSDP1, *DDP) for part in reach(e.args[1])))
@@ -196,7 +292,11 @@ def methods(scene: Scene) -> Found:
 def optimizers(scene: Scene) -> Found:
     """Optimizers that are built before the wrapper, or that shard their own state."""
     for event, models in scene.flow.optimizers:
-        later = [model for wrap in scene.wraps if event.index < wrap.index and (model := wrap.arg(0, "module"))]
+        later = [
+            model
+            for wrap in scene.wraps
+            if event.index < wrap.index and (model := wrap.arg(0, "module"))
+        ]
         if any(model in choices(given) for model in models for given in later):
             yield "optimizer before the wrapper", event, {}
     for event in scene.flow.matching(lambda name: name.endswith(".ZeroRedundancyOptimizer")):

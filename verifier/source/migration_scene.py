@@ -34,7 +34,9 @@ class Scene:
         self.alone = kind in ("single", "dataparallel")  # one process
         self.wraps = flow.ops(*WRAPPERS)
         wrapped = [module for event in self.wraps if (module := event.arg(0, "module")) is not None]
-        self.models = [model for given in wrapped for model in choices(given)] + list(flow.trained.values())
+        self.models = [model for given in wrapped for model in choices(given)] + list(
+            flow.trained.values()
+        )
         self.optimizers = {id(event.result) for event, _ in flow.optimizers}
 
     @cached_property
@@ -49,15 +51,21 @@ class Scene:
 
     def wrapper(self, value: Value | None) -> bool:
         """Whether a value is, or may be, a model in its wrapper."""
-        return value is not None and any(one.kind == "made" and one.name in WRAPPERS for one in choices(value))
+        return value is not None and any(
+            one.kind == "made" and one.name in WRAPPERS for one in choices(value)
+        )
 
     def inside(self, value: Value | None) -> bool:
         """Whether a value is `.module` of a wrapper."""
-        return value is not None and any(one.kind == "item" and one.name == MODULE for one in choices(value))
+        return value is not None and any(
+            one.kind == "item" and one.name == MODULE for one in choices(value)
+        )
 
     def model(self, value: Value | None) -> bool:
         """Whether a value is a model that is trained, in its wrapper or not."""
-        known = value is not None and any(one is model for one in choices(value) for model in self.models)
+        known = value is not None and any(
+            one is model for one in choices(value) for model in self.models
+        )
         return known or self.wrapper(value) or self.inside(value)
 
     def optimizer(self, value: Value | None) -> bool:
@@ -70,6 +78,12 @@ class Scene:
         for part in reach(value):
             made = part.event if part.kind == "made" and part.name == "state_dict" else None
             for one in [part, *([made.on] if made is not None else [])]:
-                found |= {"model"} if self.model(one) else {"optimizer"} if self.optimizer(one) else set()
+                found |= (
+                    {"model"}
+                    if self.model(one)
+                    else {"optimizer"}
+                    if self.optimizer(one)
+                    else set()
+                )
             found |= {"unknown"} if part.kind in ("free", "unknown") else set()
         return found

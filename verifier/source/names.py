@@ -12,7 +12,14 @@ from .events import Event, Flow, Guard
 from .project import ClassInfo, Module, Project, canonical
 from .values import GLOBAL, RANK_NAMES, RANK_VARIABLES, Value, derived, either
 
-_PASS_ON = ("builtins.reversed", "builtins.iter", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "copy.copy")
+_PASS_ON = (
+    "builtins.reversed",
+    "builtins.iter",
+    "tqdm",
+    "tqdm.tqdm",
+    "tqdm.auto.tqdm",
+    "copy.copy",
+)
 _LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential")
 
 
@@ -55,11 +62,22 @@ class Names:
         self.frame: Frame
 
     def emit(
-        self, op: str, node: ast.AST, method: str = "", on: Value | None = None, args: list[Value] | None = None
+        self,
+        op: str,
+        node: ast.AST,
+        method: str = "",
+        on: Value | None = None,
+        args: list[Value] | None = None,
     ) -> Event:
         """Record an event under the conditions that hold now."""
-        flow, frame, held = self.flow, self.frame, (self.guards, self.loops, self.withs, self.caught > 0)
-        event = Event(len(flow.events), op, node, frame.module, frame.function, method, on, args, *held)
+        flow, frame, held = (
+            self.flow,
+            self.frame,
+            (self.guards, self.loops, self.withs, self.caught > 0),
+        )
+        event = Event(
+            len(flow.events), op, node, frame.module, frame.function, method, on, args, *held
+        )
         flow.add(event)
         return event
 
@@ -109,13 +127,20 @@ class Names:
             inner = base.home.names.get(attr)
             if isinstance(inner, Value):
                 return self.imported(inner)
-            below = self.project.find(attr, base.home.path, 1) if base.home.path.name == "__init__.py" else None
+            below = (
+                self.project.find(attr, base.home.path, 1)
+                if base.home.path.name == "__init__.py"
+                else None
+            )
             return Value("file", attr, home=below) if below is not None else Value("unknown", attr)
         if base.kind == "either":
             return either([self.attribute(part, attr, node) for part in base.parts[:4]])
         if attr in base.attrs:
             return base.attrs[attr]
-        if base.cls is not None and (found_in := self.class_attribute(base, attr, node)) is not None:
+        if (
+            base.cls is not None
+            and (found_in := self.class_attribute(base, attr, node)) is not None
+        ):
             return found_in
         rank = GLOBAL if attr in RANK_NAMES and base.kind != "object" else 0
         base.attrs[attr] = Value("attr", attr, owner=base, node=node, rank=rank, local=base.local)
@@ -127,7 +152,9 @@ class Names:
             method = info.methods.get(attr)
             if method is not None:
                 marks = info.marks(attr)
-                bound = "classmethod" in marks if base.kind == "class" else "staticmethod" not in marks
+                bound = (
+                    "classmethod" in marks if base.kind == "class" else "staticmethod" not in marks
+                )
                 value = info.method(attr, base if bound else None)
                 if marks & {"property", "cached_property"} and base.kind == "object":
                     return self.call_function(value, [], {}, node)
@@ -146,7 +173,9 @@ class Names:
         while queue and len(found) < 20:
             found.append(queue.pop(0))
             bases = (self._in_module(found[-1].home, base) for base in found[-1].bases)
-            queue += [value.cls for value in bases if value.kind == "class" and value.cls not in found]
+            queue += [
+                value.cls for value in bases if value.kind == "class" and value.cls not in found
+            ]
         if all(one.home.state == "done" for one in found):  # else a base may still get its name
             info.line = found
         return found
@@ -158,7 +187,9 @@ class Names:
     def strange_bases(self, info: ClassInfo) -> list[Value]:
         """The bases that are not of the project."""
         if info.strange is None:
-            values = [self._in_module(one.home, base) for one in self.ancestry(info) for base in one.bases]
+            values = [
+                self._in_module(one.home, base) for one in self.ancestry(info) for base in one.bases
+            ]
             found = [value for value in values if value.kind == "name"]
             if not info.line:
                 return found
@@ -176,10 +207,15 @@ class Names:
         """Whether a value is known to be an nn.Module."""
         if value.kind == "object":
             names = self.external_bases(value.cls)
-            return any(n.startswith("torch.nn.") or n.endswith(("Module", "PreTrainedModel")) for n in names)
+            return any(
+                n.startswith("torch.nn.") or n.endswith(("Module", "PreTrainedModel"))
+                for n in names
+            )
         if value.kind == "made":
             last = value.name.rpartition(".")[2]
-            of_torch = value.name.startswith("torch.nn.") and last[:1].isupper() and last != "Parameter"
+            of_torch = (
+                value.name.startswith("torch.nn.") and last[:1].isupper() and last != "Parameter"
+            )
             return of_torch or last in ("from_pretrained", "from_config")
         return False
 
@@ -190,7 +226,11 @@ class Names:
         known = key.const if key.kind == "const" and isinstance(key.const, int | str) else None
         if known is not None and f"[{known}]" in base.attrs:
             return base.attrs[f"[{known}]"]
-        if base.kind in ("list", "tuple") and isinstance(known, int) and -len(base.parts) <= known < len(base.parts):
+        if (
+            base.kind in ("list", "tuple")
+            and isinstance(known, int)
+            and -len(base.parts) <= known < len(base.parts)
+        ):
             return base.parts[known]
         if base.kind == "either":
             return either([self.item(part, key, node) for part in base.parts[:4]])
@@ -216,7 +256,11 @@ class Names:
             return either([self.element(part) for part in value.parts[:4]])
         if "*" in value.attrs:
             return value.attrs["*"]
-        found = self._element_of_made(value) if value.kind == "made" and value.event is not None else None
+        found = (
+            self._element_of_made(value)
+            if value.kind == "made" and value.event is not None
+            else None
+        )
         if found is None:
             local = value.local or (value.kind == "made" and value.name == "data.DataLoader")
             found = Value("item", "item", owner=value, rank=value.rank, local=local)
@@ -227,7 +271,11 @@ class Names:
         event: Event = value.event
         first = event.args[0] if event.args else None
         if value.name in _LISTS:
-            inside = self.element(first) if len(event.args) == 1 and first is not None else either(event.args)
+            inside = (
+                self.element(first)
+                if len(event.args) == 1 and first is not None
+                else either(event.args)
+            )
             return inside if event.args else None
         if value.name == "builtins.enumerate" and first is not None:
             return Value("tuple", parts=[Value("unknown"), self.element(first)])
@@ -242,13 +290,22 @@ class Names:
         if value.name == "values" and event.on.kind != "dict":
             return self.element(event.on)
         if value.name == "items":
-            inside = either(event.on.parts) if event.on.kind == "dict" and event.on.parts else self.element(event.on)
+            inside = (
+                either(event.on.parts)
+                if event.on.kind == "dict" and event.on.parts
+                else self.element(event.on)
+            )
             return Value("tuple", parts=[Value("unknown"), inside])
         return self._element_of_module(value.name, event.on)
 
     def _element_of_module(self, method: str, module: Value) -> Value | None:
         """One of `parameters()`, `modules()`, ... of a module."""
-        kinds = {"parameters": "parameter", "buffers": "buffer", "modules": "module", "children": "child"}
+        kinds = {
+            "parameters": "parameter",
+            "buffers": "buffer",
+            "modules": "module",
+            "children": "child",
+        }
         plain = method.removeprefix("named_")
         if plain not in kinds:
             return None

@@ -24,17 +24,28 @@ _READERS = {
     "parse_args": ("--", ".", "_"),  # of a project's own
 }
 # Classes of transformers and trl whose fields are these, among others.
-_TRAINERS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "RewardConfig")
+_TRAINERS = (
+    "TrainingArguments",
+    "Seq2SeqTrainingArguments",
+    "SFTConfig",
+    "DPOConfig",
+    "GRPOConfig",
+    "RewardConfig",
+)
 _TRAINER = {"output_dir": "", "save_steps": "500", "max_steps": "-1", "resume_from_checkpoint": ""}
 _FUNCTIONS = {"Fire": "_", "run": "-"}  # fire.Fire, typer.run: the parameters of a function
 
 
-def options_of(sources: Sources, args: Sequence[str] = (), cwd: Path = Path()) -> tuple[Option, ...]:
+def options_of(
+    sources: Sources, args: Sequence[str] = (), cwd: Path = Path()
+) -> tuple[Option, ...]:
     """The settings of the sources, and the keys of the configuration files that the arguments name."""
     reader = _Reader(sources)
     found = [option for file in sources.project for option in reader.read(file)]
     for path in configs(args, cwd):
-        found += [Option(f"{SET}{key}", False, str(value), str(path)) for key, value in flat(load(path))]
+        found += [
+            Option(f"{SET}{key}", False, str(value), str(path)) for key, value in flat(load(path))
+        ]
     return tuple(dict.fromkeys(found))
 
 
@@ -43,9 +54,19 @@ class _Reader:
     sources: Sources
 
     def __post_init__(self) -> None:
-        nodes = [(node, file) for file in self.sources.project for node in ast.walk(self.sources.tree(file))]
-        self._classes = {node.name: (node, file) for node, file in reversed(nodes) if isinstance(node, ast.ClassDef)}
-        self._functions = {n.name: (n, file) for n, file in reversed(nodes) if isinstance(n, ast.FunctionDef)}
+        nodes = [
+            (node, file)
+            for file in self.sources.project
+            for node in ast.walk(self.sources.tree(file))
+        ]
+        self._classes = {
+            node.name: (node, file)
+            for node, file in reversed(nodes)
+            if isinstance(node, ast.ClassDef)
+        }
+        self._functions = {
+            n.name: (n, file) for n, file in reversed(nodes) if isinstance(n, ast.FunctionDef)
+        }
 
     def read(self, file: str) -> Iterator[Option]:
         for node in ast.walk(self.sources.tree(file)):
@@ -53,7 +74,9 @@ class _Reader:
                 yield from self._called(node, file)
             elif isinstance(node, ast.FunctionDef):
                 decorators = {_name(one) for one in node.decorator_list}
-                if "command" in decorators and "option" not in decorators:  # typer, where click has options
+                if (
+                    "command" in decorators and "option" not in decorators
+                ):  # typer, where click has options
                     yield from _parameters(node, file, "-")
 
     def _called(self, call: ast.Call, file: str) -> Iterator[Option]:
@@ -61,12 +84,22 @@ class _Reader:
         words = {word.arg: word.value for word in call.keywords}
         name = "add_argument" if name in self._short(file) else name
         if name in ("add_argument", "option"):
-            spelled = [a.value for a in call.args if isinstance(a, ast.Constant) and str(a.value).startswith("--")]
+            spelled = [
+                a.value
+                for a in call.args
+                if isinstance(a, ast.Constant) and str(a.value).startswith("--")
+            ]
             action = _text(words.get("action"))
-            flag = action.startswith("store_") or "BooleanOptional" in action or _text(words.get("is_flag")) == "True"
+            flag = (
+                action.startswith("store_")
+                or "BooleanOptional" in action
+                or _text(words.get("is_flag")) == "True"
+            )
             long, _, off = str(spelled[0]).partition("/") if spelled else ("", "", "")
             if long:
-                yield Option(long, flag or bool(off), _text(words.get("default")), file, call.lineno)
+                yield Option(
+                    long, flag or bool(off), _text(words.get("default")), file, call.lineno
+                )
         elif name in _READERS and (call.args or words):
             values = self._assigned(file)
             for arg in (*call.args, *words.values()):
@@ -77,19 +110,30 @@ class _Reader:
         elif name == "main" and "config_name" in words:  # @hydra.main
             folder = Path(file).parent / _text(words.get("config_path"))
             path = folder / f"{_text(words['config_name']).removesuffix('.yaml')}.yaml"
-            yield from (Option(key, False, str(value), str(path)) for key, value in flat(load(path)))
+            yield from (
+                Option(key, False, str(value), str(path)) for key, value in flat(load(path))
+            )
 
     def _short(self, file: str) -> set[str]:
         """Other names of `add_argument` in a file: `add = parser.add_argument`."""
-        return {name for name, value in self._assigned(file).items() if _name(value) == "add_argument"}
+        return {
+            name for name, value in self._assigned(file).items() if _name(value) == "add_argument"
+        }
 
     @cache  # noqa: B019 (a reader lives as long as one reading)
     def _assigned(self, file: str) -> dict[str, ast.expr]:
         """{name: its value}, for what is assigned once in a file."""
         nodes = (n for n in ast.walk(self.sources.tree(file)) if isinstance(n, ast.Assign))
-        return {target.id: n.value for n in nodes for target in n.targets if isinstance(target, ast.Name)}
+        return {
+            target.id: n.value
+            for n in nodes
+            for target in n.targets
+            if isinstance(target, ast.Name)
+        }
 
-    def _fields(self, name: str, prefix: str, dot: str, dash: str, above: str = "", depth: int = 0) -> Iterator[Option]:
+    def _fields(
+        self, name: str, prefix: str, dot: str, dash: str, above: str = "", depth: int = 0
+    ) -> Iterator[Option]:
         """The annotated fields of a class of the project, those of its bases and of fields of such classes included."""
         node, file = self._classes.get(name, (None, ""))
         if node is None and name in _TRAINERS:
@@ -106,18 +150,28 @@ class _Reader:
                 yield from self._fields(inner, prefix, dot, dash, f"{above}{own}{dot}", depth + 1)
             else:
                 flag = bool(prefix) and inner == "bool" and dash == "-"
-                yield Option(f"{prefix}{above}{own}", flag, _text(_default(field.value)), file, field.lineno)
+                yield Option(
+                    f"{prefix}{above}{own}", flag, _text(_default(field.value)), file, field.lineno
+                )
 
 
 def _parameters(function: ast.FunctionDef, file: str, dash: str) -> Iterator[Option]:
     """The parameters of a function that have a default, as options of a command line."""
     arguments = function.args
     paired = [*zip(reversed(arguments.args), reversed(arguments.defaults), strict=False)]
-    paired += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
+    paired += [
+        (a, d)
+        for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if d is not None
+    ]
     for argument, default in paired:
         text = _text(_default(default))
         yield Option(
-            f"--{argument.arg.replace('_', dash)}", dash == "-" and text == "False", text, file, argument.lineno
+            f"--{argument.arg.replace('_', dash)}",
+            dash == "-" and text == "False",
+            text,
+            file,
+            argument.lineno,
         )
 
 

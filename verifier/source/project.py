@@ -20,11 +20,20 @@ _DIST, _DCP = "torch.distributed", "torch.distributed.checkpoint"
 _PATHS = {
     "fsdp": (f"{_DIST}._composable.fsdp", f"{_DIST}.fsdp", f"{_DIST}.fsdp._fully_shard"),
     "ac": (
-        *(f"{_DIST}._composable.checkpoint_activation", f"{_DIST}.algorithms._checkpoint.checkpoint_wrapper"),
+        *(
+            f"{_DIST}._composable.checkpoint_activation",
+            f"{_DIST}.algorithms._checkpoint.checkpoint_wrapper",
+        ),
         "torch.utils.checkpoint",
     ),
     "dsd": (f"{_DCP}.state_dict",),
-    "dcp": (_DCP, *(f"{_DCP}.{n}" for n in ("state_dict_saver", "state_dict_loader", "default_planner", "filesystem"))),
+    "dcp": (
+        _DCP,
+        *(
+            f"{_DCP}.{n}"
+            for n in ("state_dict_saver", "state_dict_loader", "default_planner", "filesystem")
+        ),
+    ),
     "tensor": (f"{_DIST}._tensor", f"{_DIST}.tensor"),
     "tp": (f"{_DIST}.tensor.parallel",),
     "dist": (_DIST, f"{_DIST}.device_mesh", f"{_DIST}.distributed_c10d"),
@@ -62,18 +71,28 @@ class ClassInfo:
         if node not in home.classes:
             home.classes[node] = _members(node)
         self.methods, self.fields, self.variables, self._marks = home.classes[node]
-        self.line: list[ClassInfo] = []  # the class and its project bases, once all of them are known
+        self.line: list[
+            ClassInfo
+        ] = []  # the class and its project bases, once all of them are known
         self.strange: list[Value] | None = None  # the other bases
 
     def marks(self, name: str) -> set[str]:
         """The last parts of the names of a method's decorators."""
         if name not in self._marks:
-            self._marks[name] = {ast.unparse(d).rpartition(".")[2] for d in self.methods[name].decorator_list}
+            self._marks[name] = {
+                ast.unparse(d).rpartition(".")[2] for d in self.methods[name].decorator_list
+            }
         return self._marks[name]
 
     def method(self, name: str, bound: Any) -> Value:
         """One of its methods, bound to an object or class, or to None."""
-        return Value("def", f"{self.name}.{name}", const=bound, node=self.methods[name], home=(self.home, None))
+        return Value(
+            "def",
+            f"{self.name}.{name}",
+            const=bound,
+            node=self.methods[name],
+            home=(self.home, None),
+        )
 
 
 _Methods = dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
@@ -138,14 +157,18 @@ class Shared:
         """Whether a package or module of that name lies in a folder."""
         key = (str(base), top)
         if key not in self.packages:
-            self.packages[key] = self.may_have(base, top) and ((base / top).is_dir() or (base / f"{top}.py").is_file())
+            self.packages[key] = self.may_have(base, top) and (
+                (base / top).is_dir() or (base / f"{top}.py").is_file()
+            )
         return self.packages[key]
 
     def may_have(self, base: Path, top: str) -> bool:
         """Whether a folder has an entry of a module's name: most imports are looked up in many folders, and are in none."""
         key = str(base)
         if key not in self._entries:
-            self._entries[key] = frozenset(os.listdir(base) if os.access(base, os.R_OK) and base.is_dir() else ())  # noqa: PTH208
+            self._entries[key] = frozenset(
+                os.listdir(base) if os.access(base, os.R_OK) and base.is_dir() else ()
+            )  # noqa: PTH208
         return top in self._entries[key] or f"{top}.py" in self._entries[key]
 
     def file_of(self, base: Path, dotted: str) -> Path | None:
@@ -154,7 +177,9 @@ class Shared:
         if key not in self.places:
             place = base.joinpath(*dotted.split(".")) if dotted else base
             files = [place.with_suffix(".py")] if dotted else []
-            self.places[key] = next((path for path in (*files, place / "__init__.py") if path.is_file()), None)
+            self.places[key] = next(
+                (path for path in (*files, place / "__init__.py") if path.is_file()), None
+            )
         return self.places[key]
 
 
@@ -173,8 +198,12 @@ class Project:
         self.modules: list[Module] = []
         self._met: set[Module] = set()  # the same
         self.unread: dict[str, str] = {}  # by dotted name: why a file that is there was not read
-        self._found: dict[tuple[str, Path | None, int], Module | None] = {}  # what `find` gave, as long as `bases` stay
-        self._having: dict[str, list[Path]] = {}  # those of `bases` that may have a module or package of a name
+        self._found: dict[
+            tuple[str, Path | None, int], Module | None
+        ] = {}  # what `find` gave, as long as `bases` stay
+        self._having: dict[
+            str, list[Path]
+        ] = {}  # those of `bases` that may have a module or package of a name
         self.script = self.module_at(script)
 
     def module_at(self, path: Path) -> Module | None:
@@ -193,7 +222,9 @@ class Project:
             module.names, module.state = {}, ""
             self.modules.append(module)
             if module.adds_folders:
-                self.bases += [folder for folder in roots.added(module.tree, path) if folder not in self.bases]
+                self.bases += [
+                    folder for folder in roots.added(module.tree, path) if folder not in self.bases
+                ]
                 self._found.clear()
                 self._having.clear()
         return module

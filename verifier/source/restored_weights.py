@@ -22,12 +22,22 @@ def _found(module: Module) -> Iterator[tuple[ast.FunctionDef, ast.Assign]]:
         if "copy_" not in source or "parameters" not in source:
             continue
         nodes = list(ast.walk(function))
-        writes = [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "copy_" and n.args]
-        for kept in (n for n in nodes if writes and isinstance(n, ast.Assign) and _without_copy(n.value)):
+        writes = [
+            n
+            for n in nodes
+            if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "copy_" and n.args
+        ]
+        for kept in (
+            n for n in nodes if writes and isinstance(n, ast.Assign) and _without_copy(n.value)
+        ):
             names = {target.id for target in kept.targets if isinstance(target, ast.Name)}
             items = names | _items_of(nodes, names)
             back = [n for n in writes if n.lineno > kept.lineno and _reads(n.args[0], items)]
-            over = [n for n in writes if kept.lineno < n.lineno < min((b.lineno for b in back), default=0)]
+            over = [
+                n
+                for n in writes
+                if kept.lineno < n.lineno < min((b.lineno for b in back), default=0)
+            ]
             if back and over and all(not _reads(n.args[0], items) for n in over):
                 yield function, kept
                 break
@@ -39,7 +49,11 @@ def _without_copy(value: ast.expr) -> bool:
         return False
     element = value.elt if isinstance(value, ast.ListComp) else value.value
     while True:
-        if isinstance(element, ast.Call) and getattr(element.func, "attr", "") == "detach" and not element.args:
+        if (
+            isinstance(element, ast.Call)
+            and getattr(element.func, "attr", "") == "detach"
+            and not element.args
+        ):
             element = element.func.value if isinstance(element.func, ast.Attribute) else element
         elif isinstance(element, ast.Attribute) and element.attr == "data":
             element = element.value
@@ -47,7 +61,11 @@ def _without_copy(value: ast.expr) -> bool:
             break
     source = value.generators[0].iter
     of_model = isinstance(source, ast.Call) and getattr(source.func, "attr", "") in _ITERATES
-    return of_model and isinstance(element, ast.Name) and element.id in _names(value.generators[0].target)
+    return (
+        of_model
+        and isinstance(element, ast.Name)
+        and element.id in _names(value.generators[0].target)
+    )
 
 
 def _items_of(nodes: list[ast.AST], names: set[str]) -> set[str]:
@@ -55,9 +73,15 @@ def _items_of(nodes: list[ast.AST], names: set[str]) -> set[str]:
     found = set()
     for loop in (n for n in nodes if isinstance(n, ast.For)):
         call = loop.iter if isinstance(loop.iter, ast.Call) else None
-        if call is not None and getattr(call.func, "id", "") == "zip" and isinstance(loop.target, ast.Tuple):
+        if (
+            call is not None
+            and getattr(call.func, "id", "") == "zip"
+            and isinstance(loop.target, ast.Tuple)
+        ):
             pairs = zip(loop.target.elts, call.args, strict=False)
-            found |= {name for target, given in pairs if _reads(given, names) for name in _names(target)}
+            found |= {
+                name for target, given in pairs if _reads(given, names) for name in _names(target)
+            }
     return found
 
 

@@ -12,7 +12,18 @@ from pathlib import Path
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _UP = 12  # folders above a script
 _FOLDERS = 20  # added by one source
-_SAME = ("abspath", "realpath", "normpath", "str", "Path", "PurePath", "fspath", "resolve", "absolute", "as_posix")
+_SAME = (
+    "abspath",
+    "realpath",
+    "normpath",
+    "str",
+    "Path",
+    "PurePath",
+    "fspath",
+    "resolve",
+    "absolute",
+    "as_posix",
+)
 _KNOWN = ("torch", "numpy", "tqdm", "builtins")
 Names = dict[str, ast.expr]
 
@@ -44,14 +55,20 @@ def repositories(script: Path) -> Iterator[Path]:
     above = script.parents[:_UP]
     root = next((number for number, folder in enumerate(above) if (folder / ".git").exists()), None)
     found = [folder for folder in above if any((folder / name).exists() for name in _MARKS)]
-    yield from found[:1] if root is None else (folder for folder in found if folder in above[: root + 1])
+    yield from (
+        found[:1] if root is None else (folder for folder in found if folder in above[: root + 1])
+    )
 
 
 def added(tree: ast.Module, file: Path) -> list[Path]:
     """The folders that a source adds to `sys.path`, as far as they follow from the source."""
     names: Names = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        if (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+        ):
             names.setdefault(node.targets[0].id, node.value)
     found: list[Path] = []
     for node in ast.walk(tree):
@@ -70,10 +87,16 @@ def _given(node: ast.AST) -> list[ast.expr]:
             name = ast.unparse(function)
             if name == "sys.path.extend":
                 return _items(first)
-            return node.args[-1:] if name in ("sys.path.insert", "sys.path.append", "site.addsitedir") else []
+            return (
+                node.args[-1:]
+                if name in ("sys.path.insert", "sys.path.append", "site.addsitedir")
+                else []
+            )
         case ast.AugAssign(target=target, value=value) if ast.unparse(target) == "sys.path":
             return _items(value)
-        case ast.Assign(targets=[target, *_], value=value) if ast.unparse(target).startswith("sys.path"):
+        case ast.Assign(targets=[target, *_], value=value) if ast.unparse(target).startswith(
+            "sys.path"
+        ):
             return _items(value)
     return []
 
@@ -109,7 +132,9 @@ def _text(node: ast.expr, names: Names, file: str, depth: int = 0) -> str:
             return os.path.join(*each(left, right))  # noqa: PTH118
         case ast.Attribute(value=base, attr="parent"):
             return os.path.dirname(*each(base))
-        case ast.Subscript(value=ast.Attribute(value=base, attr="parents"), slice=ast.Constant(value=int(number))):
+        case ast.Subscript(
+            value=ast.Attribute(value=base, attr="parents"), slice=ast.Constant(value=int(number))
+        ):
             return str(Path(*each(base)).parents[number])
         case ast.Call(func=ast.Attribute(value=base, attr=name), args=[]) if name in _SAME:
             return each(base)[0]

@@ -17,9 +17,30 @@ from .lint import look
 from .project import Module, canonical, parse
 from .sources import project_files, read_sources, text_of
 
-_SAVES = ("torch.save", "dcp.save", "dcp.async_save", "dcp.save_state_dict", "dcp.async_save_state_dict")
-_SAVING_METHODS = ("async_save", "save_checkpoint", "save_model", "save_pretrained", "save_state", "save_state_dict")
-_LOADS = ("load", "load_file", "safe_open", "from_pretrained", "load_checkpoint", "load_sharded_checkpoint", "resume")
+_SAVES = (
+    "torch.save",
+    "dcp.save",
+    "dcp.async_save",
+    "dcp.save_state_dict",
+    "dcp.async_save_state_dict",
+)
+_SAVING_METHODS = (
+    "async_save",
+    "save_checkpoint",
+    "save_model",
+    "save_pretrained",
+    "save_state",
+    "save_state_dict",
+)
+_LOADS = (
+    "load",
+    "load_file",
+    "safe_open",
+    "from_pretrained",
+    "load_checkpoint",
+    "load_sharded_checkpoint",
+    "resume",
+)
 _GRADIENT_WORDS = ("clip", "grad_norm", "total_norm")
 
 
@@ -43,7 +64,9 @@ def scan(script: Path, root: Path | None = None) -> Scan:
     files = project_files(script, root)
     parsed = list(_parsed(files))
     loading = tuple(place for module_ in parsed for place in _loading(module_))
-    saving, exporting = (next((p for m in parsed for p in _saving(m, exports)), None) for exports in (False, True))
+    saving, exporting = (
+        next((p for m in parsed for p in _saving(m, exports)), None) for exports in (False, True)
+    )
     return Scan(
         files,
         seen.by_rule(),
@@ -70,24 +93,41 @@ def with_training(evidence: Evidence, script: Path) -> Evidence:
     train = evidence.train
     if train is None:
         return evidence
-    loaded = {(r.at_line.file, r.at_line.line) for r in train.places(Checkpoint) if r.op in LOADS and r.at_line}
+    loaded = {
+        (r.at_line.file, r.at_line.line)
+        for r in train.places(Checkpoint)
+        if r.op in LOADS and r.at_line
+    }
     others = {(line.file, line.line) for line in evidence.loading} - loaded
     if evidence.loading and not others:  # no other load could resume
         evidence = replace(evidence, saving=evidence.exporting)
     if evidence.followed:
         return evidence
-    places = [r.at_line for r in (*train.places(Step), *train.places(Micro)) if r.at_line is not None]
+    places = [
+        r.at_line for r in (*train.places(Step), *train.places(Micro)) if r.at_line is not None
+    ]
     lines = (line for place in places for line in (place, *place.through, *place.callers))
     files = {Path(line.file) for line in lines if is_user(line.file)} - {script}
     seen = look([script, *sorted(file for file in files if file.is_file())], shown=True)
     loops = ", ".join(sorted({Path(place.file).name for place in places if place.library is None}))
-    followed = f"from where the run trained ({loops})" if loops else "where they lead to a library that trains"
-    return replace(evidence, hits=seen.by_rule(), suppressions=seen.suppressions, followed=followed if places else "")
+    followed = (
+        f"from where the run trained ({loops})"
+        if loops
+        else "where they lead to a library that trains"
+    )
+    return replace(
+        evidence,
+        hits=seen.by_rule(),
+        suppressions=seen.suppressions,
+        followed=followed if places else "",
+    )
 
 
 def with_texts(evidence: Evidence) -> Evidence:
     """The evidence with the source files that its runs name."""
-    return replace(evidence, sources=read_sources(tuple(map(Path, evidence.sources.project)), evidence.runs))
+    return replace(
+        evidence, sources=read_sources(tuple(map(Path, evidence.sources.project)), evidence.runs)
+    )
 
 
 def is_distributed(script: Path) -> bool:
@@ -106,19 +146,26 @@ def _parsed(files: tuple[Path, ...]) -> Iterator[Module]:
 def _loading(module: Module) -> Iterator[Place]:
     """The lines of a file that load state: without any in any file, what `torch.save` writes is an export and no checkpoint."""
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _LOADS:
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) in _LOADS
+        ):
             yield hit_at("", "", module, node.lineno, "").location
 
 
 def _saving(module: Module, exports: bool) -> Iterator[Place]:
     """The lines of a file that save state; without those of `torch.save` where that `exports`."""
     names = _imported(module.tree)
-    functions = [n for n in ast.walk(module.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        n for n in ast.walk(module.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and _saves(node, names):
             if exports and canonical(_dotted(node.func, names)) == "torch.save":
                 continue
-            inside = [f.name for f in functions if f.lineno <= node.lineno <= (f.end_lineno or f.lineno)]
+            inside = [
+                f.name for f in functions if f.lineno <= node.lineno <= (f.end_lineno or f.lineno)
+            ]
             yield hit_at("", "", module, node.lineno, inside[-1] if inside else "<module>").location
 
 
@@ -156,8 +203,16 @@ def _dotted(node: ast.AST, names: dict[str, str]) -> str:
 
 def _touches_gradients(module: Module) -> bool:
     for node in ast.walk(module.tree):
-        name = node.attr if isinstance(node, ast.Attribute) else node.arg if isinstance(node, ast.keyword) else ""
+        name = (
+            node.attr
+            if isinstance(node, ast.Attribute)
+            else node.arg
+            if isinstance(node, ast.keyword)
+            else ""
+        )
         name = node.id if isinstance(node, ast.Name) else name or ""
-        if (isinstance(node, ast.Attribute) and name == "grad") or any(word in name for word in _GRADIENT_WORDS):
+        if (isinstance(node, ast.Attribute) and name == "grad") or any(
+            word in name for word in _GRADIENT_WORDS
+        ):
             return True
     return False

@@ -23,7 +23,9 @@ def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
     """
     found = [script]
     if root is not None:
-        packages = [folder / "__init__.py" for folder in script.parents if folder.is_relative_to(root)]
+        packages = [
+            folder / "__init__.py" for folder in script.parents if folder.is_relative_to(root)
+        ]
         found += [file for file in packages if file.is_file() and file != script]
     bases = [*([root] if root is not None else []), *roots(script)]
     queue = list(found)
@@ -61,7 +63,10 @@ def _below(bases: Sequence[Path], name: str) -> Iterator[Path]:
     own = bases[:1] if is_known(parts[0]) else bases
     for base in own:
         steps = [base.joinpath(*parts[: number + 1]) for number in range(len(parts))]
-        files = [[file for file in (step.with_suffix(".py"), step / "__init__.py") if file.is_file()] for step in steps]
+        files = [
+            [file for file in (step.with_suffix(".py"), step / "__init__.py") if file.is_file()]
+            for step in steps
+        ]
         if any(files):
             yield from (file for step in files for file in step)
             return
@@ -78,8 +83,18 @@ def text_of(path: Path) -> str:
 def read_sources(project: tuple[Path, ...], runs: Iterable[Run]) -> Sources:
     """The project's files, and every file that a frame of the runs names, as they are now."""
     runs = list(runs)
-    frames = (frame for run in runs for events in run.progress.values() for event in events for frame in event.frames)
+    frames = (
+        frame
+        for run in runs
+        for events in run.progress.values()
+        for event in events
+        for frame in event.frames
+    )
     stacks = (text for run in runs for text in run.stacks.values())
-    named = {str(frame[0]) for frame in frames} | {file for text in stacks for file in _FILE.findall(text)}
-    texts = {file: text_of(Path(file)) for file in dict.fromkeys([*map(str, project), *sorted(named)])}
+    named = {str(frame[0]) for frame in frames} | {
+        file for text in stacks for file in _FILE.findall(text)
+    }
+    texts = {
+        file: text_of(Path(file)) for file in dict.fromkeys([*map(str, project), *sorted(named)])
+    }
     return Sources(texts, tuple(map(str, project)))

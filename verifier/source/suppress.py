@@ -59,7 +59,9 @@ def _spans(tree: ast.Module) -> Iterator[range]:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
-            first = min((d.lineno for d in getattr(node, "decorator_list", [])), default=node.lineno)
+            first = min(
+                (d.lineno for d in getattr(node, "decorator_list", [])), default=node.lineno
+            )
             last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
             yield range(first, max(last, node.lineno) + 1)
 
@@ -67,28 +69,45 @@ def _spans(tree: ast.Module) -> Iterator[range]:
 Use = tuple[Suppression, str]
 
 
-def covering(suppressions: Collection[Suppression], rule: str, location: Place | None) -> Suppression | None:
+def covering(
+    suppressions: Collection[Suppression], rule: str, location: Place | None
+) -> Suppression | None:
     """The first suppression that covers a rule at a place."""
     return next((one for one in suppressions if one.covers(rule, location)), None)
 
 
-def uses(suppressions: Collection[Suppression], places: Iterable[tuple[str, Place | None]]) -> frozenset[Use]:
+def uses(
+    suppressions: Collection[Suppression], places: Iterable[tuple[str, Place | None]]
+) -> frozenset[Use]:
     """(suppression, rule) for each suppression that covers one of these (rule, location) of hits or failures."""
     found = ((covering(suppressions, rule, location), rule) for rule, location in places)
     return frozenset((one, rule) for one, rule in found if one is not None)
 
 
 def problems(
-    suppressions: Collection[Suppression], known: Collection[str], judged: Collection[str], used: Collection[Use]
+    suppressions: Collection[Suppression],
+    known: Collection[str],
+    judged: Collection[str],
+    used: Collection[Use],
 ) -> Iterator[Hit]:
     """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged rules) no use."""
     for one in suppressions:
         if not one.rules:
-            yield Hit(RULE, "the comment names no rule: `# fsdp2: ignore[rule-name] reason`", one.location)
+            yield Hit(
+                RULE, "the comment names no rule: `# fsdp2: ignore[rule-name] reason`", one.location
+            )
         for rule in one.rules:
             if rule not in known:
                 yield Hit(RULE, f"the comment names '{rule}', which is not a rule", one.location)
             elif not one.reason:
-                yield Hit(RULE, f"the comment gives no reason for ignoring {rule}, so it has no effect", one.location)
+                yield Hit(
+                    RULE,
+                    f"the comment gives no reason for ignoring {rule}, so it has no effect",
+                    one.location,
+                )
             elif rule in judged and (one, rule) not in used:
-                yield Hit(RULE, f"the comment ignores {rule}, which is not found on its line", one.location)
+                yield Hit(
+                    RULE,
+                    f"the comment ignores {rule}, which is not found on its line",
+                    one.location,
+                )

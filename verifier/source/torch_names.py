@@ -4,16 +4,41 @@ from __future__ import annotations
 
 # In place: afterwards every rank holds the same tensor or list, which is the first argument.
 SYNCS = (
-    *("dist.all_reduce", "dist.broadcast", "dist.broadcast_object_list", "dist.all_gather", "dist.all_gather_object"),
+    *(
+        "dist.all_reduce",
+        "dist.broadcast",
+        "dist.broadcast_object_list",
+        "dist.all_gather",
+        "dist.all_gather_object",
+    ),
     *("dist.all_gather_into_tensor", "dist.reduce"),
 )
 SAME_MODULE = (
     *("to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16"),
     *("requires_grad_", "to_empty", "apply"),
 )
-ASKS_NAMES = ("endswith", "startswith")  # of files, which hold the rank in their names: no rank goes another way
-COLLECTIONS = ("builtins.list", "builtins.tuple", "builtins.sorted", "builtins.set", "builtins.dict")
-GROWS = ("append", "add", "extend", "insert", "appendleft", "setdefault", "update", "add_module", "register_module")
+ASKS_NAMES = (
+    "endswith",
+    "startswith",
+)  # of files, which hold the rank in their names: no rank goes another way
+COLLECTIONS = (
+    "builtins.list",
+    "builtins.tuple",
+    "builtins.sorted",
+    "builtins.set",
+    "builtins.dict",
+)
+GROWS = (
+    "append",
+    "add",
+    "extend",
+    "insert",
+    "appendleft",
+    "setdefault",
+    "update",
+    "add_module",
+    "register_module",
+)
 LAUNCHERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 STARTERS = ("asyncio.run", "fire.Fire", "typer.run", "tyro.cli", "jsonargparse.CLI", "absl.app.run")
 COMPUTES = (

@@ -10,7 +10,18 @@ from itertools import groupby
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LEAVES = (ast.Raise, ast.Pass, ast.Continue, ast.Break, ast.Return, ast.Global, ast.Nonlocal)
-_SAYS = ("print", "exit", "log", "debug", "info", "warning", "error", "exception", "write", "set_postfix")
+_SAYS = (
+    "print",
+    "exit",
+    "log",
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "exception",
+    "write",
+    "set_postfix",
+)
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
@@ -37,11 +48,15 @@ def blocks(
         own = {line for line in active if _innermost(tree, line) is scope}
         if own:
             yield from _in(scope.body, lines, 0, min(_start(scope, line) for line in own))
-        elif not isinstance(scope, ast.Module) and any(_innermost(tree, line) is scope for line in entered):
+        elif not isinstance(scope, ast.Module) and any(
+            _innermost(tree, line) is scope for line in entered
+        ):
             yield from _in(scope.body, lines, 0, 0)
 
 
-def _in(body: Sequence[ast.stmt], lines: Collection[int], under: int, start: int) -> Iterator[tuple[Block, bool]]:
+def _in(
+    body: Sequence[ast.stmt], lines: Collection[int], under: int, start: int
+) -> Iterator[tuple[Block, bool]]:
     """The blocks of a list of statements, from line `start` on: consecutive statements that were reached, or were not, are one."""
     rest = [stmt for stmt in body if _end(stmt) >= start and _counts(stmt)]
     for reached, together in groupby(rest, lambda stmt: _reached(stmt, lines)):
@@ -94,14 +109,20 @@ def _innermost(tree: ast.Module, line: int) -> Scope:
     """The function that a line is in; the module for its top level."""
     found: Scope = tree
     for node in ast.walk(tree):  # breadth first: an inner function comes after the outer one
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body[0].lineno <= line <= _end(node):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body[
+            0
+        ].lineno <= line <= _end(node):
             found = node
     return found
 
 
 def _start(scope: Scope, line: int) -> int:
     """The first line of the outermost loop of a function around a line, else the line."""
-    loops = [node for node in ast.walk(scope) if isinstance(node, _LOOPS) and node.lineno <= line <= _end(node)]
+    loops = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, _LOOPS) and node.lineno <= line <= _end(node)
+    ]
     return min((node.lineno for node in loops), default=line)
 
 

@@ -38,8 +38,15 @@ class Noting(Expressions):
         """Note the decorators that are not of torch or Python: the function is followed without them."""
         for one in function.decorator_list if isinstance(function, _DEFINED) else ():
             value = self._in_module(module, one.func if isinstance(one, ast.Call) else one)
-            if value.kind == "def" or (value.kind == "name" and outside(self.project, str(value.home))):
-                self.missed(one, DECORATED, f"decorator: {name} was followed without it", f"@{ast.unparse(one)[:60]}")
+            if value.kind == "def" or (
+                value.kind == "name" and outside(self.project, str(value.home))
+            ):
+                self.missed(
+                    one,
+                    DECORATED,
+                    f"decorator: {name} was followed without it",
+                    f"@{ast.unparse(one)[:60]}",
+                )
 
     def _why(self, callee: Value) -> tuple[str, str] | None:
         """(kind, reason) why this value cannot be followed when it is called."""
@@ -71,11 +78,17 @@ class Noting(Expressions):
                 value = event.on
             elif event is not None:
                 home = self.external.get(event.op)
-                return None if home is None or is_optimizer(event.op) else outside(self.project, str(home.home))
+                return (
+                    None
+                    if home is None or is_optimizer(event.op)
+                    else outside(self.project, str(home.home))
+                )
             elif value.kind in ("attr", "item") and value.owner is not None:
                 value = value.owner
             elif value.kind == "object":
-                bases = (outside(self.project, str(base.home)) for base in self.strange_bases(value.cls))
+                bases = (
+                    outside(self.project, str(base.home)) for base in self.strange_bases(value.cls)
+                )
                 return next((reason for reason in bases if reason is not None), None)
             else:
                 return None

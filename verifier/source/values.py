@@ -6,14 +6,35 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-GLOBAL, SUB = 2, 1  # how a value depends on the rank: on its number in the world, or in a part of the mesh
+GLOBAL, SUB = (
+    2,
+    1,
+)  # how a value depends on the rank: on its number in the world, or in a part of the mesh
 
 # Names that hold a rank by convention, where its source is not visible.
 RANK_NAMES = frozenset(
-    {"rank", "global_rank", "local_rank", "process_index", "local_process_index", "is_main_process", "main_process"}
-    | {"is_local_main_process", "is_master", "is_main", "is_rank_zero", "is_rank0", "is_global_zero", "master_process"}
+    {
+        "rank",
+        "global_rank",
+        "local_rank",
+        "process_index",
+        "local_process_index",
+        "is_main_process",
+        "main_process",
+    }
+    | {
+        "is_local_main_process",
+        "is_master",
+        "is_main",
+        "is_rank_zero",
+        "is_rank0",
+        "is_global_zero",
+        "master_process",
+    }
 )
-RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
+RANK_VARIABLES = frozenset(
+    {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}
+)
 
 
 class Value:
@@ -46,7 +67,14 @@ class Value:
         synced: bool = False,  # a collective has made it the same on every rank
         attrs: dict[str, Value] | None = None,
     ) -> None:
-        self.kind, self.name, self.owner, self.const, self.node, self.home = kind, name, owner, const, node, home
+        self.kind, self.name, self.owner, self.const, self.node, self.home = (
+            kind,
+            name,
+            owner,
+            const,
+            node,
+            home,
+        )
         self.event, self.cls, self.rank, self.local, self.synced = event, cls, rank, local, synced
         self.parts = [*parts]  # several values may be made from one list
         self.attrs: dict[str, Value] = {} if attrs is None else attrs
@@ -117,7 +145,11 @@ def reach(value: Value, limit: int = 300) -> Iterator[Value]:
     while queue and len(seen) < limit:
         current = queue.pop(0)
         yield current
-        owner = [current.owner] if current.owner is not None and current.kind in ("attr", "item") else []
+        owner = (
+            [current.owner]
+            if current.owner is not None and current.kind in ("attr", "item")
+            else []
+        )
         for part in (*current.parts, *owner):
             if id(part) not in seen:
                 seen.add(id(part))

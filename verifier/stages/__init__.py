@@ -32,7 +32,11 @@ Stage = Callable[[Settings, Evidence], list[PlannedRun]]
 
 def last(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The measure of noise, which needs the reference, second looks, and what is left of the faults."""
-    found = [run for look in (perturbed, endings, to_the_end, scaled, layers) for run in look(settings, evidence)]
+    found = [
+        run
+        for look in (perturbed, endings, to_the_end, scaled, layers)
+        for run in look(settings, evidence)
+    ]
     return [*found, *faults(settings, evidence)]
 
 

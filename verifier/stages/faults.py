@@ -17,10 +17,14 @@ def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[
     `early`: beside the resume from an intact checkpoint, without which they decide nothing, and which says what to damage.
     """
     train, course = evidence.train, evidence.course
-    if train is None or (outside(train, course.checkpoint, course.created) if early else no_damage(evidence)):
+    if train is None or (
+        outside(train, course.checkpoint, course.created) if early else no_damage(evidence)
+    ):
         return []
     crashed = _crash(settings, evidence, train) if "crash" in settings.needs else []
-    damaged = _damaged(settings, evidence, train) if "damaged" in settings.needs and not early else []
+    damaged = (
+        _damaged(settings, evidence, train) if "damaged" in settings.needs and not early else []
+    )
     return [*crashed, *damaged]
 
 
@@ -37,8 +41,16 @@ def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRu
         enough = evidence.crashes and not target.thorough and not moment.beside
         if enough or moment.note in course.crashes_tried:
             continue
-        fields = {"steps": moment.steps, "note": moment.note, "probe": {"watch_saves": True, "crash": moment.request}}
-        fields |= {"leaves": True, "starting_point": False, "grace": min(CRASH_GRACE, target.timeout)}
+        fields = {
+            "steps": moment.steps,
+            "note": moment.note,
+            "probe": {"watch_saves": True, "crash": moment.request},
+        }
+        fields |= {
+            "leaves": True,
+            "starting_point": False,
+            "grace": min(CRASH_GRACE, target.timeout),
+        }
         fields["expected"] = "fault injection: a rank is killed"
         return [settings.run("crash", target.nproc, *target.save_args, **fields)]
     return []
@@ -51,4 +63,7 @@ def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[Planned
     fields |= {"expected": "fault injection: its checkpoint is damaged"}
     fields |= {"probe": for_a_resume(train, evidence.saved_after())}
     kinds = (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]
-    return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
+    return [
+        settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields)
+        for kind in kinds[:1]
+    ]

@@ -27,7 +27,11 @@ def completed(settings: Settings, evidence: Evidence) -> Evidence:
     """The evidence with the reasons for runs that were not made, without faults that decide nothing."""
     target, train = settings.target, evidence.train
     if train is None or not trained(evidence):
-        what = "did not complete (see run-completes)" if train is not None and not train.completed else "made no step"
+        what = (
+            "did not complete (see run-completes)"
+            if train is not None and not train.completed
+            else "made no step"
+        )
         found = dict.fromkeys(AFTER_TRAIN, f"the train run {what}")
     else:
         needs = {role for name in settings.chosen for role in RULES[name].needs}
@@ -41,15 +45,31 @@ def completed(settings: Settings, evidence: Evidence) -> Evidence:
 def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The reference once more, from weights one unit in the last place away, where a difference needs its noise as a tolerance."""
     train, course = evidence.train, evidence.course
-    if not trained(evidence) or train is None or evidence.perturbed is not None or "perturbed" not in settings.needs:
+    if (
+        not trained(evidence)
+        or train is None
+        or evidence.perturbed is not None
+        or "perturbed" not in settings.needs
+    ):
         return []
     rules, known = map(RULES.__getitem__, settings.chosen), completed(settings, evidence)
-    if {judge_one(r, known).status for r in rules if "perturbed" in r.needs | r.reads} <= {"pass", "not_applicable"}:
+    if {judge_one(r, known).status for r in rules if "perturbed" in r.needs | r.reads} <= {
+        "pass",
+        "not_applicable",
+    }:
         return []
-    options = {"full_precision": needs_full_precision(train), "nudge": True, "by_hand": "manual" in course.ways}
-    if evidence.reference is not None and not evidence.reference.completed:  # the noise of one process is the measure
+    options = {
+        "full_precision": needs_full_precision(train),
+        "nudge": True,
+        "by_hand": "manual" in course.ways,
+    }
+    if (
+        evidence.reference is not None and not evidence.reference.completed
+    ):  # the noise of one process is the measure
         one = in_one_process(
-            settings, options["full_precision"], course.single_ways[-1] if course.single_ways else "ddp"
+            settings,
+            options["full_precision"],
+            course.single_ways[-1] if course.single_ways else "ddp",
         )
         return [replace(one, role="perturbed", probe=options | {"by_hand": False})]
     mode = "alone" if course.ways[-1:] == ("alone",) else "ddp"
@@ -60,12 +80,23 @@ def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """All steps in one process, where the survey shows what the script prints or writes behind them; where it differs, its noise."""
     target, course = settings.target, evidence.course
     known = completed(settings, evidence)
-    comparable = comparable_end(evidence) or (both_end(evidence) and _fails(RULES["matches-single-process"], known))
+    comparable = comparable_end(evidence) or (
+        both_end(evidence) and _fails(RULES["matches-single-process"], known)
+    )
     if "ending" not in settings.needs or evidence.ending_perturbed is not None or not comparable:
         return []
-    words = (*target.save_args, *target.single_args, *shlex.split("" if course.batch == "-" else course.batch))
+    words = (
+        *target.save_args,
+        *target.single_args,
+        *shlex.split("" if course.batch == "-" else course.batch),
+    )
     limit = min(2 * SURVEY_SECONDS * busy(), target.timeout)
-    fields: dict[str, Any] = {"mode": course.single_ways[-1], "weights": SURVEYED, "timeout": limit, "optional": True}
+    fields: dict[str, Any] = {
+        "mode": course.single_ways[-1],
+        "weights": SURVEYED,
+        "timeout": limit,
+        "optional": True,
+    }
     fields["expected"] = f"it is ended after {limit:.0f} s"
     if evidence.ending is None:
         return [settings.run("ending", 1, *words, probe={"ending": True}, **fields)]
@@ -89,13 +120,20 @@ def to_the_end(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if survey is None or not survey.completed:
         return []
     fields = {"mode": "survey", "files": "saved", "starting_point": False, "optional": True}
-    failed = [r for name in settings.chosen if (r := RULES[name]).about_checkpoints and _fails(r, known)]
+    failed = [
+        r for name in settings.chosen if (r := RULES[name]).about_checkpoints and _fails(r, known)
+    ]
     found = []
-    if evidence.resumed_ending is None and any(r.about_the_resume and not r.beside_the_weights for r in failed):
+    if evidence.resumed_ending is None and any(
+        r.about_the_resume and not r.beside_the_weights for r in failed
+    ):
         found.append(settings.run("resumed_ending", target.nproc, *target.resume_args, **fields))
     same = all(weights_apart(evidence, run) <= SAME_END for run in ends)
     if same and len(ends) < len(evidence.reshards) and RULES["reshard-keeps-trajectory"] in failed:
-        world, words = evidence.reshards[len(ends)].world_size, (*target.resume_args, *target.reshard_args)
+        world, words = (
+            evidence.reshards[len(ends)].world_size,
+            (*target.resume_args, *target.reshard_args),
+        )
         found.append(settings.run("resharded_ending", world, *words, **fields))
     return found
 
@@ -110,16 +148,28 @@ def scaled(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     ):
         return []
     words = settings.target.save_args
-    return [settings.run("scaled", settings.target.nproc, *words, steps=1, optional=True, probe={"scales": True})]
+    return [
+        settings.run(
+            "scaled", settings.target.nproc, *words, steps=1, optional=True, probe={"scales": True}
+        )
+    ]
 
 
 def layers(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """One step with fully_shard and with DDP, whose losses differ: which module is the first that computes otherwise?"""
     rule, run, oracle = RULES["matches-ddp"], evidence.full_precision, evidence.reference
-    if evidence.layers is not None or rule.name not in settings.chosen or run is None or oracle is None:
+    if (
+        evidence.layers is not None
+        or rule.name not in settings.chosen
+        or run is None
+        or oracle is None
+    ):
         return []
     known = completed(settings, evidence)
-    if not (run.completed and oracle.completed and _fails(rule, known)) or loss_apart(run, oracle, 1) <= LAYERS_FROM:
+    if (
+        not (run.completed and oracle.completed and _fails(rule, known))
+        or loss_apart(run, oracle, 1) <= LAYERS_FROM
+    ):
         return []
     probe = {"layers": True, "full_precision": needs_full_precision(run)}
     manual = {"by_hand": True} if "manual" in evidence.course.ways else {}

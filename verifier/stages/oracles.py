@@ -35,7 +35,9 @@ def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if exact and "full_precision" in needs:
         found.append(settings.run("full_precision", target.nproc, probe={"full_precision": True}))
     if "reference" in needs:
-        found.append(settings.run("reference", target.nproc, mode="ddp", probe={"full_precision": exact}))
+        found.append(
+            settings.run("reference", target.nproc, mode="ddp", probe={"full_precision": exact})
+        )
     found += [in_one_process(settings, exact, "ddp")] if "single" in needs else []
     found += _in_low_precision(settings, train)
     found += [original(settings, exact)] if "original" in needs and target.reference else []
@@ -57,7 +59,11 @@ def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     clips = clip_is_open(evidence)
     if not fill and not clips:
         return []
-    fields = {"steps": int(clips), "starting_point": False, "probe": {"fill": fill, "stress": clips}}
+    fields = {
+        "steps": int(clips),
+        "starting_point": False,
+        "probe": {"fill": fill, "stress": clips},
+    }
     expected = "fault injection: gradients or memory are changed"
     return [settings.run("provoked", settings.target.nproc, expected=expected, **fields)]
 
@@ -73,12 +79,16 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         raise UserError(never_written(path, settings.steps, evidence))
     exact = needs_full_precision(train)
 
-    def resumed(role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False) -> PlannedRun:
+    def resumed(
+        role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False
+    ) -> PlannedRun:
         words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
         steps = min(settings.steps - after, MOST_RESHARDED if role != "resume" else settings.steps)
         probe = {"full_precision": exact, **for_a_resume(train, after)}
         fields = {"steps": steps, "files": "saved", "probe": probe}
-        return settings.run(role, world, *words, given=given, optional=optional, starting_point=False, **fields)
+        return settings.run(
+            role, world, *words, given=given, optional=optional, starting_point=False, **fields
+        )
 
     sizes = target.reshard_to if "reshard" in settings.needs else ()
     found = [resumed("resume", target.nproc, False)]
@@ -95,16 +105,30 @@ def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """Other ways to a reference and to a single process where the first did not complete."""
     if not trained(evidence) or evidence.train is None:
         return []
-    exact, reference, world = needs_full_precision(evidence.train), evidence.reference, settings.target.nproc
+    exact, reference, world = (
+        needs_full_precision(evidence.train),
+        evidence.reference,
+        settings.target.nproc,
+    )
     found = []
     if reference is not None and not reference.completed:
         if "AttributeError" in root_cause(reference).error or "manual" in evidence.course.ways:
             # plain tensors cannot answer what the script asks: each rank shards over itself
             if "alone" not in evidence.course.ways:
-                found.append(settings.run("reference", world, mode="alone", probe={"full_precision": exact}))
+                found.append(
+                    settings.run("reference", world, mode="alone", probe={"full_precision": exact})
+                )
         else:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
-            found.append(settings.run("reference", world, mode="ddp", probe={"full_precision": exact, "by_hand": True}))
-    if evidence.single is not None and not evidence.single.completed and "fsdp" not in evidence.course.single_ways:
+            found.append(
+                settings.run(
+                    "reference", world, mode="ddp", probe={"full_precision": exact, "by_hand": True}
+                )
+            )
+    if (
+        evidence.single is not None
+        and not evidence.single.completed
+        and "fsdp" not in evidence.course.single_ways
+    ):
         # what DDP cannot stand in for, fully_shard on one rank may
         found.append(in_one_process(settings, exact, "fsdp"))
     return found or _with_the_whole_batch(settings, evidence, exact)
@@ -113,17 +137,29 @@ def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def _with_the_whole_batch(settings: Settings, evidence: Evidence, exact: bool) -> list[PlannedRun]:
     """One process again, with the batch size of all ranks, where that is an option of the script."""
     target, train, single = settings.target, evidence.train, evidence.single
-    if single is None or train is None or not single.completed or target.single_args or evidence.course.batch:
+    if (
+        single is None
+        or train is None
+        or not single.completed
+        or target.single_args
+        or evidence.course.batch
+    ):
         return []
     if not (words := whole_batch(train, single, evidence.options, target.args)):
         return []
     again = in_one_process(settings, exact, evidence.course.single_ways[-1])
-    return [replace(again, arguments=(*again.arguments, *words), derived=True, note=shlex.join(words))]
+    return [
+        replace(again, arguments=(*again.arguments, *words), derived=True, note=shlex.join(words))
+    ]
 
 
 def in_one_process(settings: Settings, exact: bool, mode: str) -> PlannedRun:
     words = settings.target.single_args
-    fields = {"mode": mode, "given": "--single-args" if words else "", "probe": {"full_precision": exact}}
+    fields = {
+        "mode": mode,
+        "given": "--single-args" if words else "",
+        "probe": {"full_precision": exact},
+    }
     return settings.run("single", 1, *words, **fields)
 
 
@@ -131,9 +167,17 @@ def original(settings: Settings, exact: bool) -> PlannedRun:
     """The script that this one was converted from: on as many ranks if it is a distributed one, else on one."""
     target = settings.target
     script, *args = target.reference
-    old = replace(settings, target=replace(target, script=Path(script), module="", args=tuple(args)))
+    old = replace(
+        settings, target=replace(target, script=Path(script), module="", args=tuple(args))
+    )
     world = target.nproc if settings.original_distributed else 1
-    return old.run("original", world, given="--reference", steps=settings.steps, probe={"full_precision": exact})
+    return old.run(
+        "original",
+        world,
+        given="--reference",
+        steps=settings.steps,
+        probe={"full_precision": exact},
+    )
 
 
 def _in_low_precision(settings: Settings, train: Run) -> list[PlannedRun]:
@@ -144,4 +188,9 @@ def _in_low_precision(settings: Settings, train: Run) -> list[PlannedRun]:
     dropout = any(r.what == "dropout" for r in train.all(Inexact))
     world = settings.target.nproc
     plain = [settings.run("undropped", world, steps=1, probe={"dropless": True})] if dropout else []
-    return [*plain, settings.run("rounded_weights", world, steps=1, probe={"full_precision": True, "round_to": dtype})]
+    return [
+        *plain,
+        settings.run(
+            "rounded_weights", world, steps=1, probe={"full_precision": True, "round_to": dtype}
+        ),
+    ]

@@ -13,7 +13,9 @@ from ..evidence import Evidence
 from ..launch.planned import PlannedRun
 from ..rules import RULES
 
-FURTHER_STEPS = 20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
+FURTHER_STEPS = (
+    20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
+)
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 QUICK = frozenset({"train", "full_precision", "reference", "resume"})
 
@@ -25,8 +27,12 @@ class Settings:
     target: Target
     chosen: Collection[str]
     tier: str = "ranks"
-    original_distributed: bool = False  # whether the script that it was converted from knows of other ranks
-    from_sharding_on: bool = False  # whether the script trains other models before it shards one, or prepares that one
+    original_distributed: bool = (
+        False  # whether the script that it was converted from knows of other ranks
+    )
+    from_sharding_on: bool = (
+        False  # whether the script trains other models before it shards one, or prepares that one
+    )
     own_steps: str = ""  # where a step ends in a script that updates its weights itself (probe/events/own_updates.py)
 
     @property
@@ -34,7 +40,9 @@ class Settings:
         """The roles that the rules look at. What rules only read if it is there is made if all of them do."""
         rules = [RULES[name] for name in self.chosen]
         alone = all("resume" in rule.needs | rule.reads for rule in rules)
-        needed = frozenset[str]().union(*(rule.needs | rule.reads if alone else rule.needs for rule in rules))
+        needed = frozenset[str]().union(
+            *(rule.needs | rule.reads if alone else rule.needs for rule in rules)
+        )
         return needed & QUICK if self.target.quick else needed
 
     def ordered(self, due: list[PlannedRun]) -> list[PlannedRun]:
@@ -46,7 +54,9 @@ class Settings:
     def steps(self) -> int:
         """How many steps are compared: as many as were asked for, or a few more where the checkpoint to resume from needs them."""
         target = self.target
-        wanted = [n for path in named_paths(target.resume_args) if (n := number_in(path)) is not None]
+        wanted = [
+            n for path in named_paths(target.resume_args) if (n := number_in(path)) is not None
+        ]
         last, steps = max(wanted, default=0), target.steps or LEAST
         return last + 1 if steps <= last <= FURTHER_STEPS and self.needs & {*RESUMED} else steps
 
@@ -57,8 +67,15 @@ class Settings:
     def run(self, role: str, world: int, *own: str, **fields: Any) -> PlannedRun:
         """A run of the target with arguments of its own after the common ones."""
         target = self.target
-        same = {name: getattr(target, name) for name in ("script", "cwd", "module", "launcher", "timeout")}
-        same |= {"steps": self.steps, "grace": min(GRACE, target.timeout), "arguments": (*target.args, *own)}
+        same = {
+            name: getattr(target, name)
+            for name in ("script", "cwd", "module", "launcher", "timeout")
+        }
+        same |= {
+            "steps": self.steps,
+            "grace": min(GRACE, target.timeout),
+            "arguments": (*target.args, *own),
+        }
         asked = {"from_sharding_on": self.from_sharding_on, "own_steps": self.own_steps}
         probe: dict[str, Any] = {name: value for name, value in asked.items() if value}
         probe |= {"watch": [one.expression for one in target.watch]} if target.watch else {}

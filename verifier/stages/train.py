@@ -27,7 +27,11 @@ def survey(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     fields |= {"probe": {"leave_starting_point": True}}
     given = "--save-args" if target.save_args else "the arguments after `--`"
     expected = f"it is ended after {limit:.0f} s"
-    return [settings.run("survey", target.nproc, *target.save_args, given=given, expected=expected, **fields)]
+    return [
+        settings.run(
+            "survey", target.nproc, *target.save_args, given=given, expected=expected, **fields
+        )
+    ]
 
 
 def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
@@ -38,7 +42,11 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if settings.tier == "simulate":
         own: dict[str, Any] = {"mode": "simulate"}
         if target.full_size:
-            own = {"mode": "rehearse", "starting_point": False, "probe": {"structure": True, "per_node": PER_NODE}}
+            own = {
+                "mode": "rehearse",
+                "starting_point": False,
+                "probe": {"structure": True, "per_node": PER_NODE},
+            }
         return [settings.run("simulate", target.nproc, steps=SIMULATED_STEPS, **own)]
     options: dict[str, Any] = {"leave_starting_point": True, "watch_saves": True}
     if lines := lines_to_reach(evidence, (RULES[name] for name in settings.chosen)):
@@ -51,7 +59,12 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def repeats(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The train run once more, ended after the save that is resumed from, where a later save would hide it."""
     train, after, target = evidence.train, settings.resumes_after(evidence), settings.target
-    if not trained(evidence) or evidence.course.repeat is not None or train is None or after is None:
+    if (
+        not trained(evidence)
+        or evidence.course.repeat is not None
+        or train is None
+        or after is None
+    ):
         return []
     if not target.resume_args or not settings.needs & {*RESUMED} or not saves_after(train, after):
         return []
@@ -66,4 +79,8 @@ def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     paths = saved_paths(evidence.train) if evidence.train is not None else []
     if "inspect" not in settings.needs or not paths or evidence.inspect is not None:
         return []
-    return [settings.run("inspect", 1, files="saved", opens=tuple(paths), arguments=(), starting_point=False)]
+    return [
+        settings.run(
+            "inspect", 1, files="saved", opens=tuple(paths), arguments=(), starting_point=False
+        )
+    ]

@@ -12,7 +12,9 @@ def others_go_on(steps: list[Step]) -> bool:
     first = steps[0].optimizer if steps else None
     begins = [r.seq for r in steps if r.optimizer == first]
     counts = Counter((bisect(begins, r.seq), r.optimizer) for r in steps if r.optimizer != first)
-    last = {optimizer: number for (span, optimizer), number in counts.items() if span == len(begins)}
+    last = {
+        optimizer: number for (span, optimizer), number in counts.items() if span == len(begins)
+    }
     before = Counter(dict.fromkeys(last, 1))
     for (span, optimizer), number in counts.items():
         before[optimizer] = max(before[optimizer], number if span < len(begins) else 0)
@@ -26,11 +28,16 @@ def beside(record: Step, others: list[Step]) -> Step:
         first.setdefault(other.optimizer, other)
     for other in first.values():
         gradients = (other.grads_at_step, other.grads)
-        own, before = ({n: value for n, value in found.items() if n in other.held} for found in gradients)
+        own, before = (
+            {n: value for n, value in found.items() if n in other.held} for found in gradients
+        )
         record = replace(
             record,
             held=[*record.held, *(name for name in other.held if name not in record.held)],
-            strangers=[*record.strangers, *(shape for shape in other.strangers if shape not in record.strangers)],
+            strangers=[
+                *record.strangers,
+                *(shape for shape in other.strangers if shape not in record.strangers),
+            ],
             lr=[*record.lr, *other.lr],
             state={**other.state, **record.state},
             grads={**record.grads, **before},
@@ -43,6 +50,10 @@ def changed_beside(record: Stepped, others: list[Stepped], held: dict[int, list[
     """The record of a step's changes, with those that the other optimizers made to their own parameters."""
     for other in others:
         own = set(held.get(other.optimizer, ()))
-        weights, moved = ({k: v for k, v in found.items() if k in own} for found in (other.weights, other.moved))
-        record = replace(record, weights={**record.weights, **weights}, moved={**record.moved, **moved})
+        weights, moved = (
+            {k: v for k, v in found.items() if k in own} for found in (other.weights, other.moved)
+        )
+        record = replace(
+            record, weights={**record.weights, **weights}, moved={**record.moved, **moved}
+        )
     return record

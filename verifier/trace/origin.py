@@ -58,7 +58,9 @@ def within_torch(file: str) -> str:
 
 def place_in_ours(error: BaseException) -> str:
     """The innermost line of the verifier that an error passed through: `verifier/probe/session.py:91`."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if origin(f.filename) == "verifier"]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if origin(f.filename) == "verifier"
+    ]
     return f"{os.path.relpath(frames[-1].filename, OURS)}:{frames[-1].lineno}" if frames else ""
 
 
@@ -68,7 +70,9 @@ def _below(file: str, folders: tuple[str, ...]) -> bool:
 
 @functools.cache
 def _torch() -> tuple[str, ...]:
-    spec = importlib.util.find_spec("torch")  # does not import it: the script may want to do that itself
+    spec = importlib.util.find_spec(
+        "torch"
+    )  # does not import it: the script may want to do that itself
     return _places(Path(spec.origin).parent) if spec is not None and spec.origin else ()
 
 
@@ -79,7 +83,10 @@ def _ours() -> tuple[str, ...]:
 
 @functools.cache
 def _standard_library() -> tuple[str, ...]:
-    folders = [Path(os.__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))]
+    folders = [
+        Path(os.__file__).parent,
+        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")),
+    ]
     return tuple(dict.fromkeys(place for folder in folders for place in _places(folder)))
 
 

@@ -62,10 +62,18 @@ def read_run(
         role,
         world_size,
         tuple(
-            Trace(rank, () if foreign else tuple(_in_iterations(_without_skipped(_without_dry_runs(found[rank])))))
+            Trace(
+                rank,
+                ()
+                if foreign
+                else tuple(_in_iterations(_without_skipped(_without_dry_runs(found[rank])))),
+            )
             for rank in ranks
         ),
-        tuple(Ended(e["rank"], e["code"], e["killed"], e["at"], e.get("lost", "")) for e in answer["ranks"]),
+        tuple(
+            Ended(e["rank"], e["code"], e["killed"], e["at"], e.get("lost", ""))
+            for e in answer["ranks"]
+        ),
         answer["timed_out"],
         answer["seconds"],
         {rank: _renamed(_text(folder / f"rank{rank}.stacks"), places) for rank in ranks},
@@ -108,7 +116,13 @@ def from_the_load_on(found: dict[int, list[Event]]) -> dict[int, list[Event]]:
         for rank, own in found.items()
     }
     made = max(
-        (r.step for rank, own in found.items() for r in own if isinstance(r, Step) and r.seq < loads[rank]), default=0
+        (
+            r.step
+            for rank, own in found.items()
+            for r in own
+            if isinstance(r, Step) and r.seq < loads[rank]
+        ),
+        default=0,
     )
     if not made:
         return found
@@ -118,7 +132,10 @@ def from_the_load_on(found: dict[int, list[Event]]) -> dict[int, list[Event]]:
             return replace(record, after_step=max(0, record.after_step - made))
         return replace(record, step=record.step - made) if isinstance(record, _NUMBERED) else record
 
-    kept = {rank: [r for r in own if not isinstance(r, _NUMBERED) or r.step > made] for rank, own in found.items()}
+    kept = {
+        rank: [r for r in own if not isinstance(r, _NUMBERED) or r.step > made]
+        for rank, own in found.items()
+    }
     return {rank: [moved(record) for record in own] for rank, own in kept.items()}
 
 
@@ -143,7 +160,9 @@ def _without_skipped(records: list[Event]) -> list[Event]:
     skipped: set[int] = set()
     for cleared in (r for r in records if isinstance(r, Cleared)):
         before = [m for m in micros if m.step == cleared.step and m.seq < cleared.seq]
-        after = {row for m in micros if m.step == cleared.step and m.seq > cleared.seq for row in m.rows}
+        after = {
+            row for m in micros if m.step == cleared.step and m.seq > cleared.seq for row in m.rows
+        }
         if after and before and all(m.rows and after.isdisjoint(m.rows) for m in before):
             skipped |= {m.seq for m in before}
     return [r for r in records if r.seq not in skipped]
@@ -160,8 +179,13 @@ def _in_iterations(records: list[Event]) -> list[Event]:
     owner: dict[int, int] = {}
     for mine, end in zip(first, ends, strict=False):
         last = max((r.seq for r in steps if mine.seq < r.seq < end), default=0)
-        owner |= {r.seq: mine.step for r in records if isinstance(r, Micro) and mine.seq < r.seq < last}
-    return [replace(r, step=owner[r.seq]) if isinstance(r, Micro) and r.seq in owner else r for r in records]
+        owner |= {
+            r.seq: mine.step for r in records if isinstance(r, Micro) and mine.seq < r.seq < last
+        }
+    return [
+        replace(r, step=owner[r.seq]) if isinstance(r, Micro) and r.seq in owner else r
+        for r in records
+    ]
 
 
 def _progress(path: Path) -> list[ProgressEvent]:
@@ -172,11 +196,18 @@ def _progress(path: Path) -> list[ProgressEvent]:
         for line in _text(path, limit=None).split("\n")[:-1]:
             if line.startswith("+"):
                 made = json.loads(line[1:])
-                keys.append((str(made["op"]), [(str(f), int(n), str(name)) for f, n, name in made["frames"]]))
+                keys.append(
+                    (
+                        str(made["op"]),
+                        [(str(f), int(n), str(name)) for f, n, name in made["frames"]],
+                    )
+                )
             else:
                 key, _, value = line.partition(" ")
                 op, frames = keys[int(key)]
-                found.append(ProgressEvent(op=op, frames=frames, value=int(value) if value else None))
+                found.append(
+                    ProgressEvent(op=op, frames=frames, value=int(value) if value else None)
+                )
     except (ValueError, IndexError, TypeError, KeyError):
         raise Foreign(f"{path.name} has lines that the probe did not write") from None
     return found

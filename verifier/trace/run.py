@@ -16,7 +16,11 @@ from .sketches import Sketch, add, of_number
 
 E = TypeVar("E", bound=Event)
 S = TypeVar("S", Step, Stepped)
-CONTEXT = {"cp", "context", "context_parallel"}  # names of a dim of a mesh over which sequences are split
+CONTEXT = {
+    "cp",
+    "context",
+    "context_parallel",
+}  # names of a dim of a mesh over which sequences are split
 CANCELS = 1e-5  # of the norm of the largest gradient: one that is smaller may be rounding alone
 STILL = 0.1  # of its time limit: a run that recorded something in the last part of it was not stuck
 
@@ -50,7 +54,9 @@ class Trace:
     def stepped(self) -> list[Stepped]:
         """The records of what its steps changed, each merged with what the other optimizers changed of their own parameters."""
         held = {r.optimizer: r.held for r in self.of(Step)}
-        return [changed_beside(record, others, held) for record, others in self._with_others(Stepped)]
+        return [
+            changed_beside(record, others, held) for record, others in self._with_others(Stepped)
+        ]
 
     def _with_others(self, kind: type[S]) -> list[tuple[S, list[S]]]:
         """(record of the first optimizer, those of the others between it and its next one) of a kind.
@@ -61,12 +67,21 @@ class Trace:
         main: list[S] = [r for r in records if r.optimizer == self.first_optimizer]
         marks = [*(float(r.seq) for r in main[1:]), math.inf]
         spans = list(zip(main, marks, strict=False))[: -1 if others_go_on(self.of(Step)) else None]
-        return [(one, [r for r in records if r is not one and one.seq < r.seq < end]) for one, end in spans]
+        return [
+            (one, [r for r in records if r is not one and one.seq < r.seq < end])
+            for one, end in spans
+        ]
 
     def cleared(self, step: int) -> int:
         """The number of the last record by which gradients of a step were cleared before it; -1 if there is none."""
-        edits = [r.seq for r in self.of(events.EditedGradients) if r.step == step and set(r.factors.values()) == {0.0}]
-        return max([*edits, *(r.seq for r in self.of(events.Cleared) if r.step == step)], default=-1)
+        edits = [
+            r.seq
+            for r in self.of(events.EditedGradients)
+            if r.step == step and set(r.factors.values()) == {0.0}
+        ]
+        return max(
+            [*edits, *(r.seq for r in self.of(events.Cleared) if r.step == step)], default=-1
+        )
 
     @property
     def end(self) -> events.End | None:
@@ -104,20 +119,32 @@ class Run:
     seconds: float = 0.0
     stacks: dict[int, str] = field(default_factory=dict)
     stderr: dict[int, str] = field(default_factory=dict)
-    progress: dict[int, list[events.ProgressEvent]] = field(default_factory=dict)  # by rank, in order
+    progress: dict[int, list[events.ProgressEvent]] = field(
+        default_factory=dict
+    )  # by rank, in order
     command: str = ""
-    foreign: str = ""  # what in the verifier's own files the probe has not written: then no record is used
+    foreign: str = (
+        ""  # what in the verifier's own files the probe has not written: then no record is used
+    )
     note: str = ""  # what the verifier changed in it, or in the checkpoint that it loads
     timeout: float = 0.0  # in seconds
-    quiet: float = math.inf  # for how many seconds no rank had recorded anything when the time was over
+    quiet: float = (
+        math.inf
+    )  # for how many seconds no rank had recorded anything when the time was over
     busy: tuple[int, ...] = ()  # the ranks that computed then, and did not wait for another one
-    left: tuple[str, ...] = ()  # of a run with a rank killed in a save: what lies in the folder of `{checkpoint}`
+    left: tuple[
+        str, ...
+    ] = ()  # of a run with a rank killed in a save: what lies in the folder of `{checkpoint}`
 
     @property
     def completed(self) -> bool:
         """Whether every rank reached the end of the script, or the last requested step, without an error."""
         ends = [(t.end.how, t.end.code) if t.end is not None else None for t in self.traces]
-        return bool(ends) and not self.timed_out and {*ends} <= {("stopped", 0), ("return", 0), ("sys.exit", 0)}
+        return (
+            bool(ends)
+            and not self.timed_out
+            and {*ends} <= {("stopped", 0), ("return", 0), ("sys.exit", 0)}
+        )
 
     @property
     def slow(self) -> bool:
@@ -139,7 +166,11 @@ class Run:
     def probe_errors(self) -> list[str]:
         """The errors of the verifier itself in this run, each once."""
         found = [self.probe_failed] if self.probe_failed else []
-        found += [f"rank {t.rank}: {_probe_error(record)}" for t in self.traces for record in t.of(events.ProbeError)]
+        found += [
+            f"rank {t.rank}: {_probe_error(record)}"
+            for t in self.traces
+            for record in t.of(events.ProbeError)
+        ]
         return list({text.partition(": ")[2]: text for text in reversed(found)}.values())[::-1]
 
     @cached_property
@@ -153,7 +184,9 @@ class Run:
         numbered: dict[str, list[events.Parameter]] = {}
         for name, entries in found.items():
             copies = sorted({entry.copy for _, entry in entries})
-            numbered[name] = [replace(e, rank=rank, copy=copies.index(e.copy)) for rank, e in entries]
+            numbered[name] = [
+                replace(e, rank=rank, copy=copies.index(e.copy)) for rank, e in entries
+            ]
         return numbered
 
     @cached_property
@@ -168,7 +201,9 @@ class Run:
     @cached_property
     def context_groups(self) -> list[list[int]]:
         """The data ranks along the dim of a mesh that its name says splits sequences."""
-        meshes = [r.mesh for r in self.places(events.NamedMesh) if not CONTEXT.isdisjoint(r.mesh.names)]
+        meshes = [
+            r.mesh for r in self.places(events.NamedMesh) if not CONTEXT.isdisjoint(r.mesh.names)
+        ]
         if not meshes:
             return []
         mesh = max(meshes, key=lambda mesh: len(mesh.ranks))
@@ -182,7 +217,11 @@ class Run:
     def sequence_groups(self) -> list[list[int]]:
         """The context-parallel groups whose ranks are given the same samples, of which each computes a part."""
         given = [[micro.rows for micro in micros] for micros in self.micros(1)]
-        return [g for g in self.context_groups if max(g) < len(given) and all(given[r] == given[g[0]] for r in g)]
+        return [
+            g
+            for g in self.context_groups
+            if max(g) < len(given) and all(given[r] == given[g[0]] for r in g)
+        ]
 
     @cached_property
     def sample_ranks(self) -> list[int]:
@@ -204,13 +243,21 @@ class Run:
         cut = []
         for trace in self.traces:
             last = next((r.seq for r in trace.stepped if r.step == step), 0)
-            cut.append(Trace(trace.rank, tuple(r for r in trace.records if r.seq <= last or isinstance(r, events.End))))
+            cut.append(
+                Trace(
+                    trace.rank,
+                    tuple(r for r in trace.records if r.seq <= last or isinstance(r, events.End)),
+                )
+            )
         return replace(self, traces=tuple(cut))
 
     def at_step(self, kind: type[S], step: int) -> list[S]:
         """For each rank its record of `kind` (Step or Stepped) at a step; empty unless all have it."""
         per_rank = [t.steps if kind is Step else t.stepped for t in self.traces]
-        found = [next((r for r in records if isinstance(r, kind) and r.step == step), None) for records in per_rank]
+        found = [
+            next((r for r in records if isinstance(r, kind) and r.step == step), None)
+            for records in per_rank
+        ]
         there = [record for record in found if record is not None]
         return there if len(there) == len(found) else []
 
@@ -228,7 +275,9 @@ class Run:
     def objective(self, step: int) -> float | None:
         """The loss whose gradient the step used: the sum over micro-batches and ranks, by what FSDP divides gradients by."""
         micros = self.micros(step)
-        per_rank = [[m.loss for m in micros[rank]] for rank in self.data_ranks if rank < len(micros)]
+        per_rank = [
+            [m.loss for m in micros[rank]] for rank in self.data_ranks if rank < len(micros)
+        ]
         known = [[loss for loss in losses if loss is not None] for losses in per_rank]
         if not known or [] in known or known != per_rank:
             return None
@@ -252,8 +301,14 @@ class Run:
     def gradient_scale(self) -> dict[str, float]:
         """The largest norm of the whole gradient after backward ("grads") and at the optimizer step ("grads_at_step")."""
         steps = range(1, self.steps() + 1)
-        norms = {field: [self.grad_norm(step, field) or 0.0 for step in steps] for field in ("grads", "grads_at_step")}
-        return {field: max((n for n in found if math.isfinite(n)), default=0.0) for field, found in norms.items()}
+        norms = {
+            field: [self.grad_norm(step, field) or 0.0 for step in steps]
+            for field in ("grads", "grads_at_step")
+        }
+        return {
+            field: max((n for n in found if math.isfinite(n)), default=0.0)
+            for field, found in norms.items()
+        }
 
     @property
     def divisor(self) -> float:
@@ -277,12 +332,18 @@ class Run:
     def _first_replica(self, kind: type[S], field: str, step: int) -> Iterator[tuple[str, Any]]:
         """(parameter, value) of a field of every rank that holds a part of the parameter's first replica."""
         for record, trace in zip(self.at_step(kind, step), self.traces, strict=False):
-            yield from ((k, v) for k, v in getattr(record, field).items() if self.copy(k, trace.rank) == 0)
+            yield from (
+                (k, v) for k, v in getattr(record, field).items() if self.copy(k, trace.rank) == 0
+            )
 
     def whole_state(self, field: str, step: int) -> dict[str, Sketch]:
         """`whole` of "weights", or of every tensor of the optimizer's "state" as `parameter.key`, before a step."""
         if field == "weights":
-            return {name: value for name, value in self.whole(Step, "weights", step).items() if value is not None}
+            return {
+                name: value
+                for name, value in self.whole(Step, "weights", step).items()
+                if value is not None
+            }
         out: dict[str, Sketch] = {}
         for name, state in self._first_replica(Step, "state", step):
             for key, value in ((f"{name}.{key}", value) for key, value in state.items()):
@@ -291,7 +352,9 @@ class Run:
 
     def copy(self, name: str, rank: int) -> int:
         """Which replica of a parameter a rank holds a part of."""
-        return next((entry.copy for entry in self.parameters.get(name, []) if entry.rank == rank), rank)
+        return next(
+            (entry.copy for entry in self.parameters.get(name, []) if entry.rank == rank), rank
+        )
 
     def grad_norm(self, step: int, field: str = "grads") -> float | None:
         """Norm of the whole gradient after the last backward of a step (before any clipping)."""
@@ -326,10 +389,15 @@ class Run:
         all_micros = self.micros(step)
         counted = [[micro.loss != 0.0 for micro in micros] for micros in all_micros]
         for group in self.sequence_groups:  # a part of a sequence may have no target
-            together = [any(parts) for parts in zip(*(counted[rank] for rank in group), strict=False)]
+            together = [
+                any(parts) for parts in zip(*(counted[rank] for rank in group), strict=False)
+            ]
             counted = [together if rank in group else own for rank, own in enumerate(counted)]
         pairs = zip(all_micros, counted, strict=True)
-        used = [[micro for micro, own in zip(micros, flags, strict=False) if own] or micros for micros, flags in pairs]
+        used = [
+            [micro for micro, own in zip(micros, flags, strict=False) if own] or micros
+            for micros, flags in pairs
+        ]
         return [Counter(row for micro in micros for row in micro.rows) for micros in used]
 
     def global_batch(self, step: int) -> Counter[int]:
@@ -341,7 +409,10 @@ class Run:
 
     def same_batch(self, step: int, other: "Run") -> bool:
         """Whether two runs are given the same samples in a step: what every rank is given counts once, or each time."""
-        once, each = self.global_batch(step) == other.global_batch(step), sum(self._used(step), Counter())
+        once, each = (
+            self.global_batch(step) == other.global_batch(step),
+            sum(self._used(step), Counter()),
+        )
         return once or each == sum(other._used(step), Counter())
 
     def _used(self, step: int) -> list[Counter[int]]:
@@ -350,7 +421,9 @@ class Run:
 
     def path_at_end(self, path: str, at: float) -> str:
         """The path at the end of the run of what was written to `path` at a time, after the renames by any rank."""
-        for record in sorted((r for trace in self.traces for r in trace.of(events.Renamed)), key=lambda r: r.at):
+        for record in sorted(
+            (r for trace in self.traces for r in trace.of(events.Renamed)), key=lambda r: r.at
+        ):
             if record.at >= at and (path == record.old or path.startswith(record.old + os.sep)):
                 path = record.new + path[len(record.old) :]
         return path
@@ -363,9 +436,15 @@ class Run:
         """The records of a kind on all ranks, rank by rank."""
         return [record for trace in self.traces for record in trace.of(kind)]
 
-    def line_of(self, kind: type[events.Located], last: bool = False, **match: object) -> events.Place | None:
+    def line_of(
+        self, kind: type[events.Located], last: bool = False, **match: object
+    ) -> events.Place | None:
         """The user's line of the first (or last) event of a kind on rank 0, e.g. `line_of(Shard)`."""
-        same = (r for r in self.places(kind) if all(getattr(r, name) == value for name, value in match.items()))
+        same = (
+            r
+            for r in self.places(kind)
+            if all(getattr(r, name) == value for name, value in match.items())
+        )
         found = [r.at_line for r in same if r.at_line is not None]
         return (found[-1] if last else found[0]) if found else None
 
@@ -377,9 +456,16 @@ class Run:
 
     def data_line(self) -> events.Place | None:
         """The user's line that built the loader of the first training batch; without a loader the one that bound this batch."""
-        first, fed = next(iter(self.places(events.Micro)), None), self.line_of(events.Fed, last=True)
-        started = [r for r in self.places(events.LoaderStarted) if first is not None and r.at <= first.at]
-        same = [r for r in started if r.at_line == fed]  # not one of an evaluation before the training
+        first, fed = (
+            next(iter(self.places(events.Micro)), None),
+            self.line_of(events.Fed, last=True),
+        )
+        started = [
+            r for r in self.places(events.LoaderStarted) if first is not None and r.at <= first.at
+        ]
+        same = [
+            r for r in started if r.at_line == fed
+        ]  # not one of an evaluation before the training
         built = next((r.made or r.at_line for r in reversed(same or started)), None)
         return built or fed or self.line_of(events.Micro)
 

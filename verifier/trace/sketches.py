@@ -7,7 +7,9 @@ Sketch = list[float]
 
 def difference(a: Sketch, b: Sketch) -> float:
     """Estimated |a - b| of two tensors from their sketches."""
-    return math.sqrt(3.0 * math.fsum((x - y) ** 2 for x, y in zip(a[1:], b[1:], strict=True)) / (len(a) - 1))
+    return math.sqrt(
+        3.0 * math.fsum((x - y) ** 2 for x, y in zip(a[1:], b[1:], strict=True)) / (len(a) - 1)
+    )
 
 
 def add(a: Sketch | None, b: Sketch) -> Sketch:

@@ -42,13 +42,19 @@ class Part:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON data; fields that have their default value are omitted."""
-        return {k: _plain(v) for k, v in vars(self).items() if (d := self._defaults[k]) is MISSING or v != d}
+        return {
+            k: _plain(v)
+            for k, v in vars(self).items()
+            if (d := self._defaults[k]) is MISSING or v != d
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """What `to_json` gave. Raises TypeError if a field is missing or unknown."""
         plan = conversions(cls)  # type: ignore[arg-type]  # mypy takes the hash of instances for that of the class
-        return cls(**{name: plan[name](value) if name in plan else value for name, value in data.items()})
+        return cls(
+            **{name: plan[name](value) if name in plan else value for name, value in data.items()}
+        )
 
 
 class Event(Part):

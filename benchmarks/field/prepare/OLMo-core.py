@@ -11,7 +11,10 @@ VOCABULARY, EOS = 50257, 50256
 def main(folder: Path) -> None:
     draw = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, documents in (("c4-train.00000-00099.npy", 400), ("c4-validation.00000-00008.npy", 40)):
+    for name, documents in (
+        ("c4-train.00000-00099.npy", 400),
+        ("c4-validation.00000-00008.npy", 40),
+    ):
         tokens = [t for _ in range(documents) for t in (*draw.choices(range(100), k=40), EOS)]
         (folder / name).write_bytes(
             struct.pack(f"<{len(tokens)}H", *tokens)

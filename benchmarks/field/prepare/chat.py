@@ -14,9 +14,26 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-WHO = ("The cat", "A small dog", "My old friend", "The red bird", "Nobody", "Her brother", "The tall man", "A child")
+WHO = (
+    "The cat",
+    "A small dog",
+    "My old friend",
+    "The red bird",
+    "Nobody",
+    "Her brother",
+    "The tall man",
+    "A child",
+)
 DOES = ("found", "lost", "painted", "carried", "hid", "sold", "dreamed of", "wrote about")
-WHAT = ("a round stone", "the last apple", "an empty box", "two keys", "the blue door", "a long letter", "some bread")
+WHAT = (
+    "a round stone",
+    "the last apple",
+    "an empty box",
+    "two keys",
+    "the blue door",
+    "a long letter",
+    "some bread",
+)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -28,7 +45,9 @@ CHAT = (
 
 def sentences(draw: random.Random, count: int) -> str:
     """Some sentences."""
-    return " ".join(f"{draw.choice(WHO)} {draw.choice(DOES)} {draw.choice(WHAT)}." for _ in range(count))
+    return " ".join(
+        f"{draw.choice(WHO)} {draw.choice(DOES)} {draw.choice(WHAT)}." for _ in range(count)
+    )
 
 
 def conversation(draw: random.Random) -> list[dict[str, str]]:
@@ -57,10 +76,14 @@ def main(folder: Path, examples: int = 200) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256}
     special = {"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": None}
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=384, **sizes, **heads, **special)).save_pretrained(folder / "model")
+    Qwen3ForCausalLM(Qwen3Config(vocab_size=384, **sizes, **heads, **special)).save_pretrained(
+        folder / "model"
+    )
 
     for name, rows in {"chat": chats, "text": texts}.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+        )
     try:
         import pandas
     except ImportError:

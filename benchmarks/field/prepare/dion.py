@@ -17,7 +17,9 @@ def main(folder: Path) -> None:
         tokens = (np.cumsum(steps) % VOCABULARY).astype(np.uint16)
         header = np.zeros(256, dtype=np.int32)
         header[:3] = 20240520, 1, count
-        (folder / f"fineweb_{split}_{number:06d}.bin").write_bytes(header.tobytes() + tokens.tobytes())
+        (folder / f"fineweb_{split}_{number:06d}.bin").write_bytes(
+            header.tobytes() + tokens.tobytes()
+        )
 
 
 if __name__ == "__main__":

@@ -31,13 +31,28 @@ logging: {{freq: 1}}
 
 
 def main(folder: Path) -> None:
-    words = ("the", "model", "loss", "weight", "rank", "shard", "step", "gather", "reduce", "batch", "mean", "of")
+    words = (
+        "the",
+        "model",
+        "loss",
+        "weight",
+        "rank",
+        "shard",
+        "step",
+        "gather",
+        "reduce",
+        "batch",
+        "mean",
+        "of",
+    )
     draw = random.Random(0)
     chunks = folder / "shuffled" / "words"
     chunks.mkdir(parents=True, exist_ok=True)
     for number in range(2):
         lines = (json.dumps({"text": " ".join(draw.choices(words, k=40))}) for _ in range(200))
-        (chunks / f"words.chunk.{number:02}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (chunks / f"words.chunk.{number:02}.jsonl").write_text(
+            "\n".join(lines) + "\n", encoding="utf-8"
+        )
     (folder / "tiny.yaml").write_text(CONFIG.format(folder=folder), encoding="utf-8")
 
 

@@ -38,8 +38,14 @@ def main(folder: Path) -> None:
     import chat
 
     chat.main(folder)
-    chats = [json.loads(line)["messages"] for line in (folder / "chat.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows = [{"instruction": ask["content"], "input": "", "output": answer["content"]} for ask, answer in chats]
+    chats = [
+        json.loads(line)["messages"]
+        for line in (folder / "chat.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    rows = [
+        {"instruction": ask["content"], "input": "", "output": answer["content"]}
+        for ask, answer in chats
+    ]
     (folder / "alpaca.json").write_text(json.dumps(rows), encoding="utf-8")
     for name, text in {"data": DATA, "tiny": CONFIG}.items():
         (folder / f"{name}.yaml").write_text(text.format(folder=folder), encoding="utf-8")

@@ -49,7 +49,20 @@ mode = "none"
 
 def main(folder: Path) -> None:
     """Write everything below `folder`."""
-    words = ("the", "model", "loss", "weight", "rank", "shard", "step", "gather", "reduce", "batch", "mean", "of")
+    words = (
+        "the",
+        "model",
+        "loss",
+        "weight",
+        "rank",
+        "shard",
+        "step",
+        "gather",
+        "reduce",
+        "batch",
+        "mean",
+        "of",
+    )
     draw = random.Random(0)
     (folder / "c4").mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"text": " ".join(draw.choices(words, k=60))}) for _ in range(400))

@@ -73,7 +73,11 @@ profiler:
 def main(folder: Path) -> None:
     """Write everything below `folder`."""
     write(folder)
-    rows = (folder / "roneneldan" / "TinyStories" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = (
+        (folder / "roneneldan" / "TinyStories" / "train.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([json.loads(row)["text"] for row in rows]),
         model_prefix=str(folder / "tokenizer"),

@@ -21,7 +21,10 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.qkv, self.out = (
+            nn.Linear(WIDTH, 3 * WIDTH, bias=False),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+        )
         self.up, self.down = nn.Linear(WIDTH, FFN, bias=False), nn.Linear(FFN, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,8 +50,12 @@ class Decoder(nn.Module):
         x = x + self.positions.to(x.dtype)
         for block in self.layers:
             x = block(x)
-        parts = zip(self.norm(x).flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS), strict=True)
-        losses = [checkpoint(self.part, hidden, target, use_reentrant=False) for hidden, target in parts]
+        parts = zip(
+            self.norm(x).flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS), strict=True
+        )
+        losses = [
+            checkpoint(self.part, hidden, target, use_reentrant=False) for hidden, target in parts
+        ]
         return torch.stack(losses).mean()
 
     def part(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -88,7 +95,9 @@ def main() -> None:
     generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(STEPS):
         for _ in range(ACCUMULATED):
-            tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator).to(device)
+            tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator).to(
+                device
+            )
             loss = model(tokens[:, :-1], tokens[:, 1:]) / ACCUMULATED
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

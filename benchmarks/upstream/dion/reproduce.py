@@ -19,7 +19,9 @@ torch.Tensor.cuda = lambda tensor: tensor
 folder = tempfile.mkdtemp()
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 header = np.array([20240520, 1, 1000] + [0] * 253, dtype=np.int32)
-Path(folder, "tokens.bin").write_bytes(header.tobytes() + np.arange(1000, dtype=np.uint16).tobytes())
+Path(folder, "tokens.bin").write_bytes(
+    header.tobytes() + np.arange(1000, dtype=np.uint16).tobytes()
+)
 
 
 def train(title, last, saves=None):
@@ -31,7 +33,9 @@ def train(title, last, saves=None):
     manager.load(allow_missing=True)
     x, _ = loader.next_batch()
     for step in range(0 if manager.step is None else manager.step + 1, last + 1):
-        print(f"{title} step {step}: first token {x[0, 0]}, learning rate {optimizer.param_groups[0]['lr']:.1f}")
+        print(
+            f"{title} step {step}: first token {x[0, 0]}, learning rate {optimizer.param_groups[0]['lr']:.1f}"
+        )
         x, _ = loader.next_batch()
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step(), scheduler.step(), model.zero_grad(set_to_none=True)
@@ -51,8 +55,12 @@ except InterruptedError:
 train("resumed after the stop", 1)
 
 weight = torch.nn.Parameter(torch.ones(2, 2))
-optimizer = Muon([{"params": [weight], "algorithm": "adamw", "betas": (0.95, 0.98)}], use_triton=False)
+optimizer = Muon(
+    [{"params": [weight], "algorithm": "adamw", "betas": (0.95, 0.98)}], use_triton=False
+)
 weight.grad = torch.ones(2, 2)
 optimizer.step()
 share = float(optimizer.state[weight]["momentum"][0, 0])  # 1 - beta1 of the gradient
-print(f"betas=(0.95, 0.98) in a group: the first step makes a momentum of {share:.2f} from a gradient of 1")
+print(
+    f"betas=(0.95, 0.98) in a group: the first step makes a momentum of {share:.2f} from a gradient of 1"
+)

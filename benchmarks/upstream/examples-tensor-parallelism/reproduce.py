@@ -12,7 +12,9 @@ model = Transformer.from_model_args(ModelArgs(dim=64, n_layers=2, n_heads=4, voc
 model.init_weights()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(3):  # the loop of fsdp_tp_example.py
-    held = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None) ** 0.5
+    held = (
+        sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None) ** 0.5
+    )
     print(f"iteration {step} begins with gradients of norm {held:.4g}")
     torch.manual_seed(step)
     model(torch.randint(256, (8, 32))).sum().backward()

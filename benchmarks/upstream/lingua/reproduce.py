@@ -14,7 +14,11 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 def build():
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    return model, optimizer, LambdaLR(optimizer, lambda step: min(step / 4, 1.0))  # warmup: 4, as lr_cosine begins
+    return (
+        model,
+        optimizer,
+        LambdaLR(optimizer, lambda step: min(step / 4, 1.0)),
+    )  # warmup: 4, as lr_cosine begins
 
 
 model, optimizer, scheduler = build()

@@ -53,7 +53,9 @@ def fill(cls: type[T], values: dict[str, Any], where: str = "") -> T:
     for name in values:
         if name not in known:
             raise ConfigError(f"{where}{name}: no such setting; there are {', '.join(known)}")
-    return cls(**{name: convert(value, hints[name], f"{where}{name}") for name, value in values.items()})
+    return cls(
+        **{name: convert(value, hints[name], f"{where}{name}") for name, value in values.items()}
+    )
 
 
 def convert(value: Any, kind: Any, where: str) -> Any:

@@ -27,7 +27,11 @@ class Journal:
         """What is in the file."""
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [
+            json.loads(line)
+            for line in self.path.read_text(encoding="utf-8").splitlines()
+            if line.strip()
+        ]
 
     @comm.only_main
     def write(self, step: int, **numbers: float) -> None:

@@ -72,7 +72,9 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """Attention and a gated layer, each behind a norm and around a residual."""
 
-    def __init__(self, width: int, heads: int, length: int, causal: bool = True, hidden: int = 0) -> None:
+    def __init__(
+        self, width: int, heads: int, length: int, causal: bool = True, hidden: int = 0
+    ) -> None:
         super().__init__()
         self.before_attention = RMSNorm(width)
         self.attention = Attention(width, heads, length, causal)

@@ -25,7 +25,9 @@ class OptimSettings:
 class Lion(torch.optim.Optimizer):
     """Sign of an interpolated momentum (Chen et al. 2023), with decoupled weight decay."""
 
-    def __init__(self, params: Iterable[Any], lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+    def __init__(
+        self, params: Iterable[Any], lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -49,12 +49,16 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["seed"] != self.seed:
-            raise ValueError(f"the checkpoint was made with seed {state['seed']}, this run has {self.seed}")
+            raise ValueError(
+                f"the checkpoint was made with seed {state['seed']}, this run has {self.seed}"
+            )
         self.done = state["done"]
 
 
 def part(indices: torch.Tensor, pieces: int = 1) -> list[torch.Tensor]:
     """This rank's micro-batches of a global batch: rows rank, rank + world, ... of each of the pieces."""
     if len(indices) % (pieces * comm.world()):
-        raise ValueError(f"{len(indices)} samples for {comm.world()} ranks of {pieces} micro-batches")
+        raise ValueError(
+            f"{len(indices)} samples for {comm.world()} ranks of {pieces} micro-batches"
+        )
     return [piece[comm.rank() :: comm.world()] for piece in indices.chunk(pieces)]

@@ -32,7 +32,9 @@ class Language:
         generator = torch.Generator().manual_seed(settings.seed + 7)
         self.settings = settings
         words = settings.vocab - SPECIAL
-        self.successors = SPECIAL + torch.randint(0, words, (settings.vocab, settings.branches), generator=generator)
+        self.successors = SPECIAL + torch.randint(
+            0, words, (settings.vocab, settings.branches), generator=generator
+        )
 
     def document(self, generator: torch.Generator) -> list[int]:
         """Words with a begin and an end, at most `length` of them."""
@@ -43,9 +45,15 @@ class Language:
         words = [word]
         while len(words) < size:
             if torch.rand((), generator=generator) < settings.noise:
-                word = SPECIAL + int(torch.randint(0, settings.vocab - SPECIAL, (), generator=generator))
+                word = SPECIAL + int(
+                    torch.randint(0, settings.vocab - SPECIAL, (), generator=generator)
+                )
             else:
-                word = int(self.successors[word, torch.randint(0, settings.branches, (), generator=generator)])
+                word = int(
+                    self.successors[
+                        word, torch.randint(0, settings.branches, (), generator=generator)
+                    ]
+                )
             words.append(word)
         return [BEGIN, *words[:longest], END]
 

@@ -36,7 +36,9 @@ class Net(nn.Module):
 
 
 def main():
-    PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU  # else accelerate drops the plugin on the CPU
+    PartialState(
+        cpu=True
+    ).distributed_type = DistributedType.MULTI_GPU  # else accelerate drops the plugin on the CPU
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",

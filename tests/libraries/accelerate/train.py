@@ -21,7 +21,9 @@ class Sequences(Dataset):
         gen = torch.Generator().manual_seed(0)
         tokens = [torch.randint(0, VOCAB, (samples,), generator=gen)]
         for _ in range(SEQ - 1):
-            tokens.append((5 * tokens[-1] + 3 + torch.randint(0, 2, (samples,), generator=gen)) % VOCAB)
+            tokens.append(
+                (5 * tokens[-1] + 3 + torch.randint(0, 2, (samples,), generator=gen)) % VOCAB
+            )
         self.tokens = torch.stack(tokens, dim=1)
 
     def __len__(self):
@@ -33,7 +35,9 @@ class Sequences(Dataset):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=8, help="samples of a micro-batch over all ranks")
+    parser.add_argument(
+        "--batch", type=int, default=8, help="samples of a micro-batch over all ranks"
+    )
     parser.add_argument("--accumulation", type=int, default=2)
     parser.add_argument("--tied", action="store_true")
     parser.add_argument("--load-dtype", default="float32")
@@ -41,11 +45,17 @@ def main():
     parser.add_argument("--optimizer", default="AdamW")
     parser.add_argument("--full", action="store_true", help="checkpoints of full state dicts")
     parser.add_argument(
-        "--efficient", action="store_true", help="only rank 0 holds the weights before they are sharded"
+        "--efficient",
+        action="store_true",
+        help="only rank 0 holds the weights before they are sharded",
     )
     parser.add_argument("--buffer", action="store_true", help="a buffer that is in the state dict")
     parser.add_argument("--activation-checkpointing", action="store_true")
-    parser.add_argument("--own-checkpointing", action="store_true", help="transformers' own activation checkpointing")
+    parser.add_argument(
+        "--own-checkpointing",
+        action="store_true",
+        help="transformers' own activation checkpointing",
+    )
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--save")
     parser.add_argument("--save-after", type=int, default=0)
@@ -102,7 +112,9 @@ def main():
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             done += 1
-            accelerator.print(f"step {done} loss {accelerator.gather(loss.detach()).mean().item():.4f}")
+            accelerator.print(
+                f"step {done} loss {accelerator.gather(loss.detach()).mean().item():.4f}"
+            )
             if args.save and done == args.save_after:
                 accelerator.save_state(args.save)
         if done == 12:

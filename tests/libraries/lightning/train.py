@@ -26,7 +26,9 @@ class Sequences(Dataset):
         gen = torch.Generator().manual_seed(0)
         tokens = [torch.randint(0, VOCAB, (samples,), generator=gen)]
         for _ in range(SEQ):
-            tokens.append((5 * tokens[-1] + 3 + torch.randint(0, 2, (samples,), generator=gen)) % VOCAB)
+            tokens.append(
+                (5 * tokens[-1] + 3 + torch.randint(0, 2, (samples,), generator=gen)) % VOCAB
+            )
         self.tokens = torch.stack(tokens, dim=1)
 
     def __len__(self):
@@ -42,7 +44,10 @@ class Decoder(nn.Module):
         self.tokens = nn.Embedding(VOCAB, 32)
         self.positions = nn.Embedding(SEQ, 32)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(32, 4, 64, dropout=dropout, batch_first=True, norm_first=True) for _ in range(2)
+            nn.TransformerEncoderLayer(
+                32, 4, 64, dropout=dropout, batch_first=True, norm_first=True
+            )
+            for _ in range(2)
         )
         self.head = nn.Linear(32, VOCAB)
 
@@ -82,7 +87,10 @@ class Model(L.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5, total_iters=10)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 class SaveOnce(L.Callback):
@@ -103,7 +111,9 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--full", action="store_true", help="one file with the whole state")
-    parser.add_argument("--stateful", action="store_true", help="a data loader that knows where it is")
+    parser.add_argument(
+        "--stateful", action="store_true", help="a data loader that knows where it is"
+    )
     parser.add_argument("--save")
     parser.add_argument("--save-after", type=int, default=0)
     parser.add_argument("--resume")
@@ -115,7 +125,9 @@ def main():
         accelerator="cpu",
         devices=world,
         strategy=ModelParallelStrategy(
-            data_parallel_size=world, tensor_parallel_size=1, save_distributed_checkpoint=not args.full
+            data_parallel_size=world,
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=not args.full,
         ),
         max_steps=12,
         accumulate_grad_batches=args.accumulation,
@@ -132,7 +144,9 @@ def main():
 
         kind = StatefulDataLoader
     loader = kind(Sequences(512), batch_size=args.global_batch // world)
-    trainer.fit(Model(args), loader, ckpt_path=f"{args.resume}/lightning.ckpt" if args.resume else None)
+    trainer.fit(
+        Model(args), loader, ckpt_path=f"{args.resume}/lightning.ckpt" if args.resume else None
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ class Sequences(Dataset):
         gen = torch.Generator().manual_seed(0)
         tokens = [torch.randint(0, VOCAB, (samples,), generator=gen)]
         for _ in range(SEQ - 1):
-            tokens.append((5 * tokens[-1] + 3 + torch.randint(0, 2, (samples,), generator=gen)) % VOCAB)
+            tokens.append(
+                (5 * tokens[-1] + 3 + torch.randint(0, 2, (samples,), generator=gen)) % VOCAB
+            )
         self.tokens = torch.stack(tokens, dim=1)
 
     def __len__(self):

@@ -36,7 +36,9 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x):
         x = x.x if isinstance(x, Stream) else x
@@ -94,7 +96,10 @@ def main():
     torch.manual_seed(SEED)
     model = GPT(args)
     low = torch.bfloat16 if args.checkpoint or args.record else None
-    options = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)}
+    options = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32),
+    }
     for block in model.blocks:
         fully_shard(block, **options)
     if args.tied == "split":

@@ -22,11 +22,15 @@ class Sequences(Dataset):
         gen = torch.Generator().manual_seed(0)
         tokens = [torch.randint(0, VOCAB, (samples,), generator=gen)]
         for _ in range(SEQ - 1):
-            tokens.append((5 * tokens[-1] + 3 + torch.randint(0, 2, (samples,), generator=gen)) % VOCAB)
+            tokens.append(
+                (5 * tokens[-1] + 3 + torch.randint(0, 2, (samples,), generator=gen)) % VOCAB
+            )
         self.tokens = torch.stack(tokens, dim=1)
         self.labels = self.tokens.clone()
         if uneven:
-            for sample, start in enumerate(torch.randint(1, SEQ, (samples,), generator=gen).tolist()):
+            for sample, start in enumerate(
+                torch.randint(1, SEQ, (samples,), generator=gen).tolist()
+            ):
                 self.labels[sample, start:] = -100
 
     def __len__(self):
@@ -38,10 +42,14 @@ class Sequences(Dataset):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--global-batch", type=int, default=8, help="samples of a micro-batch over all ranks")
+    parser.add_argument(
+        "--global-batch", type=int, default=8, help="samples of a micro-batch over all ranks"
+    )
     parser.add_argument("--accumulation", type=int, default=2)
     parser.add_argument("--uneven", action="store_true")
-    parser.add_argument("--no-average", action="store_true", help="average_tokens_across_devices=False")
+    parser.add_argument(
+        "--no-average", action="store_true", help="average_tokens_across_devices=False"
+    )
     parser.add_argument("--tied", action="store_true")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--lora-dropout", type=float, default=0.0)
@@ -50,7 +58,11 @@ def main():
     parser.add_argument("--state", default="SHARDED_STATE_DICT")
     parser.add_argument("--efficient", action="store_true")
     parser.add_argument("--activation-checkpointing", action="store_true")
-    parser.add_argument("--own-checkpointing", action="store_true", help="transformers' own activation checkpointing")
+    parser.add_argument(
+        "--own-checkpointing",
+        action="store_true",
+        help="transformers' own activation checkpointing",
+    )
     parser.add_argument("--optimizer", default="adamw_torch")
     parser.add_argument("--out", default="out")
     parser.add_argument("--save-after", type=int, default=0)
@@ -102,7 +114,9 @@ def main():
     if args.lora:
         from peft import LoraConfig, get_peft_model
 
-        adapters = LoraConfig(r=4, lora_alpha=8, lora_dropout=args.lora_dropout, target_modules=["q_proj", "v_proj"])
+        adapters = LoraConfig(
+            r=4, lora_alpha=8, lora_dropout=args.lora_dropout, target_modules=["q_proj", "v_proj"]
+        )
         model = get_peft_model(model, adapters)
     trainer = Trainer(model=model, args=settings, train_dataset=Sequences(512, args.uneven))
     last = f"{args.out}/checkpoint-3" if args.resume else None

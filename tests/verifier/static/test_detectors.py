@@ -37,7 +37,11 @@ def test_pair(tmp_path: Path, pair: dict[str, str]) -> None:
 def test_every_detector_has_a_pair_or_finds_its_fault(tmp_path: Path) -> None:
     paired = {pair["rule"] for pair in PAIRS}
     assert paired <= set(DETECTORS) <= set(RULES)
-    own = [case.target(tmp_path / case.name) for case in faults() if case.rule in set(DETECTORS) - paired]
+    own = [
+        case.target(tmp_path / case.name)
+        for case in faults()
+        if case.rule in set(DETECTORS) - paired
+    ]
     assert set(DETECTORS) - paired <= {hit.rule for hit in look(own).hits}
 
 

@@ -60,7 +60,9 @@ SHARD(model)
 def test_canonical_names() -> None:
     assert canonical("torch.distributed._composable.fsdp.fully_shard") == "fsdp.fully_shard"
     assert canonical("torch.distributed.checkpoint.state_dict_saver.save") == "dcp.save"
-    assert canonical("torch.distributed.checkpoint.state_dict.get_state_dict") == "dsd.get_state_dict"
+    assert (
+        canonical("torch.distributed.checkpoint.state_dict.get_state_dict") == "dsd.get_state_dict"
+    )
     assert canonical("torch.distributed._tensor.DTensor") == "tensor.DTensor"
     assert canonical("torch.optim.adamw.AdamW") == "torch.optim.AdamW"
     assert canonical("numpy.save") == "numpy.save"
@@ -172,7 +174,9 @@ def test_styles(tmp_path: Path, style: str) -> None:
 def test_a_fault_in_an_imported_file_is_reported_there(tmp_path: Path) -> None:
     helper = "import torch\n\ndef optimizer_of(model):\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
     train = "from pkg.model import Net, shard\nfrom pkg import helper\nnet = Net()\noptimizer = helper.optimizer_of(net)\nshard(net)\n"
-    script = write(tmp_path, train=train, pkg____init__="", pkg__model=MODEL_FILE, pkg__helper=helper)
+    script = write(
+        tmp_path, train=train, pkg____init__="", pkg__model=MODEL_FILE, pkg__helper=helper
+    )
     assert found(script) == [(LATE, "helper.py", 4)]
 
 
@@ -217,7 +221,9 @@ def test_rank_guards(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", OPEN)
 def test_what_is_no_rank_guard(tmp_path: Path, how: str) -> None:
-    assert found(write(tmp_path, train=PRELUDE + "x = y = torch.zeros(1)\n" + OPEN[how] + "\n")) == []
+    assert (
+        found(write(tmp_path, train=PRELUDE + "x = y = torch.zeros(1)\n" + OPEN[how] + "\n")) == []
+    )
 
 
 NOT_CALLED = {  # functions that nothing calls, and whether each one's trace is distributed
@@ -258,7 +264,10 @@ def test_functions_that_nothing_calls(tmp_path: Path, how: str) -> None:
 
 def test_each_kind_of_arguments_is_followed_once(tmp_path: Path) -> None:
     part = "def f{0}(x):\n    return [f{1}(x), f{1}(x), f{1}(x), f{1}(x)]\n"
-    script = write(tmp_path, train="".join(part.format(n, n + 1) for n in range(12)) + "def f12(x):\n    return x\n")
+    script = write(
+        tmp_path,
+        train="".join(part.format(n, n + 1) for n in range(12)) + "def f12(x):\n    return x\n",
+    )
     assert not any(flow.partial for flow in follow(Project(script)))
     assert follow(Project(script), Follower)[1].partial
 
@@ -266,7 +275,9 @@ def test_each_kind_of_arguments_is_followed_once(tmp_path: Path) -> None:
 class TestLimits:
     def test_five_thousand_lines(self, tmp_path: Path) -> None:
         part = "def step_{0}(model, x):\n    y = model(x)\n    if y.sum() > {0}:\n        y = y * {0}\n    return step_{1}(model, y)\n"
-        source = HEAD + "".join(part.format(n, n + 1) for n in range(1000)) + "step_0(shard(Net()), 1)\n"
+        source = (
+            HEAD + "".join(part.format(n, n + 1) for n in range(1000)) + "step_0(shard(Net()), 1)\n"
+        )
         script = write(tmp_path, train=PRELUDE + source)
         assert len(script.read_text().splitlines()) > 5000
         started = time.process_time()
@@ -275,7 +286,9 @@ class TestLimits:
 
     def test_calls_that_fan_out(self, tmp_path: Path) -> None:
         part = "def f{0}(x):\n    return [f{1}(x), f{1}(x), f{1}(x), f{1}(x)]\n"
-        source = "".join(part.format(n, n + 1) for n in range(40)) + "def f40(x):\n    return x\nf0(1)\n"
+        source = (
+            "".join(part.format(n, n + 1) for n in range(40)) + "def f40(x):\n    return x\nf0(1)\n"
+        )
         started = time.process_time()
         assert follow(Project(write(tmp_path, train=source)))[0].partial
         assert time.process_time() - started < 20

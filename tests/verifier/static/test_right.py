@@ -17,7 +17,10 @@ STYLES = yaml.safe_load(Path(__file__).with_name("styles.yaml").read_text(encodi
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 # Together they have most of what a spec can ask for.
 IN_EVERY_TEST_RUN = ("hsdp-tp", "long-run", "lora", "transformers-tp")
-SPECS = [path if path.stem in IN_EVERY_TEST_RUN else pytest.param(path, marks=pytest.mark.full) for path in EXAMPLES]
+SPECS = [
+    path if path.stem in IN_EVERY_TEST_RUN else pytest.param(path, marks=pytest.mark.full)
+    for path in EXAMPLES
+]
 
 
 def reported(*scripts: Path) -> list[tuple[str, str, int]]:
@@ -40,7 +43,9 @@ def test_right_scripts_of_the_exam() -> None:
     scripts = [*(ROOT / "tests" / "exam").glob("round*/*/right/**/*.py")]
     assert len(scripts) > 1000
     assert [
-        (h.rule, h.location.file, h.location.line) for h in look(scripts).hits if not RULES[h.rule].only_warns
+        (h.rule, h.location.file, h.location.line)
+        for h in look(scripts).hits
+        if not RULES[h.rule].only_warns
     ] == []
 
 

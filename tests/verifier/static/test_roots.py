@@ -40,7 +40,9 @@ LAYOUTS = {
     "src": layout("setup.py src/mypkg/__init__.py src/mypkg/train.py scripts/run.py"),
     "a project in a checkout": layout(".git/HEAD a/pyproject.toml a/src/mypkg/train.py a/b/run.py"),
     "the checkout around a project": layout(".git/HEAD mypkg/train.py a/pyproject.toml a/b/run.py"),
-    "a module of a package": layout("mypkg/__init__.py mypkg/train.py mypkg/tools/__init__.py mypkg/tools/run.py"),
+    "a module of a package": layout(
+        "mypkg/__init__.py mypkg/train.py mypkg/tools/__init__.py mypkg/tools/run.py"
+    ),
     "relative": layout(
         "mypkg/__init__.py mypkg/train.py mypkg/tools/__init__.py mypkg/tools/run.py",
         run="from ..train import main\nmain()\n",
@@ -51,13 +53,16 @@ LAYOUTS = {
         run="import mypkg\nmypkg.main()\n",
     ),
     "a dotted import": layout(
-        "pyproject.toml mypkg/sub/train.py scripts/run.py", run="import mypkg.sub.train\nmypkg.sub.train.main()\n"
+        "pyproject.toml mypkg/sub/train.py scripts/run.py",
+        run="import mypkg.sub.train\nmypkg.sub.train.main()\n",
     ),
     "import_module": layout(
         "pyproject.toml mypkg/train.py scripts/run.py",
         run="import importlib\nimportlib.import_module('mypkg.train').main()\n",
     ),
-    "insert": layout("mypkg/train.py scripts/run.py", run=f"import os, sys\nsys.path.insert(0, {ABOVE})\n{CALL}"),
+    "insert": layout(
+        "mypkg/train.py scripts/run.py", run=f"import os, sys\nsys.path.insert(0, {ABOVE})\n{CALL}"
+    ),
     "append": layout(
         f"{CODE} scripts/run.py",
         run="import sys\nfrom pathlib import Path\nROOT = Path(__file__).resolve().parents[1]\n"
@@ -72,7 +77,9 @@ LAYOUTS = {
         run="import sys, pathlib\nHERE = pathlib.Path(__file__).parent\n"
         f"sys.path[:0] = [f'{{HERE.parent}}/code']\n{CALL}",
     ),
-    "beside the script": layout(f"{CODE} run.py", run=f"import sys\nsys.path.extend(['code'])\n{CALL}"),
+    "beside the script": layout(
+        f"{CODE} run.py", run=f"import sys\nsys.path.extend(['code'])\n{CALL}"
+    ),
     "in what is imported": layout(
         f"{CODE} scripts/paths.py scripts/run.py",
         paths="import sys\nfrom pathlib import Path\nsys.path.append(Path(__file__).parent.parent.joinpath('code'))",
@@ -93,12 +100,18 @@ def test_followed(tmp_path: Path, name: str) -> None:
     script, loop = write(tmp_path, LAYOUTS[name])
     (hit,) = look([script]).hits
     assert (hit.rule, hit.location.file, hit.location.line) == ("optim-before-shard", str(loop), 7)
-    assert name == "import_module" or loop in project_files(script), "the files of a run are the same"
+    assert name == "import_module" or loop in project_files(script), (
+        "the files of a run are the same"
+    )
 
 
 NOT_FOLLOWED = {
-    "a library's name": layout(".git/HEAD torch/train.py scripts/run.py", run="from torch.train import main\nmain()\n"),
-    "Python's own name": layout(".git/HEAD json/train.py scripts/run.py", run="from json.train import main\nmain()\n"),
+    "a library's name": layout(
+        ".git/HEAD torch/train.py scripts/run.py", run="from torch.train import main\nmain()\n"
+    ),
+    "Python's own name": layout(
+        ".git/HEAD json/train.py scripts/run.py", run="from json.train import main\nmain()\n"
+    ),
     "no repository": layout("mypkg/train.py scripts/run.py"),
     "above the checkout": layout("mypkg/train.py a/.git/HEAD a/scripts/run.py"),
     "a folder that is computed": layout(
@@ -113,7 +126,9 @@ def test_not_followed(tmp_path: Path, name: str) -> None:
 
 
 def test_the_nearest_comes_first(tmp_path: Path) -> None:
-    build_file_tree(tmp_path, layout(".git/HEAD src/x.py a/setup.cfg a/p/__init__.py a/p/q/__init__.py"))
+    build_file_tree(
+        tmp_path, layout(".git/HEAD src/x.py a/setup.cfg a/p/__init__.py a/p/q/__init__.py")
+    )
     script = tmp_path / "a" / "p" / "q" / "run.py"
     assert package_root(script) == tmp_path / "a"
     assert list(repositories(script)) == [tmp_path / "a", tmp_path]
@@ -122,5 +137,9 @@ def test_the_nearest_comes_first(tmp_path: Path) -> None:
 
 def test_a_module_is_found_once(tmp_path: Path) -> None:
     twice = "from mypkg.train import main\nimport train"
-    project = Project(write(tmp_path, layout(".git/HEAD mypkg/train.py mypkg/run.py", run=twice))[0])
-    assert project.find("train", project.folder / "run.py") is project.find("mypkg.train", project.folder / "run.py")
+    project = Project(
+        write(tmp_path, layout(".git/HEAD mypkg/train.py mypkg/run.py", run=twice))[0]
+    )
+    assert project.find("train", project.folder / "run.py") is project.find(
+        "mypkg.train", project.folder / "run.py"
+    )

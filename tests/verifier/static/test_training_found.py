@@ -48,11 +48,24 @@ def test_files_in_which_the_run_trained_are_followed(tmp_path: Path) -> None:
 def test_what_leads_to_the_loop_of_a_library_is_looked_at(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch, far\ntorch.manual_seed(hash('train'))\nfar.fit()\n")
-    inside = {"file": "/x/site-packages/far.py", "line": 9, "function": "fit", "code": "self.optimizer.step()"}
-    line = {"file": str(script), "line": 3, "function": "<module>", "code": "far.fit()", "library": inside}
+    inside = {
+        "file": "/x/site-packages/far.py",
+        "line": 9,
+        "function": "fit",
+        "code": "self.optimizer.step()",
+    }
+    line = {
+        "file": str(script),
+        "line": 3,
+        "function": "<module>",
+        "code": "far.fit()",
+        "library": inside,
+    }
     evidence = with_sources(Evidence(train=run([micro(at_line=line), step(at_line=line)])), script)
     after = with_training(evidence, script)
-    assert not evidence.hits and [hit.location.line for hit in after.hits["salted-hash-seed"]] == [2]
+    assert not evidence.hits and [hit.location.line for hit in after.hits["salted-hash-seed"]] == [
+        2
+    ]
     assert after.followed == "where they lead to a library that trains"
 
 
@@ -74,14 +87,22 @@ if args.export:
 """
 
 
-@cases("more, exports", (EXPORTS, False), (EXPORTS.replace("torch.load(args.resume)", "made()"), True))
+@cases(
+    "more, exports", (EXPORTS, False), (EXPORTS.replace("torch.load(args.resume)", "made()"), True)
+)
 def test_what_is_saved_is_an_export_where_a_run_from_scratch_makes_every_load(
     more: str, exports: bool, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(more)
     line = {"file": str(script), "line": 2, "function": "<module>", "code": ""}
-    loaded = {"kind": "checkpoint", "op": "torch.load", "after_step": 0, "to": "teacher.pt", "at_line": line}
+    loaded = {
+        "kind": "checkpoint",
+        "op": "torch.load",
+        "after_step": 0,
+        "to": "teacher.pt",
+        "at_line": line,
+    }
     best = {**loaded, "op": "set_model_state_dict", "to": ""}  # the best weights, from memory
     train = run([loaded, step(), stepped(), best])
     evidence = with_training(with_sources(Evidence(train=train), script), script)

@@ -87,9 +87,14 @@ class _Reader:
             elif isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise self.stop(event, f"a second YAML document starts here; {self.noun} is one document")
+                    raise self.stop(
+                        event, f"a second YAML document starts here; {self.noun} is one document"
+                    )
                 if directive := _directive(event):
-                    raise self.stop(event, f"the directive {quoted(directive)} is not used in {self.noun}; remove it")
+                    raise self.stop(
+                        event,
+                        f"the directive {quoted(directive)} is not used in {self.noun}; remove it",
+                    )
 
     def node(self, event: Any, path: KeyPath, depth: int = 1, refused: bool = False) -> Any:
         """The value that starts with this event. What is under a refused key goes to a path of its own."""
@@ -105,9 +110,13 @@ class _Reader:
             return value
         if depth > MAX_DEPTH:
             raise self.stop(event, f"nested more than {MAX_DEPTH} levels deep")
-        inside = takewhile(lambda event: not isinstance(event, yaml.CollectionEndEvent), self.events)
+        inside = takewhile(
+            lambda event: not isinstance(event, yaml.CollectionEndEvent), self.events
+        )
         if isinstance(event, yaml.SequenceStartEvent):
-            return [self.node(item, (*path, number), depth + 1) for number, item in enumerate(inside)]
+            return [
+                self.node(item, (*path, number), depth + 1) for number, item in enumerate(inside)
+            ]
         found = {}
         for key in inside:
             good = self.is_good_key(key, path)
@@ -119,7 +128,9 @@ class _Reader:
     def is_good_key(self, event: Any, above: KeyPath) -> bool:
         """Whether a key can be used; what is wrong with it is noted."""
         if not isinstance(event, yaml.ScalarEvent):
-            raise self.stop(event, "a key must be a word; quote it if it starts with '*', '&', '[' or '{'")
+            raise self.stop(
+                event, "a key must be a word; quote it if it starts with '*', '&', '[' or '{'"
+            )
         key, place = event.value, self.start(event)
         path = (*above, key)
         value, wrong = _value(event, self.noun)

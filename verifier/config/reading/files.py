@@ -49,7 +49,10 @@ def validate(found: Document, form: Form) -> None:
     """Hold the data against the form; what was refused while reading is not judged again."""
     refused = frozenset(found.bad)
     faults = validation.faults(found.data, form)
-    note(found, [fault for fault in faults if not any(fault.key[: len(bad)] == bad for bad in refused)])
+    note(
+        found,
+        [fault for fault in faults if not any(fault.key[: len(bad)] == bad for bad in refused)],
+    )
     for fault in faults:
         found.bad |= {fault.key, *fault.doubtful}
 
@@ -57,7 +60,8 @@ def validate(found: Document, form: Form) -> None:
 def note(found: Document, faults: Iterable[Fault]) -> None:
     """Add the faults to the problems of the document, each with its place."""
     found.problems += [
-        Problem(found.place(fault.at, fault.on_key), fault.message, dotted(fault.key)) for fault in faults
+        Problem(found.place(fault.at, fault.on_key), fault.message, dotted(fault.key))
+        for fault in faults
     ]
 
 

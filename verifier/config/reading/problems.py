@@ -78,14 +78,21 @@ def excerpt(line: str, column: int) -> str:
     start = max(0, column - 1 - WINDOW // 2) if len(line) > WINDOW else 0
     part = line[start : start + WINDOW]
     shown = "".join(char if char.isprintable() or char == "\t" else "?" for char in part).rstrip()
-    wide = ("  " if unicodedata.east_asian_width(char) in "WF" else " " for char in line[start : column - 1])
-    pad = "".join("\t" if char == "\t" else blank for char, blank in zip(line[start:], wide, strict=False))
+    wide = (
+        "  " if unicodedata.east_asian_width(char) in "WF" else " "
+        for char in line[start : column - 1]
+    )
+    pad = "".join(
+        "\t" if char == "\t" else blank for char, blank in zip(line[start:], wide, strict=False)
+    )
     return f"    {shown}\n    {pad}^"
 
 
 def dotted(path: KeyPath) -> str:
     """`("verify", "reshard_to", 1)` as `verify.reshard_to[1]`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    text = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
+    ).removeprefix(".")
     return text if text.isprintable() else repr(text)[1:-1]
 
 

@@ -26,7 +26,9 @@ def resolve(text: str) -> Scalar:
     """
     if text in _WORDS:
         return _WORDS[text]
-    if len(text) > MAX_DIGITS and (_FLOAT.fullmatch(text) or _HEXADECIMAL.fullmatch(text) or _OCTAL.fullmatch(text)):
+    if len(text) > MAX_DIGITS and (
+        _FLOAT.fullmatch(text) or _HEXADECIMAL.fullmatch(text) or _OCTAL.fullmatch(text)
+    ):
         raise ValueError(f"a number of {len(text)} characters")
     if _DECIMAL.fullmatch(text):
         return int(text)

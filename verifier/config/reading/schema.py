@@ -13,7 +13,12 @@ from .problems import KeyPath
 
 Schema = dict[str, Any]
 
-TYPE_NAMES = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
+TYPE_NAMES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+}
 TYPE_NAMES |= {"array": "a list", "object": "a mapping", "null": "null"}
 
 
@@ -43,7 +48,11 @@ class Form:
             found = schema.get("items") if isinstance(part, int) else properties(schema).get(part)
             if not isinstance(found, dict):
                 return None
-            schema = self.root["definitions"][found["$ref"].rpartition("/")[2]] if "$ref" in found else found
+            schema = (
+                self.root["definitions"][found["$ref"].rpartition("/")[2]]
+                if "$ref" in found
+                else found
+            )
         return schema
 
     def walk(self) -> Iterator[tuple[str, Schema, Schema]]:
@@ -59,7 +68,9 @@ def properties(schema: Schema) -> dict[str, Schema]:
 def branches(section: Schema) -> dict[str, Schema]:
     """For a section with a `kind`: kind -> the part of the schema that holds for it."""
     parts = section.get("allOf", [])
-    return {kind: part["then"] for part in parts for kind in part["if"]["properties"]["kind"]["enum"]}
+    return {
+        kind: part["then"] for part in parts for kind in part["if"]["properties"]["kind"]["enum"]
+    }
 
 
 def kinds_of(section: Schema, key: str) -> list[str]:
@@ -107,9 +118,13 @@ def expectation(schema: Schema) -> str:
     types = [types] if isinstance(types, str) else types
     if schema.get("enum"):
         return _either([shown(choice) for choice in schema["enum"]])
-    names = [TYPE_NAMES[name] for name in types if name not in ("string", "null") or len(types) == 1]
+    names = [
+        TYPE_NAMES[name] for name in types if name not in ("string", "null") or len(types) == 1
+    ]
     if "string" in types and len(types) > 1:
-        names = ([shown(choice) for choice in schema.get("then", {}).get("enum", [])] or ["text"]) + names
+        names = (
+            [shown(choice) for choice in schema.get("then", {}).get("enum", [])] or ["text"]
+        ) + names
     if "null" in types and len(types) > 1:
         names.append("null")
     return _either(names)

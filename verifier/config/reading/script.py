@@ -16,7 +16,9 @@ def parse(path: Path) -> tuple[str, ast.Module]:
         tree = ast.parse(data, filename=str(path))
     except SyntaxError as error:
         place = f"{path}:{error.lineno or 1}:{error.offset or 1}"
-        raise UserError(f"{place}: this is not Python: {error.msg}\n    {(error.text or '').strip()[:200]}") from None
+        raise UserError(
+            f"{place}: this is not Python: {error.msg}\n    {(error.text or '').strip()[:200]}"
+        ) from None
     except (RecursionError, MemoryError):
         raise UserError(f"{path}:1:1: nested too deeply for Python itself to read") from None
     except ValueError as error:

@@ -12,7 +12,11 @@ def described(error: Any, text: str) -> tuple[int, int, str]:
     if isinstance(error, yaml.reader.ReaderError):
         before = text[: error.position]
         column = len(before) - (before.rfind("\n") + 1)
-        return before.count("\n"), column, f"the character U+{ord(text[error.position]):04X} is not allowed"
+        return (
+            before.count("\n"),
+            column,
+            f"the character U+{ord(text[error.position]):04X} is not allowed",
+        )
     mark = error.problem_mark or error.context_mark
     problem, context = error.problem or "", error.context or ""
     if "quoted scalar" in context and "end of stream" in problem:

@@ -31,9 +31,14 @@ def read(text: str, source: Source, table: tuple[str, ...]) -> Document | None:
     except tomllib.TOMLDecodeError as error:
         at = _AT.search(str(error))
         line, column = (int(at[1]), int(at[2])) if at and at[1] else (len(source.lines), 1)
-        document.refuse((), Place(source, line, column), f"not valid TOML: {_AT.sub('', str(error))}")
+        document.refuse(
+            (), Place(source, line, column), f"not valid TOML: {_AT.sub('', str(error))}"
+        )
         return document
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of thousands of digits, brackets in brackets
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         document.refuse((), Place(source, 1, 1), f"not valid TOML: {reason}")
         return document
@@ -80,13 +85,23 @@ def _find_places(document: Document, table: tuple[str, ...]) -> None:
             if header[1] == "[[":
                 count[here] = count.get(here, -1) + 1
                 here = (*here, count[here])
-            _put(document, table, here, Place(document.source, number, len(line) - len(line.lstrip()) + 1), None)
+            _put(
+                document,
+                table,
+                here,
+                Place(document.source, number, len(line) - len(line.lstrip()) + 1),
+                None,
+            )
         elif key := _KEY.match(line):
-            start, value = (Place(document.source, number, column + 1) for column in (len(key[1]), key.end()))
+            start, value = (
+                Place(document.source, number, column + 1) for column in (len(key[1]), key.end())
+            )
             _put(document, table, (*here, *_parts(key[2])), start, value)
 
 
-def _put(document: Document, table: tuple[str, ...], path: KeyPath, key: Place, value: Place | None) -> None:
+def _put(
+    document: Document, table: tuple[str, ...], path: KeyPath, key: Place, value: Place | None
+) -> None:
     if path[: len(table)] == table:
         own = path[len(table) :]
         document.keys.setdefault(own, key)

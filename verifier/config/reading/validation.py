@@ -13,7 +13,16 @@ from . import words
 from .problems import KeyPath, dotted
 from .schema import Form, Schema
 
-ORDER = ("type", "enum", "minLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+ORDER = (
+    "type",
+    "enum",
+    "minLength",
+    "pattern",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+)
 
 
 @dataclass(frozen=True)
@@ -34,10 +43,18 @@ def faults(data: Any, form: Form) -> list[Fault]:
         grouped.setdefault(tuple(error.absolute_path), []).append(error)
     found: dict[tuple[KeyPath, bool], Fault] = {}
     for path, errors in grouped.items():
-        unknown = list(_unknown(form, path, [error for error in errors if error.validator == "additionalProperties"]))
+        unknown = list(
+            _unknown(
+                form, path, [error for error in errors if error.validator == "additionalProperties"]
+            )
+        )
         meant = {name for fault, name in unknown}
-        missing = _missing(form, path, [error for error in errors if error.validator == "required"], meant)
-        values = [error for error in errors if error.validator not in ("additionalProperties", "required")]
+        missing = _missing(
+            form, path, [error for error in errors if error.validator == "required"], meant
+        )
+        values = [
+            error for error in errors if error.validator not in ("additionalProperties", "required")
+        ]
         for fault in (*(fault for fault, _ in unknown), *missing, *_values(form, path, values)):
             found.setdefault((fault.key, fault.on_key), fault)
     return list(found.values())
@@ -59,7 +76,9 @@ def _validator(form: Form) -> Any:
         if isinstance(value, str) and not re.search(re.sub(r"\$$", r"\\Z", regex), value):
             yield jsonschema.ValidationError("pattern")
 
-    checker = jsonschema.Draft7Validator.TYPE_CHECKER.redefine_many({"integer": integer, "number": number})
+    checker = jsonschema.Draft7Validator.TYPE_CHECKER.redefine_many(
+        {"integer": integer, "number": number}
+    )
     extend: Any = jsonschema.validators.extend
     return extend(jsonschema.Draft7Validator, {"pattern": pattern}, type_checker=checker)(form.root)
 
@@ -68,17 +87,23 @@ def _unknown(form: Form, path: KeyPath, errors: list[Any]) -> Iterator[tuple[Fau
     """Keys that the section does not have, each with the key that was probably meant."""
     if not errors:
         return
-    narrowest: Schema = min((error.schema for error in errors), key=lambda part: len(part["properties"]))
+    narrowest: Schema = min(
+        (error.schema for error in errors), key=lambda part: len(part["properties"])
+    )
     section = form.at(path) or narrowest
     for key in errors[0].instance:
         if key in narrowest["properties"]:
             continue
-        message, meant = words.unknown_key(form, path, key, section, list(narrowest["properties"]), errors[0].instance)
+        message, meant = words.unknown_key(
+            form, path, key, section, list(narrowest["properties"]), errors[0].instance
+        )
         doubtful = ((*path, meant),) if meant else ()
         yield Fault((*path, key), message, (*path, key), on_key=True, doubtful=doubtful), meant
 
 
-def _missing(form: Form, path: KeyPath, errors: list[Any], meant: set[str | None]) -> Iterator[Fault]:
+def _missing(
+    form: Form, path: KeyPath, errors: list[Any], meant: set[str | None]
+) -> Iterator[Fault]:
     """Required keys that are not there, unless a misspelt key stands for them."""
     for error in errors:
         for key in error.validator_value:
@@ -96,7 +121,9 @@ def _values(form: Form, path: KeyPath, errors: list[Any]) -> Iterator[Fault]:
     if "propertyNames" in error.absolute_schema_path:
         for error in errors:
             key = (*path, error.instance)
-            yield Fault(key, f"{dotted(key)} must be {words.pattern(error.schema)}", key, on_key=True)
+            yield Fault(
+                key, f"{dotted(key)} must be {words.pattern(error.schema)}", key, on_key=True
+            )
         return
     schema = form.at(path) or error.schema
     yield Fault(path, f"{dotted(path) or form.noun} {words.value(error, schema)}", path)

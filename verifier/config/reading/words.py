@@ -28,11 +28,16 @@ def unknown_key(
     message = f"unknown key {quoted(key)}{where}"
     kinds = kinds_of(section, key) if key in section["properties"] else []
     if kinds:
-        return f"{message} of kind {known_kind(section, known)!r}; it belongs to kind {', '.join(kinds)}", None
+        return (
+            f"{message} of kind {known_kind(section, known)!r}; it belongs to kind {', '.join(kinds)}",
+            None,
+        )
     match = similar(key, [name for name in known if name not in written]) or similar(key, known)
     if match:
         return f"{message}; did you mean {match!r}?", match
-    homes = [found.rpartition(".")[0] for found, _, _ in form.walk() if found.rpartition(".")[2] == key]
+    homes = [
+        found.rpartition(".")[0] for found, _, _ in form.walk() if found.rpartition(".")[2] == key
+    ]
     if len(homes) == 1 and homes[0]:
         return f"{message}; it belongs in {homes[0]}", None
     return f"{message}; known keys: {', '.join(known)}", None
@@ -40,7 +45,9 @@ def unknown_key(
 
 def known_kind(section: Schema, known: list[str]) -> str:
     """The kind whose keys are `known`."""
-    return next((kind for kind, part in branches(section).items() if list(part["properties"]) == known), "")
+    return next(
+        (kind for kind, part in branches(section).items() if list(part["properties"]) == known), ""
+    )
 
 
 def similar(word: str, choices: list[str], cutoff: float = 0.6) -> str | None:
@@ -49,7 +56,11 @@ def similar(word: str, choices: list[str], cutoff: float = 0.6) -> str | None:
 
     plain = {choice.lower().replace("_", ""): choice for choice in choices}
     tidy = word[:100].lower().replace("-", "").replace("_", "").replace(" ", "")
-    initials = {"".join(part[0] for part in choice.split("_") if part): choice for choice in choices if "_" in choice}
+    initials = {
+        "".join(part[0] for part in choice.split("_") if part): choice
+        for choice in choices
+        if "_" in choice
+    }
     own = "".join(part[0] for part in word.lower().replace("-", "_").split("_") if part)
     if tidy in initials or (len(own) > 1 and own in plain):
         return initials.get(tidy) or plain[own]
@@ -67,7 +78,10 @@ def wanted(key: str, schema: Schema | None) -> str:
     choices = schema.get("enum") or schema["examples"][:1]
     if len(choices) > 3:
         return f"; write '{key}: ' and one of {', '.join(choices)}"
-    lines = [f"'{key}: {choice if isinstance(choice, str) else json.dumps(choice)}'" for choice in choices]
+    lines = [
+        f"'{key}: {choice if isinstance(choice, str) else json.dumps(choice)}'"
+        for choice in choices
+    ]
     return f"; {'write' if 'enum' in schema else 'for example'} {' or '.join(lines)}"
 
 
@@ -76,7 +90,9 @@ def value(error: Any, schema: Schema) -> str:
     limit, found = error.validator_value, error.instance
     kind = error.validator
     if kind == "type":
-        infinite = isinstance(found, float) and not math.isfinite(found) and "number" in schema["type"]
+        infinite = (
+            isinstance(found, float) and not math.isfinite(found) and "number" in schema["type"]
+        )
         expected = "a finite number" if infinite else expectation(schema)
         return f"must be {expected}, found {describe(found)}{_instead(schema, found)}"
     if kind == "enum":
@@ -92,7 +108,9 @@ def value(error: Any, schema: Schema) -> str:
         least = "exactly" if exact else "at least" if kind == "minItems" else "at most"
         return f"must have {least} {limit} item{'s' if limit != 1 else ''}, found {len(found)}"
     if kind in ("minLength", "maxLength"):
-        return "must not be empty" if kind == "minLength" else f"must have at most {limit} characters"
+        return (
+            "must not be empty" if kind == "minLength" else f"must have at most {limit} characters"
+        )
     if kind == "uniqueItems":
         twice = next((item for number, item in enumerate(found) if item in found[:number]), None)
         return f"must not hold {describe(twice)} twice"

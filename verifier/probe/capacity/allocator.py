@@ -74,7 +74,11 @@ class _Pool:
 
     def _fitting(self, asked: int) -> tuple[int, int] | None:
         position = bisect_left(self._free, (asked, -1))
-        if self.expandable and position + 1 < len(self._free) and sum(self._free[position]) == self._end:
+        if (
+            self.expandable
+            and position + 1 < len(self._free)
+            and sum(self._free[position]) == self._end
+        ):
             position += 1  # the last block can grow: it counts as larger than all others
         if position == len(self._free):
             return None

@@ -86,26 +86,38 @@ class Recorder:
         default_factory=lambda: [(0, INITIALISATION)]
     )  # (position in `changes`, name)
     backwards: list[int] = field(default_factory=list)  # positions where one begins
-    recomputed: list[int] = field(default_factory=list)  # positions where a call within a backward ends
-    lines: dict[int, tuple[Place | None, str]] = field(default_factory=dict)  # position of a new peak: line, module
+    recomputed: list[int] = field(
+        default_factory=list
+    )  # positions where a call within a backward ends
+    lines: dict[int, tuple[Place | None, str]] = field(
+        default_factory=dict
+    )  # position of a new peak: line, module
     reads: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict)
     sent: dict[tuple[Any, ...], Sent] = field(default_factory=dict)
-    moved: Counter[int] = field(default_factory=Counter)  # bytes that operators without FLOPs read and write, by step
+    moved: Counter[int] = field(
+        default_factory=Counter
+    )  # bytes that operators without FLOPs read and write, by step
     flops: dict[int, dict[str, Flops]] = field(default_factory=dict)  # by step and module
     mesh: dict[str, int] = field(default_factory=dict)
     mesh_ranks: int = 0
     mesh_line: Place | None = None
     names: dict[int, str] = field(default_factory=dict)  # of modules, by id
     stack: list[str] = field(default_factory=list)  # names of the modules that are running
-    purpose: list[tuple[str, str]] = field(default_factory=list)  # what FSDP is doing, for which module
+    purpose: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # what FSDP is doing, for which module
     vocabularies: set[int] = field(default_factory=set)
     total: int = 0
     highest: int = 0  # in this phase
     most: int = 0  # since the script last reset it
     optimized: bool = False  # an optimizer of torch has stepped
     updated: bool = False  # the script has changed weights itself, outside of forwards
-    nodes: dict[int, str] = field(default_factory=dict)  # module by the sequence number of its autograd node
-    tokens: Counter[int] = field(default_factory=Counter)  # integers that the roots are given, by step
+    nodes: dict[int, str] = field(
+        default_factory=dict
+    )  # module by the sequence number of its autograd node
+    tokens: Counter[int] = field(
+        default_factory=Counter
+    )  # integers that the roots are given, by step
 
     def placed(self, tensor: Tensor, storage: Any) -> None:
         """A storage lies on CUDA now."""
@@ -173,7 +185,9 @@ class Recorder:
         if self.depth or self.in_optimizer or self.optimized or self.updated:
             return
         numbers = (getattr(one.untyped_storage(), NUMBER, None) for one in tensors(values))
-        self.updated = any(number is not None and self.kinds[number] in (SHARDED, WHOLE) for number in numbers)
+        self.updated = any(
+            number is not None and self.kinds[number] in (SHARDED, WHOLE) for number in numbers
+        )
 
     def where(self) -> str:
         """The part of a step that is running."""
@@ -188,7 +202,18 @@ class Recorder:
         ranks = dist.get_process_group_ranks(group)
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
         purpose = PURPOSES.get(self.purpose[-1][0], "") if self.purpose else ""
-        key = (kind, name, len(ranks), size, dtype, self.step, self.module(), self.where(), purpose, stride)
+        key = (
+            kind,
+            name,
+            len(ranks),
+            size,
+            dtype,
+            self.step,
+            self.module(),
+            self.where(),
+            purpose,
+            stride,
+        )
         if key not in self.sent:
             self.sent[key] = Sent(*key)
         self.sent[key].count += 1
@@ -230,7 +255,9 @@ class Recorder:
             if isinstance(module, torch.nn.Embedding) and module.num_embeddings >= _FEW:
                 self.vocabularies.add(module.num_embeddings)
         for param in root.parameters():
-            self.label(param, SHARDED if hasattr(param, "device_mesh") else WHOLE, unless=(GATHERED,))
+            self.label(
+                param, SHARDED if hasattr(param, "device_mesh") else WHOLE, unless=(GATHERED,)
+            )
         self.label(list(root.buffers()), BUFFERS)
 
 

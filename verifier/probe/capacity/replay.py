@@ -84,7 +84,9 @@ def _followed(now: Recorder) -> tuple[list[Peak], list[Moment]]:
         name = phases[phase][1]
         if change > 0:
             _raise(peaks, now, (position, name), total, held)
-        peaks[name] = replace(peaks[name], reserved=allocators[0].reserved, expandable=allocators[1].reserved)
+        peaks[name] = replace(
+            peaks[name], reserved=allocators[0].reserved, expandable=allocators[1].reserved
+        )
         if total >= highest[0]:
             highest = total, held.copy()
         if position % every == every - 1:
@@ -93,13 +95,21 @@ def _followed(now: Recorder) -> tuple[list[Peak], list[Moment]]:
     return list(peaks.values()), course
 
 
-def _raise(peaks: dict[str, Peak], now: Recorder, at: tuple[int, str], total: int, held: Counter[str]) -> None:
+def _raise(
+    peaks: dict[str, Peak], now: Recorder, at: tuple[int, str], total: int, held: Counter[str]
+) -> None:
     """Note a new peak of a phase."""
     position, name = at
     if name not in peaks or total > peaks[name].bytes:
         line, module = now.lines.get(position, (None, ""))
         peaks[name] = Peak(
-            phase=name, bytes=total, reserved=0, expandable=0, kinds=_positive(held), module=module, at_line=line
+            phase=name,
+            bytes=total,
+            reserved=0,
+            expandable=0,
+            kinds=_positive(held),
+            module=module,
+            at_line=line,
         )
 
 

@@ -41,7 +41,9 @@ def inner_tensor(tensor: Tensor) -> Tensor | None:
     # Not by the attribute alone: in a DDP run each tensor answers as its own local part.
     other = NESTED_PART if tensor.layout is torch.jagged else WAITED_PART
     found = getattr(tensor, DTENSOR_PART if isinstance(tensor, DTensor) else other, None)
-    if found is None and hasattr(type(tensor), "__tensor_flatten__"):  # which may ask for the device itself
+    if found is None and hasattr(
+        type(tensor), "__tensor_flatten__"
+    ):  # which may ask for the device itself
         found = next((value for value in vars(tensor).values() if isinstance(value, Tensor)), None)
     return found if isinstance(found, Tensor) else None
 

@@ -35,12 +35,22 @@ def groups(root: nn.Module) -> list[tuple[str, Any]]:
 
 def dtypes_of(group: Any) -> tuple[torch.dtype | None, torch.dtype | None]:
     """In which a group computes and reduces; None: as its gradients come. Of parameters that differ, those that compute in 16 bits."""
-    policies = [group.mp_policy] if hasattr(group, "mp_policy") else [item.mp_policy for item in group.fsdp_params]
-    policy = next((one for one in policies if one.param_dtype in (torch.bfloat16, torch.float16)), policies[0])
-    return policy.param_dtype, reduces_in(policy, (item.sharded_param for item in group.fsdp_params))
+    policies = (
+        [group.mp_policy]
+        if hasattr(group, "mp_policy")
+        else [item.mp_policy for item in group.fsdp_params]
+    )
+    policy = next(
+        (one for one in policies if one.param_dtype in (torch.bfloat16, torch.float16)), policies[0]
+    )
+    return policy.param_dtype, reduces_in(
+        policy, (item.sharded_param for item in group.fsdp_params)
+    )
 
 
-def reduces_in(policy: MixedPrecisionPolicy | None, params: Iterable[torch.Tensor]) -> torch.dtype | None:
+def reduces_in(
+    policy: MixedPrecisionPolicy | None, params: Iterable[torch.Tensor]
+) -> torch.dtype | None:
     """The dtype in which gradients of these parameters are reduced. From torch 2.15 on their own decides where the policy names none."""
     own = next((param for param in params), None) if _OWN_DECIDES else None
     named = policy.reduce_dtype if policy is not None else None
@@ -52,8 +62,12 @@ def _groups(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, Any]]:
     for name, module in modules:
         if isinstance(module, FSDPModule) and (state := _state(module)) is not None:
             many = getattr(state, "_fsdp_param_groups", None)
-            own = [state._fsdp_param_group] if many is None else many  # of versions that know one group
-            found += [(name, g) for g in own if g is not None and all(g is not seen for _, seen in found)]
+            own = (
+                [state._fsdp_param_group] if many is None else many
+            )  # of versions that know one group
+            found += [
+                (name, g) for g in own if g is not None and all(g is not seen for _, seen in found)
+            ]
     return found
 
 
@@ -94,7 +108,10 @@ def _managed(modules: Iterable[tuple[str, nn.Module]]) -> dict[tuple[int, str], 
     for _, group in _groups(modules):
         for item in group.fsdp_params:
             info = item._module_info
-            owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
+            owners = [
+                (info.module, info.param_name),
+                *zip(info.shared_modules, info.shared_param_names, strict=True),
+            ]
             for module, name in owners:
                 found[id(module), name] = item
     return found
@@ -102,15 +119,23 @@ def _managed(modules: Iterable[tuple[str, nn.Module]]) -> dict[tuple[int, str], 
 
 def without_gradient(group: Any) -> list[str]:
     """The trainable parameters of a group that have no gradient in a reduction that is about to begin."""
-    missing = (i for i in group.fsdp_params if i.sharded_param.requires_grad and not _has_unsharded_gradient(i))
-    return [str(getattr(item, "_param_fqn", None) or item._module_info.param_name) for item in missing]
+    missing = (
+        i
+        for i in group.fsdp_params
+        if i.sharded_param.requires_grad and not _has_unsharded_gradient(i)
+    )
+    return [
+        str(getattr(item, "_param_fqn", None) or item._module_info.param_name) for item in missing
+    ]
 
 
 def collectives(group: Any, backward: bool) -> dict[str, int]:
     """The collectives that one forward, and a backward if there is one, need for a group with its current settings."""
     mesh = group.mesh_info
     shards = isinstance(mesh, need(SHARDED_MESH)) and mesh.shard_mesh_size > 1
-    trained = group.reduce_grads and any(item.sharded_param.requires_grad for item in group.fsdp_params)
+    trained = group.reduce_grads and any(
+        item.sharded_param.requires_grad for item in group.fsdp_params
+    )
     replicas = isinstance(mesh, need(REPLICATED_MESH)) and mesh.replicate_mesh_size > 1
     return {
         "all_gather": (2 if backward and group._reshard_after_forward else 1) if shards else 0,
@@ -135,8 +160,16 @@ def out_of_date(group: Any) -> bool:
 
 def _differs(item: Any) -> bool:
     """Whether this rank's part of a gathered parameter differs from its shard, in the dtype of the gathered one."""
-    shard, whole, mesh = local(item.sharded_param), getattr(item, "_unsharded_param", None), item.mesh_info
-    if whole is None or whole.untyped_storage().size() == 0 or hasattr(shard, "fsdp_pre_all_gather"):
+    shard, whole, mesh = (
+        local(item.sharded_param),
+        getattr(item, "_unsharded_param", None),
+        item.mesh_info,
+    )
+    if (
+        whole is None
+        or whole.untyped_storage().size() == 0
+        or hasattr(shard, "fsdp_pre_all_gather")
+    ):
         return False
     part = local(whole.detach())
     if isinstance(mesh, need(SHARDED_MESH)):

@@ -47,7 +47,9 @@ SHARD_POSITION = "torch.distributed.tensor._utils:compute_local_shape_and_global
 LEAVES = "torch.utils._pytree:tree_leaves"
 LOADER_NEXT = "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__"
 SAVED_DICT = "torch.distributed.checkpoint.state_dict_saver:_stateful_to_state_dict"
-WRITING_PROCESS = "torch.distributed.checkpoint._async_process_executor:_AsyncCheckpointProcess.save"
+WRITING_PROCESS = (
+    "torch.distributed.checkpoint._async_process_executor:_AsyncCheckpointProcess.save"
+)
 FUNCTIONAL = "torch.distributed._functional_collectives"
 RESOLVE_GROUP = "torch.distributed.distributed_c10d:_resolve_process_group"
 FAKE_STORE = "torch.testing._internal.distributed.fake_pg:FakeStore"
@@ -69,12 +71,20 @@ ACCELERATOR = ("_get_accelerator", "_accelerator_getAccelerator")
 
 TABLE = (
     Name(GET_STATE, "parameters of FSDP groups"),
-    Name(STATE, "parameters of FSDP groups", ("_fsdp_param_groups", "_fsdp_param_group", "_modules")),
+    Name(
+        STATE, "parameters of FSDP groups", ("_fsdp_param_groups", "_fsdp_param_group", "_modules")
+    ),
     Name(
         PARAM_GROUP,
         "parameters of FSDP groups, reductions, traffic",
         (
-            *("fsdp_params", "mesh_info", "reduce_grads", "all_reduce_grads", "reduce_scatter_unused_params"),
+            *(
+                "fsdp_params",
+                "mesh_info",
+                "reduce_grads",
+                "all_reduce_grads",
+                "reduce_scatter_unused_params",
+            ),
             *("_module_fqn", "_partial_reduce_output", "_reshard_after_forward", "is_unsharded"),
         ),
     ),
@@ -82,7 +92,13 @@ TABLE = (
         PARAM,
         "shards, their owners, unsynced gradients, gathered copies",
         (
-            *("sharded_param", "_module_info", "_param_fqn", "_unsharded_param", "unsharded_accumulated_grad"),
+            *(
+                "sharded_param",
+                "_module_info",
+                "_param_fqn",
+                "_unsharded_param",
+                "unsharded_accumulated_grad",
+            ),
             *("mesh_info", "fsdp_placement"),
         ),
     ),

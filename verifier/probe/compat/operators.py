@@ -69,14 +69,22 @@ def empty_subclass(cls: type[Tensor]) -> Tensor:
     return Tensor._make_subclass(cls, torch.empty(0))
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, drop: float, causal: bool, scale: float | None) -> Tensor:
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, drop: float, causal: bool, scale: float | None
+) -> Tensor:
     """CUDA's flash attention; tensors of [batch, heads, sequence, head]."""
     attention = torch.ops.aten._scaled_dot_product_flash_attention
     return attention(q, k, v, drop, causal, False, scale=scale)[0]  # type: ignore[no-any-return]
 
 
 def efficient_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, drop: float, causal: bool, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    drop: float,
+    causal: bool,
+    scale: float | None,
 ) -> Tensor:
     """CUDA's memory-efficient attention, which takes a mask; tensors of [batch, heads, sequence, head]."""
     needs = any(one.requires_grad for one in (q, k, v))
@@ -84,9 +92,15 @@ def efficient_attention(
     return attention(q, k, v, mask, needs, drop, causal, scale=scale)[0]  # type: ignore[no-any-return]
 
 
-def fused_norm(value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor | None:
+def fused_norm(
+    value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
+) -> Tensor | None:
     """RMS norm in one kernel; None on a torch without it."""
-    return _FusedNorm.apply(value, shape, weight, eps)[0] if hasattr(torch.ops.aten, FUSED_NORM) else None  # type: ignore[no-untyped-call]
+    return (
+        _FusedNorm.apply(value, shape, weight, eps)[0]
+        if hasattr(torch.ops.aten, FUSED_NORM)
+        else None
+    )  # type: ignore[no-untyped-call]
 
 
 class _FusedNorm(torch.autograd.Function):
@@ -95,7 +109,9 @@ class _FusedNorm(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
+    ) -> tuple[Tensor, Tensor]:
         with torch._C._AutoDispatchBelowAutograd():
             return getattr(torch.ops.aten, FUSED_NORM)(value, shape, weight, eps)  # type: ignore[no-any-return]
 
@@ -110,11 +126,18 @@ class _FusedNorm(torch.autograd.Function):
         value, weight, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # a backward of the backward: of the parts, on CUDA too
             given = [
-                one for one, needs in ((value, ctx.needs_input_grad[0]), (weight, ctx.needs_input_grad[2])) if needs
+                one
+                for one, needs in (
+                    (value, ctx.needs_input_grad[0]),
+                    (weight, ctx.needs_input_grad[2]),
+                )
+                if needs
             ]
             normed = getattr(torch.ops.aten, FUSED_NORM)(value, ctx.shape, weight, ctx.eps)[0]
             found = iter(torch.autograd.grad(normed, given, gradient, create_graph=True))
             return tuple(next(found) if needs else None for needs in ctx.needs_input_grad)
         needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
-        of_value, of_weight = torch.ops.aten._fused_rms_norm_backward(gradient, value, ctx.shape, scale, weight, needs)
+        of_value, of_weight = torch.ops.aten._fused_rms_norm_backward(
+            gradient, value, ctx.shape, scale, weight, needs
+        )
         return of_value, None, of_weight, None

@@ -82,7 +82,9 @@ def box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[i
 
 
 @lru_cache(maxsize=4096)
-def _position(shape: torch.Size, mesh: DeviceMesh, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _position(
+    shape: torch.Size, mesh: DeviceMesh, placements: Any
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     own, offset = need(SHARD_POSITION)(shape, mesh, placements)
     return tuple(own), tuple(offset)
 
@@ -134,7 +136,9 @@ def data_mesh(options: dict[str, Any]) -> DeviceMesh | None:
     """The mesh over which `fully_shard(module, **options)` shards and replicates; None if the script gives none."""
     mesh: DeviceMesh | None = options.get("mesh")
     dims = options.get("dp_mesh_dims")
-    return mesh if mesh is None or dims is None else mesh[(*dims.replicate_names, *dims.shard_names)]
+    return (
+        mesh if mesh is None or dims is None else mesh[(*dims.replicate_names, *dims.shard_names)]
+    )
 
 
 def ranks_of(mesh: DeviceMesh | None) -> int:
@@ -162,7 +166,11 @@ def mesh_of(mesh: DeviceMesh | None) -> Mesh | None:
     return (
         None
         if mesh is None
-        else Mesh(shape=list(mesh.shape), names=list(mesh.mesh_dim_names or []), ranks=mesh.mesh.flatten().tolist())
+        else Mesh(
+            shape=list(mesh.shape),
+            names=list(mesh.mesh_dim_names or []),
+            ranks=mesh.mesh.flatten().tolist(),
+        )
     )
 
 
@@ -174,8 +182,12 @@ def tensors(value: Any, levels: int = 4) -> list[torch.Tensor]:
             found.append(leaf)
         elif isinstance(leaf, UserDict):
             found += tensors(leaf.data, levels)
-        elif levels and is_dataclass(leaf) and not isinstance(leaf, type | nn.Module):  # one that pytree does not know
-            found += tensors([getattr(leaf, field.name, None) for field in fields(leaf)], levels - 1)
+        elif (
+            levels and is_dataclass(leaf) and not isinstance(leaf, type | nn.Module)
+        ):  # one that pytree does not know
+            found += tensors(
+                [getattr(leaf, field.name, None) for field in fields(leaf)], levels - 1
+            )
     return found
 
 

@@ -31,12 +31,26 @@ REHEARSAL = ("rehearsal",)
 REHEARSING = ("rehearse", "rehearse_as_cpu", "count")  # modes that record a rehearsal
 
 
-def topics(mode: str = "fsdp", ending: bool = False, structure: bool = False) -> Iterator[Callable[[Any], None]]:
+def topics(
+    mode: str = "fsdp", ending: bool = False, structure: bool = False
+) -> Iterator[Callable[[Any], None]]:
     """The `install` of each topic, in order. The survey run has its own, and so has the run of which only the ending counts."""
-    there = {found.name for found in pkgutil.iter_modules(__path__)} - {"survey", "ending", "rehearsal"}
+    there = {found.name for found in pkgutil.iter_modules(__path__)} - {
+        "survey",
+        "ending",
+        "rehearsal",
+    }
     all_steps = (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST)
     rehearsal = (*all_steps, *REHEARSAL) if structure else REHEARSAL
-    alone = SURVEY if mode == "survey" else rehearsal if mode in REHEARSING else ENDING if ending else all_steps
+    alone = (
+        SURVEY
+        if mode == "survey"
+        else rehearsal
+        if mode in REHEARSING
+        else ENDING
+        if ending
+        else all_steps
+    )
     for name in alone:
         install = getattr(import_module(f".{name}", __name__), "install", None)
         if install is not None:

@@ -33,7 +33,9 @@ def install(session: Session) -> None:
             session.backward = None
             given = call.given(0, "tensors")
             with torch.no_grad():
-                session.publish("backward", [given] if isinstance(given, torch.Tensor) else list(given))
+                session.publish(
+                    "backward", [given] if isinstance(given, torch.Tensor) else list(given)
+                )
 
     def ended(tensors: list[torch.Tensor]) -> None:
         session.before_clip = {}
@@ -41,7 +43,11 @@ def install(session: Session) -> None:
         if session.backward_for > session.steps and session.request["stress"]:
             session.publish("beyond", slots)
             return
-        one_number = len(tensors) == 1 and tensors[0].numel() == 1 and set(layout(tensors[0], 0).placements) <= {"R"}
+        one_number = (
+            len(tensors) == 1
+            and tensors[0].numel() == 1
+            and set(layout(tensors[0], 0).placements) <= {"R"}
+        )
         session.micro += 1
         session.grads = gradient_sketches(slots)
         session.write(
@@ -69,7 +75,9 @@ def install(session: Session) -> None:
         session.grads = {}  # those of the last backward are not reduced yet: what the clip or the step finds is
 
     session.around(BACKWARD, before=before, after=after)
-    session.around("torch.distributed.fsdp:FSDPModule.finalize_backward", before=finalized, optional=True)
+    session.around(
+        "torch.distributed.fsdp:FSDPModule.finalize_backward", before=finalized, optional=True
+    )
     session.subscribe("backward", ended)
     for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
         session.around(f"torch.nn.utils:{name}", before=clipping, optional=True)

@@ -29,7 +29,12 @@ def install(session: Session) -> None:
 
     def called(module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
         roots = any(module is root for _, root in session.roots)
-        if not roots or not module.training or not torch.is_grad_enabled() or session.step_number() > 1:
+        if (
+            not roots
+            or not module.training
+            or not torch.is_grad_enabled()
+            or session.step_number() > 1
+        ):
             return
         held = [tensor for tensor in given() if tensor.grad_fn is None]
         place = _origin(session, held) if held else None
@@ -50,16 +55,26 @@ def _bound_to(session: Session, wanted: Wanted) -> Place | None:
     """In the outermost frame of the project that holds such a tensor."""
     frames = [*session.frames.own()]
     for number, frame in reversed([*enumerate(frames)]):
-        names = variables(frame) if frame.f_locals is not frame.f_globals else [*frame.f_globals.items()]
-        inside = [(found, name) for name, value in names if (found := _within(value, wanted)) is not None]
+        names = (
+            variables(frame)
+            if frame.f_locals is not frame.f_globals
+            else [*frame.f_globals.items()]
+        )
+        inside = [
+            (found, name) for name, value in names if (found := _within(value, wanted)) is not None
+        ]
         if not inside:
             continue
         name, code, above = max(inside)[1], frame.f_code, frames[number + 1 :]
         if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             bound = _bound(frame, name)
             place = place_at(frame, bound.lineno if bound else frame.f_lineno, above)
-            return replace(place, through=_makers(bound, {**frame.f_globals, **dict(names)}, code.co_filename))
-        return place_at(above[0], above[0].f_lineno, above[1:]) if above else None  # the caller passed it
+            return replace(
+                place, through=_makers(bound, {**frame.f_globals, **dict(names)}, code.co_filename)
+            )
+        return (
+            place_at(above[0], above[0].f_lineno, above[1:]) if above else None
+        )  # the caller passed it
     return None
 
 
@@ -70,7 +85,10 @@ def _within(value: Any, wanted: Wanted, depth: int = 0) -> tuple[int, int] | Non
     if depth == DEEPEST or not isinstance(value, list | tuple | dict) or len(value) > WIDEST:
         return None
     inside = value.values() if isinstance(value, dict) else value
-    return max((found for one in inside if (found := _within(one, wanted, depth + 1)) is not None), default=None)
+    return max(
+        (found for one in inside if (found := _within(one, wanted, depth + 1)) is not None),
+        default=None,
+    )
 
 
 def _bound(frame: FrameType, name: str) -> ast.stmt | None:
@@ -81,7 +99,9 @@ def _bound(frame: FrameType, name: str) -> ast.stmt | None:
         for node in tree_of(frame.f_code.co_filename)
         if isinstance(node, ast.Assign | ast.For | ast.AnnAssign | ast.With)
     )
-    binds = [node for node in before if first <= node.lineno <= frame.f_lineno and name in _stored(node)]
+    binds = [
+        node for node in before if first <= node.lineno <= frame.f_lineno and name in _stored(node)
+    ]
     return max(binds, key=lambda node: node.lineno, default=None)
 
 
@@ -116,7 +136,10 @@ def _code(value: Any) -> CodeType | None:
     if isinstance(value, GeneratorType):
         return value.gi_code
     if not isinstance(value, FunctionType):
-        steps = (inspect.getattr_static(type(value), f"__{name}__", None) for name in ("next", "iter", "call"))
+        steps = (
+            inspect.getattr_static(type(value), f"__{name}__", None)
+            for name in ("next", "iter", "call")
+        )
         value = next((step for step in steps if isinstance(step, FunctionType)), None)
     made = inspect.unwrap(value) if value is not None else None
     return made.__code__ if isinstance(made, FunctionType) else None

@@ -44,13 +44,17 @@ def install(session: Session) -> None:
 
     def before(call: Call) -> Leave:
         if session.depth == 0:
-            session.publish("call", call.args[0], lambda: tensors.tensors((call.args[1:], call.kwargs)))
+            session.publish(
+                "call", call.args[0], lambda: tensors.tensors((call.args[1:], call.kwargs))
+            )
         session.depth += 1
         return leave
 
     def called(module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
         if isinstance(module, DistributedDataParallel) and not session.stand_in:
-            module = module.module  # of a script that was converted to FSDP2: the same names as after
+            module = (
+                module.module
+            )  # of a script that was converted to FSDP2: the same names as after
         if session.in_backward or all(p.device.type == "meta" for p in module.parameters()):
             return
         if not models.holds(module):
@@ -70,9 +74,13 @@ def install(session: Session) -> None:
         if session.random_state is None:
             session.random_state = random_state()
         everything = given()
-        samples = [tensor for tensor in everything if tensor.grad_fn is None]  # not what another model has made of them
+        samples = [
+            tensor for tensor in everything if tensor.grad_fn is None
+        ]  # not what another model has made of them
         session.rows += row_hashes(samples if samples or session.rows else everything)
-        session.tokens += max((tensor.numel() for tensor in samples if tensor.dtype in INTEGERS), default=0)
+        session.tokens += max(
+            (tensor.numel() for tensor in samples if tensor.dtype in INTEGERS), default=0
+        )
 
     session.around("torch.nn:Module.__call__", before=before)
     session.subscribe("call", called)

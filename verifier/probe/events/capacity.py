@@ -3,7 +3,10 @@
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ..capacity import recorder as kinds
 from ..capacity.recorder import Recorder
@@ -60,13 +63,19 @@ def install(session: Session) -> None:
             if id(module) not in known and any(True for _ in module.parameters()):
                 known.add(id(module))
                 now.adopt(module)
-            own = id(module) in known and (torch.is_grad_enabled() or not now.backwards) and updated()
+            own = (
+                id(module) in known and (torch.is_grad_enabled() or not now.backwards) and updated()
+            )
             if id(module) in known and (torch.is_grad_enabled() or own):
                 begins(own)
                 given = tensors((call.args[1:], call.kwargs))
-                now.tokens[now.step] += max((one.numel() for one in given if one.dtype in WHOLE), default=0)
+                now.tokens[now.step] += max(
+                    (one.numel() for one in given if one.dtype in WHOLE), default=0
+                )
         now.depth += 1
-        now.stack.append(now.names.get(id(module)) or (now.stack[-1] if now.stack else type(module).__name__))
+        now.stack.append(
+            now.names.get(id(module)) or (now.stack[-1] if now.stack else type(module).__name__)
+        )
 
         def leave() -> None:
             now.depth -= 1
@@ -112,8 +121,16 @@ def install(session: Session) -> None:
 
     def has_stepped(optimizer: torch.optim.Optimizer, *given: Any) -> None:
         nonlocal stepped
-        now.in_optimizer, now.backward_ended, now.optimized, stepped = False, False, True, stepped or now.step > 0
-        now.label([value for state in optimizer.state.values() for value in state.values()], kinds.OPTIMIZER)
+        now.in_optimizer, now.backward_ended, now.optimized, stepped = (
+            False,
+            False,
+            True,
+            stepped or now.step > 0,
+        )
+        now.label(
+            [value for state in optimizer.state.values() for value in state.values()],
+            kinds.OPTIMIZER,
+        )
 
     def sharding(call: Call) -> Leave:
         given = call.given(0, "module")
@@ -133,7 +150,9 @@ def install(session: Session) -> None:
     for name in ("unshard", "wait_for_unshard"):
         session.around(f"{PARAM_GROUP}.{name}", before=for_group(kinds.GATHERED))
     session.around(f"{PARAM_GROUP}.post_backward", before=for_group(kinds.REDUCTION))
-    session.around("torch.cuda:synchronize", before=lambda call: now.read("torch.cuda.synchronize()", True))
+    session.around(
+        "torch.cuda:synchronize", before=lambda call: now.read("torch.cuda.synchronize()", True)
+    )
     register_optimizer_step_pre_hook(session.guarded(stepping))
     register_optimizer_step_post_hook(session.guarded(has_stepped))
     session.subscribe("stop", write)

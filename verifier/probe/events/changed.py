@@ -41,7 +41,11 @@ class Gradient:
     def __init__(self, param: torch.Tensor, grad: torch.Tensor, on_cpu: bool) -> None:
         self._param, self._grad, self._part = param, grad, local(grad)
         self._address = self._size = 0
-        plain = type(self._part) is torch.Tensor and self._part.layout == torch.strided and self._part.is_contiguous()
+        plain = (
+            type(self._part) is torch.Tensor
+            and self._part.layout == torch.strided
+            and self._part.is_contiguous()
+        )
         if plain and self._part.numel() and (on_cpu or self._part.device.type == "cpu"):
             largest = int(self._part.abs().argmax())
             self._size = self._part.element_size()
@@ -51,7 +55,11 @@ class Gradient:
     def now(self) -> tuple[object, ...]:
         grad = self._param.grad
         version_of = 0 if self._size else version(self._grad) + version(self._part)
-        return grad is None or grad is self._grad, version_of, ctypes.string_at(self._address, self._size)
+        return (
+            grad is None or grad is self._grad,
+            version_of,
+            ctypes.string_at(self._address, self._size),
+        )
 
 
 class Watch:
@@ -68,7 +76,9 @@ class Watch:
             return
         held = [slot.param for slot in session.all_slots() if slot.param.grad is not None]
         looked_at, on_cpu = held[:1] + held[1:][-1:], bool(session.request["cuda_on_cpu"])
-        self._grads = [Gradient(param, param.grad, on_cpu) for param in looked_at if param.grad is not None]
+        self._grads = [
+            Gradient(param, param.grad, on_cpu) for param in looked_at if param.grad is not None
+        ]
         if self._grads:
             sys.setprofile(self._at)
 
@@ -94,5 +104,9 @@ class Watch:
     def _changed(self) -> None:
         session = self._session
         place = session.here()
-        if place is not None and session.first(("changed", place)) and session.first("changed", most=PLACES):
+        if (
+            place is not None
+            and session.first(("changed", place))
+            and session.first("changed", most=PLACES)
+        ):
             session.write(ChangedGradients(at_line=place))

@@ -45,7 +45,9 @@ class Checkpoints:
         """An operation is about to begin."""
         around = getattr(self.inside, "operation", None)
         if around is not None or _by_pickle(call):
-            if around is not None and around[0] == "load":  # in the `load_state_dict` of a Stateful of the script
+            if (
+                around is not None and around[0] == "load"
+            ):  # in the `load_state_dict` of a Stateful of the script
                 self._set_state(operation, call)
             return None
         if (place := self.session.here()) is None:
@@ -55,7 +57,9 @@ class Checkpoints:
         if operation == "torch.save":
             outputs.about_to_write(target)
             crash.in_change(self.session, crash.FILE)
-        self.session.write(Checkpoint(op=operation, after_step=self.session.made(), to=target, at_line=place))
+        self.session.write(
+            Checkpoint(op=operation, after_step=self.session.made(), to=target, at_line=place)
+        )
         self._set_state(operation, call)
         self.inside.operation = (operation, target, call.kwargs)
         if operation == "torch.save" and target:
@@ -71,11 +75,17 @@ class Checkpoints:
     def _set_state(self, operation: str, call: Call) -> None:
         """Record what this rank passes to a setter before it runs: a call on one rank alone hangs."""
         model_first = operation == "set_model_state_dict"
-        given = call.given(1, "model_state_dict") if model_first else call.kwargs.get("model_state_dict")
+        given = (
+            call.given(1, "model_state_dict")
+            if model_first
+            else call.kwargs.get("model_state_dict")
+        )
         if (model_first or operation == "set_state_dict") and isinstance(given, dict):
             broadcast = bool(getattr(call.kwargs.get("options"), "broadcast_from_rank0", False))
             here = self.session.here()
-            self.session.write(SetState(op=operation, given=len(given), broadcast=broadcast, at_line=here))
+            self.session.write(
+                SetState(op=operation, given=len(given), broadcast=broadcast, at_line=here)
+            )
 
     def _file(self, given: object, target: str) -> None:
         try:
@@ -171,4 +181,8 @@ def _by_pickle(call: Call) -> bool:
 
 def _smaller(group: Any) -> bool:
     """Whether a group leaves out ranks."""
-    return group is not None and dist.is_initialized() and dist.get_world_size(group) < dist.get_world_size()
+    return (
+        group is not None
+        and dist.is_initialized()
+        and dist.get_world_size(group) < dist.get_world_size()
+    )

@@ -13,7 +13,14 @@ from ..compat.tensors import mesh_groups
 from ..dispatcher import Call
 from ..session import Session
 
-_COLLECTIVES = ("barrier", "all_reduce", "broadcast", "all_gather_object", "gather_object", "broadcast_object_list")
+_COLLECTIVES = (
+    "barrier",
+    "all_reduce",
+    "broadcast",
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+)
 SAVES = 120.0  # seconds that a run which has made its steps waits for them
 
 
@@ -23,7 +30,9 @@ class Flight:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.watch: bool = session.request["watch_saves"]
-        self.pending: list[tuple[Any, Any, Place | None]] = []  # future, process group, line of the save
+        self.pending: list[
+            tuple[Any, Any, Place | None]
+        ] = []  # future, process group, line of the save
         self.uploads: list[Future[Any]] = []  # of all saves
 
     def started(self, result: Any, group: Any) -> None:
@@ -48,7 +57,11 @@ class Flight:
         for item in [i for i in self.pending if any(g is i[1] for g in used)]:
             self.pending.remove(item)
             apart = len(_backends(item[1])) > 1
-            self.session.write(SaveInFlight(what=what, saved_line=item[2], apart=apart, at_line=self.session.here()))
+            self.session.write(
+                SaveInFlight(
+                    what=what, saved_line=item[2], apart=apart, at_line=self.session.here()
+                )
+            )
 
 
 def install(session: Session) -> None:
@@ -62,7 +75,9 @@ def install(session: Session) -> None:
 
     def used(call: Call, name: str) -> None:
         if flight.pending:
-            given = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, dist.ProcessGroup)]
+            given = [
+                v for v in (*call.args, *call.kwargs.values()) if isinstance(v, dist.ProcessGroup)
+            ]
             flight.collective(lambda: given or [dist.group.WORLD], f"dist.{name}")
 
     if flight.watch:

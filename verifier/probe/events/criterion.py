@@ -27,10 +27,16 @@ def install(session: Session) -> None:
         if torch.is_grad_enabled() and value.requires_grad:
             valid = int((target != named.get("ignore_index", -100)).sum())
             reduction = str(named.get("reduction", "mean"))
-            seen = Criterion(reduction=reduction, valid=valid, gradient=None, targets=target.numel())
-            if not session.in_backward:  # what a checkpoint computes again counts only where its gradient is used
+            seen = Criterion(
+                reduction=reduction, valid=valid, gradient=None, targets=target.numel()
+            )
+            if (
+                not session.in_backward
+            ):  # what a checkpoint computes again counts only where its gradient is used
                 session.criteria.append(seen)
             if value.numel() == 1:
                 value.register_hook(partial(weigh, seen))
 
-    session.dispatcher.outermost([f"torch.nn.functional:{name}" for name in ("cross_entropy", "nll_loss")], computed)
+    session.dispatcher.outermost(
+        [f"torch.nn.functional:{name}" for name in ("cross_entropy", "nll_loss")], computed
+    )

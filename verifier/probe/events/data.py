@@ -46,7 +46,9 @@ def install(session: Session) -> None:
         loader = call.args[0]
         samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
         step, place = session.step_number(), session.here()
-        session.write(LoaderStarted(samples=samples, step=step, made=made.get(loader), at_line=place))
+        session.write(
+            LoaderStarted(samples=samples, step=step, made=made.get(loader), at_line=place)
+        )
 
     def built(call: Call) -> None:
         if (place := session.here()) is not None:
@@ -55,12 +57,17 @@ def install(session: Session) -> None:
     session.around("torch.utils.data:DataLoader.__init__", before=built)
     session.around("torch.utils.data:DataLoader.__iter__", before=loading)
     session.around("torch.utils.data:DistributedSampler.__iter__", before=begins)
-    session.around("torch.utils.data:DistributedSampler.set_epoch", before=lambda call: session.write(SetEpoch()))
+    session.around(
+        "torch.utils.data:DistributedSampler.set_epoch",
+        before=lambda call: session.write(SetEpoch()),
+    )
     for function, position in DRAWS.items():
         session.around(function, after=functools.partial(_drawn, session, {}, position))
 
 
-def _drawn(session: Session, last: dict[tuple[str, int, int], int], position: int | None, call: Call) -> None:
+def _drawn(
+    session: Session, last: dict[tuple[str, int, int], int], position: int | None, call: Call
+) -> None:
     order = call.result if position is None else call.given(position, "x")
     own = caller()
     parts = _parts(own) if own.f_code.co_filename.endswith(OWN_ORDER) else 1
@@ -98,4 +105,6 @@ def _digest(order: torch.Tensor | Sequence[Any]) -> int | None:
 
 def _plain(one: object) -> bool:
     """Whether its text is the same in every process: numbers, texts, and tuples of these."""
-    return isinstance(one, int | float | str | bytes) or (isinstance(one, tuple) and all(map(_plain, one)))
+    return isinstance(one, int | float | str | bytes) or (
+        isinstance(one, tuple) and all(map(_plain, one))
+    )

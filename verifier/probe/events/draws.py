@@ -25,16 +25,27 @@ def install(session: Session) -> None:
     def drawn(call: Call, name: str) -> None:
         made = call.result
         inside = session.depth > 0 or session.in_backward or session.in_step
-        if inside or not session.roots or not isinstance(made, torch.Tensor) or not 1 < made.numel() <= _ELEMENTS:
+        if (
+            inside
+            or not session.roots
+            or not isinstance(made, torch.Tensor)
+            or not 1 < made.numel() <= _ELEMENTS
+        ):
             return
         if made.device.type == "meta" or caller().f_code.co_filename.endswith("torch/nn/init.py"):
             return
-        if (line := session.here()) is None or not session.first((line.file, line.line, name), most=_OF_A_LINE):
+        if (line := session.here()) is None or not session.first(
+            (line.file, line.line, name), most=_OF_A_LINE
+        ):
             return
         digest = row_hashes([local(made).detach().reshape(1, -1)])
         if digest:
             step = session.step_number()
-            session.write(Drawn(step=step, function=name, shape=list(made.shape), digest=digest[0], at_line=line))
+            session.write(
+                Drawn(
+                    step=step, function=name, shape=list(made.shape), digest=digest[0], at_line=line
+                )
+            )
 
     for target, name in FUNCTIONS.items():
         session.around(target, after=functools.partial(drawn, name=name))

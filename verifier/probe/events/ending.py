@@ -111,7 +111,9 @@ class Ending:
         """The script has ended: report what it printed and wrote behind its last step."""
         for text, stack in self.printed:
             if _lines(stack) not in self.between:
-                self.session.write(Printed(text=text, steps=self.steps, stack=stack[1:], at_line=stack[0]))
+                self.session.write(
+                    Printed(text=text, steps=self.steps, stack=stack[1:], at_line=stack[0])
+                )
         for name, file in list(self._files())[:_FILES]:
             values = dict(list(_tensors(read_file(file), "", 0))[:_TENSORS])
             if values:
@@ -134,8 +136,20 @@ def _lines(stack: list[Place]) -> tuple[tuple[str, int], ...]:
 
 def _tensors(value: Any, path: str, depth: int) -> Iterator[tuple[str, Held]]:
     if isinstance(value, torch.Tensor):
-        if type(value) in (torch.Tensor, nn.Parameter) and value.is_floating_point() and value.numel():
-            yield path, Held(holder="file", sketch=sketch(value.detach()), numel=value.numel(), dtype=str(value.dtype))
+        if (
+            type(value) in (torch.Tensor, nn.Parameter)
+            and value.is_floating_point()
+            and value.numel()
+        ):
+            yield (
+                path,
+                Held(
+                    holder="file",
+                    sketch=sketch(value.detach()),
+                    numel=value.numel(),
+                    dtype=str(value.dtype),
+                ),
+            )
     elif isinstance(value, Mapping | list | tuple) and depth < _DEPTH:
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _tensors(item, f"{path}.{key}" if path else str(key), depth + 1)

@@ -7,6 +7,8 @@ from ..session import Session
 
 def install(session: Session) -> None:
     def before(call: Call) -> None:
-        session.write(End(how="os._exit", code=call.given(0, "status", 0), frames=session.frames.stack()))
+        session.write(
+            End(how="os._exit", code=call.given(0, "status", 0), frames=session.frames.stack())
+        )
 
     session.around("os:_exit", before=before)

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 import torch
 from torch.distributed.tensor import DTensor
 
-from ...trace.events import ClipOfNothing, Clips, Discarded, NotCleared, PartialRead, ShardInStep, Zeroed
+from ...trace.events import (
+    ClipOfNothing,
+    Clips,
+    Discarded,
+    NotCleared,
+    PartialRead,
+    ShardInStep,
+    Zeroed,
+)
 from ...trace.origin import within_torch
 from ..compat.groups import slots
 from ..compat.tensors import local, partial_over
@@ -57,9 +65,13 @@ def install(session: Session) -> None:
             session.write(PartialRead(op=name, placements=placements, truth=truth, at_line=place))
 
     def left(params: set[int]) -> None:
-        names = [slot.name for slot in session.all_slots() if slot.unsynced and id(slot.param) in params]
+        names = [
+            slot.name for slot in session.all_slots() if slot.unsynced and id(slot.param) in params
+        ]
         if names:
-            session.write(Zeroed(step=session.step_number(), unsynced=names, at_line=session.here()))
+            session.write(
+                Zeroed(step=session.step_number(), unsynced=names, at_line=session.here())
+            )
 
     def zeroed_by_optimizer(call: Call) -> None:
         if session.roots:
@@ -69,7 +81,11 @@ def install(session: Session) -> None:
         if session.roots:
             held = slots(call.args[0])
             left({id(slot.param) for slot in held})
-            kept = [s.name for s in held if s.param.grad is not None and local(s.param.grad).count_nonzero()]
+            kept = [
+                s.name
+                for s in held
+                if s.param.grad is not None and local(s.param.grad).count_nonzero()
+            ]
             if kept:
                 session.write(NotCleared(names=kept, at_line=session.here()))
 

@@ -38,23 +38,35 @@ class Groups:
         found = groups.groups(module)
         behind = [name for name, group in found if group in self.stale and group.is_unsharded]
         stepped = bool(behind)
-        if not stepped and self.session.request["mode"] not in ONE_PROCESS:  # where nothing is really gathered
+        if (
+            not stepped and self.session.request["mode"] not in ONE_PROCESS
+        ):  # where nothing is really gathered
             with torch.no_grad():
                 behind = [name for name, group in found if groups.out_of_date(group)]
         self.stale.difference_update([group for _, group in found])
         if behind:
             step, line = self.session.step_number() - 1, self.evaluated
             self.session.write(
-                Stale(groups=behind, after_step=step, stepped=stepped, evaluated=line, at_line=self.session.here())
+                Stale(
+                    groups=behind,
+                    after_step=step,
+                    stepped=stepped,
+                    evaluated=line,
+                    at_line=self.session.here(),
+                )
             )
 
     def stepping(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """An optimizer is about to step: which groups are unsharded, and which hold a gradient that was not all-reduced."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        held = {
+            id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        }
         partial = []
         for root, module in self.session.roots:
             for name, group in groups.groups(module):
-                if group.is_unsharded and any(id(p.sharded_param) in held for p in group.fsdp_params):
+                if group.is_unsharded and any(
+                    id(p.sharded_param) in held for p in group.fsdp_params
+                ):
                     self.stale.add(group)
                 if groups.not_all_reduced(group):
                     partial.append(root + name)
@@ -70,7 +82,11 @@ class Groups:
             missing = groups.without_gradient(group)
         if missing and self.session.first("reduction", _REDUCTIONS):
             step, micro, here = self.session.step_number(), self.session.micro, self.session.here()
-            self.session.write(Reduce(step=step, micro=micro, missing=missing, at_line=here, **groups.reduction(group)))
+            self.session.write(
+                Reduce(
+                    step=step, micro=micro, missing=missing, at_line=here, **groups.reduction(group)
+                )
+            )
 
     def flagged(self, call: Call) -> None:
         """`set_requires_all_reduce` is called; the first calls are recorded."""
@@ -84,12 +100,16 @@ class Groups:
         for tensor in tensors.tensors(output) if torch.is_grad_enabled() else ():
             if tensors.is_view(tensor) and len(self.views) < _VIEWS:
                 names = ", ".join(short_name(module) for module in groups.modules_of(state))
-                self.views.append((weakref.ref(tensor), tensors.version(tensor), names, self.session.here()))
+                self.views.append(
+                    (weakref.ref(tensor), tensors.version(tensor), names, self.session.here())
+                )
 
     def backward_begins(self) -> None:
         """Views that were changed in place since their module returned them."""
         views, self.views = self.views, []
-        changed = [v for v in views if (tensor := v[0]()) is not None and tensors.version(tensor) != v[1]]
+        changed = [
+            v for v in views if (tensor := v[0]()) is not None and tensors.version(tensor) != v[1]
+        ]
         for _, _, module, line in changed[:4]:
             self.session.write(InplaceView(module=module, at_line=line))
 
@@ -99,7 +119,9 @@ def install(session: Session) -> None:
     if session.stand_in:
         return
     watch = Groups(session)
-    session.around("torch.distributed.fsdp:FSDPModule.set_requires_all_reduce", before=watch.flagged)
+    session.around(
+        "torch.distributed.fsdp:FSDPModule.set_requires_all_reduce", before=watch.flagged
+    )
     session.around(POST_BACKWARD, before=watch.reducing)
     session.around(TO_SHARDED, before=lambda call: watch.stale.discard(call.args[0]))
     session.around(PRE_BACKWARD_HOOK, before=watch.returned)

@@ -27,7 +27,10 @@ def install(session: Session) -> None:
         if (name := names.pop(id(module), None)) is None:
             return
         try:
-            line, cls = session.frames.defined(type(module).forward), type(module).__name__.removeprefix("FSDP")
+            line, cls = (
+                session.frames.defined(type(module).forward),
+                type(module).__name__.removeprefix("FSDP"),
+            )
             given, made = first_sketch(args), first_sketch(output)
             session.write(Layer(name=name, cls=cls, given=given, made=made, forward=line))
         except Exception as error:  # raised in here it would be raised in the script

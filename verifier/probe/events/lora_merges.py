@@ -47,19 +47,35 @@ class Exports:
         """An optimizer steps: the frozen parameters are those of the training."""
         if not self.frozen:
             slots = self.session.all_slots()
-            self.frozen = {id(slot.param): _length(slot.param) for slot in slots if not slot.param.requires_grad}
+            self.frozen = {
+                id(slot.param): _length(slot.param)
+                for slot in slots
+                if not slot.param.requires_grad
+            }
 
     def gathered(self, call: Call) -> None:
         """A state dict was made: of whole tensors, on this rank."""
         found = call.result[0] if isinstance(call.result, tuple) else call.result
         model = call.given(0, "model")
-        whole = {k: v.float() for k, v in found.items() if type(v) is torch.Tensor and v.is_floating_point()}
+        whole = {
+            k: v.float()
+            for k, v in found.items()
+            if type(v) is torch.Tensor and v.is_floating_point()
+        }
         for path, module in model.named_modules() if whole else ():
-            own = {k.removeprefix(f"{path}."): v for k, v in whole.items() if k.startswith(f"{path}.")}
+            own = {
+                k.removeprefix(f"{path}."): v for k, v in whole.items() if k.startswith(f"{path}.")
+            }
             changed = any(
-                self.frozen.get(id(p), length) != length for p in module.parameters() for length in [_length(p)]
+                self.frozen.get(id(p), length) != length
+                for p in module.parameters()
+                for length in [_length(p)]
             )
-            if len(own) > 2 and not changed and not any(isinstance(part, FSDPModule) for part in module.modules()):
+            if (
+                len(own) > 2
+                and not changed
+                and not any(isinstance(part, FSDPModule) for part in module.modules())
+            ):
                 adapted = _adapted(module, own)
                 if adapted is not None:
                     self.known[path] = adapted
@@ -75,7 +91,9 @@ class Exports:
                 held = adapted.inputs @ value.float().T - adapted.base
                 factor = float((held * adapted.added).sum() / adapted.added.square().sum())
                 if float((held - factor * adapted.added).norm()) <= _STRAIGHT * float(held.norm()):
-                    self.session.write(Merged(name=f"{path}.weight", factor=factor, at_line=self.session.here()))
+                    self.session.write(
+                        Merged(name=f"{path}.weight", factor=factor, at_line=self.session.here())
+                    )
 
 
 def _length(param: torch.Tensor) -> float:
@@ -89,7 +107,9 @@ def _adapted(module: nn.Module, own: dict[str, torch.Tensor]) -> Adapted | None:
     if weight is None:
         return None
     modes = [(part, part.training) for part in module.modules()]
-    inputs = torch.randn(4, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.device)
+    inputs = torch.randn(4, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(
+        weight.device
+    )
     try:
         module.train(False)
         zero, once, twice = (functional_call(module, own, (times * inputs,)) for times in (0, 1, 2))
@@ -103,7 +123,11 @@ def _adapted(module: nn.Module, own: dict[str, torch.Tensor]) -> Adapted | None:
         return None
     curved = float((twice - 2 * once + zero).norm()) > _ROUNDED * float((twice - zero).norm())
     added = once - zero - base
-    return None if curved or float(added.norm()) <= _ROUNDED * float(base.norm()) else Adapted(inputs, base, added)
+    return (
+        None
+        if curved or float(added.norm()) <= _ROUNDED * float(base.norm())
+        else Adapted(inputs, base, added)
+    )
 
 
 def install(session: Session) -> None:

@@ -22,7 +22,10 @@ from ..measures import products
 from ..session import Session
 from ..tensor_fingerprint import row_hashes, sketch
 
-BACKWARDS, FORWARDS = "backwards", "forwards"  # steps by samples: of forwards with gradients, or of all
+BACKWARDS, FORWARDS = (
+    "backwards",
+    "forwards",
+)  # steps by samples: of forwards with gradients, or of all
 _STATE_DICTS = ("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict")
 
 
@@ -35,7 +38,9 @@ class OwnUpdates:
         self.by: str = asked if asked in (BACKWARDS, FORWARDS) else ""
         self.batches: set[tuple[int, ...]] = set()  # the samples of each forward of the step
         self.param_groups: list[dict[str, Any]] = []
-        self.before: dict[str, tuple[torch.Tensor, list[float]]] = {}  # weights before or after the last backward
+        self.before: dict[
+            str, tuple[torch.Tensor, list[float]]
+        ] = {}  # weights before or after the last backward
         self.grads: dict[str, torch.Tensor] = {}
         self.sketches: dict[str, list[float] | None] = {}
         self.micros = 1  # backwards of the last step
@@ -54,7 +59,9 @@ class OwnUpdates:
             return
         if self.by:
             with torch.no_grad():
-                if not self.sketches or not self._changes():  # those of a trial are not what the update is made of
+                if (
+                    not self.sketches or not self._changes()
+                ):  # those of a trial are not what the update is made of
                     self.grads, self.sketches = self._gradients(), session.grads
             return
         if session.step_number() > session.steps and session.micro >= self.micros:
@@ -68,18 +75,30 @@ class OwnUpdates:
         self.grads = self._gradients()
 
     def _slots(self) -> list[Slot]:
-        return [slot for slot in self.session.all_slots() if slot.param.requires_grad or self.by == FORWARDS]
+        return [
+            slot
+            for slot in self.session.all_slots()
+            if slot.param.requires_grad or self.by == FORWARDS
+        ]
 
     def _keep(self) -> None:
-        self.before = {s.name: (local(s.param).detach().clone(), sketch(s.param)) for s in self._slots()}
+        self.before = {
+            s.name: (local(s.param).detach().clone(), sketch(s.param)) for s in self._slots()
+        }
 
     def _gradients(self) -> dict[str, torch.Tensor]:
-        return {s.name: local(s.param.grad).clone() for s in self._slots() if s.param.grad is not None}
+        return {
+            s.name: local(s.param.grad).clone() for s in self._slots() if s.param.grad is not None
+        }
 
     def called(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
         """A model is called. A forward without gradients on samples of the step may try weights that the update does not keep."""
         session = self.session
-        if session.optimizers.of_torch or session.in_backward or all(module is not root for _, root in session.roots):
+        if (
+            session.optimizers.of_torch
+            or session.in_backward
+            or all(module is not root for _, root in session.roots)
+        ):
             return
         tries = not torch.is_grad_enabled() and self.by != FORWARDS
         if tries and not self.before:
@@ -111,13 +130,25 @@ class OwnUpdates:
             session, line = self.session, self.session.here()
             session.micro += 1
             session.write(
-                Micro(step=session.step_number(), loss=None, rows=rows, criteria=[], random=None, at_line=line)
+                Micro(
+                    step=session.step_number(),
+                    loss=None,
+                    rows=rows,
+                    criteria=[],
+                    random=None,
+                    at_line=line,
+                )
             )
 
     def begun(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
         """A model is known by now, and has its starting point."""
         session = self.session
-        if self.by and not self.before and not session.in_backward and not session.optimizers.of_torch:
+        if (
+            self.by
+            and not self.before
+            and not session.in_backward
+            and not session.optimizers.of_torch
+        ):
             with torch.no_grad():
                 if not self.batches:
                     self._batch(row_hashes(given()))
@@ -141,13 +172,17 @@ class OwnUpdates:
         """{parameter: its change since the weights were kept} if any has changed, else {}."""
         slots = [slot for slot in self.session.all_slots() if slot.name in self.before]
         changes = {s.name: local(s.param) - self.before[s.name][0] for s in slots}
-        seen = any(bool(change.count_nonzero()) for change in changes.values()) or self._elsewhere(slots)
+        seen = any(bool(change.count_nonzero()) for change in changes.values()) or self._elsewhere(
+            slots
+        )
         return changes if seen else {}
 
     def _elsewhere(self, slots: list[Slot]) -> bool:
         """Whether gradients were consumed of which this rank has no elements: what was made of them is seen on other ranks alone."""
         cleared = all(slot.param.grad is None for slot in slots if slot.name in self.grads)
-        return bool(self.grads) and cleared and not any(grad.numel() for grad in self.grads.values())
+        return (
+            bool(self.grads) and cleared and not any(grad.numel() for grad in self.grads.values())
+        )
 
     def _record(self, changes: dict[str, torch.Tensor]) -> None:
         session = self.session
@@ -185,7 +220,11 @@ class OwnUpdates:
     def _moved(self, name: str, change: torch.Tensor) -> list[float]:
         grad = self.grads.get(name, torch.zeros_like(change))
         along = products(change, grad)[1]
-        return [float(change.to(torch.float64).square().sum()), along, float(change.count_nonzero())]
+        return [
+            float(change.to(torch.float64).square().sum()),
+            along,
+            float(change.count_nonzero()),
+        ]
 
 
 def install(session: Session) -> None:
@@ -199,5 +238,8 @@ def install(session: Session) -> None:
     session.subscribe("call", updates.begun)
     session.subscribe("checkpoint", updates.noticed)
     session.subscribe("ended", updates.look)
-    for name in ("torch.nn:Module.state_dict", *(f"torch.distributed.checkpoint.state_dict:{n}" for n in _STATE_DICTS)):
+    for name in (
+        "torch.nn:Module.state_dict",
+        *(f"torch.distributed.checkpoint.state_dict:{n}" for n in _STATE_DICTS),
+    ):
         session.around(name, before=lambda call: updates.noticed())

@@ -37,7 +37,9 @@ class Measures:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.open: dict[_Frame, tuple[types.FrameType, int]] = {}  # that are followed, and how many had ended before
+        self.open: dict[
+            _Frame, tuple[types.FrameType, int]
+        ] = {}  # that are followed, and how many had ended before
         self.trained: set[_Frame] = set()
         self.ended: list[Measured] = []  # within frames that are open
         self.drew: list[object] = []  # hashes of what was drawn since the first of them was opened
@@ -88,8 +90,15 @@ class Measures:
             return  # a debugger's, or that of a coverage
         for frame in self._frames():
             key, flags = _key(frame), frame.f_code.co_flags
-            once = not flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)
-            if once and frame.f_code.co_name != "<module>" and key not in self.trained and key not in self.open:
+            once = not flags & (
+                inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+            )
+            if (
+                once
+                and frame.f_code.co_name != "<module>"
+                and key not in self.trained
+                and key not in self.open
+            ):
                 if not self.open:
                     self.drew, self.before = [], _states()
                 self.open[key] = frame, len(self.ended)
@@ -109,13 +118,21 @@ class Measures:
         with torch.no_grad():
             values = dict(_numbers(value, "returned", session.rank, 0))
             if value is None and len(self.ended) == before:
-                values = {k: v for name, one in _own(frame) for k, v in _numbers(one, name, session.rank, 0)}
+                values = {
+                    k: v
+                    for name, one in _own(frame)
+                    for k, v in _numbers(one, name, session.rank, 0)
+                }
         stack = session.frames.stack()
-        if values and session.first((session.step_number(), stack[0].file, stack[0].line), most=_CALLS):
+        if values and session.first(
+            (session.step_number(), stack[0].file, stack[0].line), most=_CALLS
+        ):
             self.ended[before:] = [
                 Measured(
                     step=session.step_number(),
-                    function=getattr(frame.f_code, "co_qualname", frame.f_code.co_name),  # from Python 3.11 on
+                    function=getattr(
+                        frame.f_code, "co_qualname", frame.f_code.co_name
+                    ),  # from Python 3.11 on
                     values=dict(list(values.items())[:_VALUES]),
                     drew=self._drew(),
                     caller=stack[1] if len(stack) > 1 else None,
@@ -176,7 +193,9 @@ def _numbers(value: Any, path: str, rank: int, depth: int) -> Iterator[tuple[str
             items = [(f"{path}[{key!r}]", item) for key, item in list(value.items())[:_VALUES]]
         elif isinstance(value, list | tuple):
             items = [(f"{path}[{at}]", item) for at, item in enumerate(value[:_VALUES])]
-        elif isinstance(value, types.SimpleNamespace) or hasattr(type(value), "__dataclass_fields__"):
+        elif isinstance(value, types.SimpleNamespace) or hasattr(
+            type(value), "__dataclass_fields__"
+        ):
             items = [(f"{path}.{key}", item) for key, item in list(vars(value).items())[:_VALUES]]
         else:
             return

@@ -19,13 +19,22 @@ def install(session: Session) -> None:
 
     def stepped(optimizer: torch.optim.Optimizer) -> None:
         params = [slot.param for slot in session.all_slots()]
-        states = [v for one in session.optimizers.alive() for state in one.state.values() for v in state.values()]
+        states = [
+            v
+            for one in session.optimizers.alive()
+            for state in one.state.values()
+            for v in state.values()
+        ]
         cuda = torch.cuda.max_memory_allocated() if real and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         session.write(
             Memory(
                 parameters=_bytes(params),
                 gradients=_bytes(param.grad for param in params if param.grad is not None),
-                optimizer=_bytes({id(value): value for value in states if isinstance(value, torch.Tensor)}.values()),
+                optimizer=_bytes(
+                    {
+                        id(value): value for value in states if isinstance(value, torch.Tensor)
+                    }.values()
+                ),
                 before=before,
                 peak=resident("VmHWM"),
                 cuda=cuda,
@@ -41,7 +50,9 @@ def resident(field: str) -> int | None:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
+    return next(
+        (int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None
+    )
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -29,13 +29,17 @@ class Models:
             return True
         inside = {id(part) for _, root in self._session.roots for part in root.modules()}
         return all(
-            id(part) in inside for part in module.modules() if any(p is not None for p in own_parameters(part).values())
+            id(part) in inside
+            for part in module.modules()
+            if any(p is not None for p in own_parameters(part).values())
         )
 
     def adopt(self, root: nn.Module) -> None:
         """First call of a root: load the common starting point or save it for other runs, and record the model."""
         session = self._session
-        session.roots = [(name, old) for name, old in session.roots if all(old is not m for m in root.modules())]
+        session.roots = [
+            (name, old) for name, old in session.roots if all(old is not m for m in root.modules())
+        ]
         number, name = self._number(root)
         session.roots.append((name, root))
         held, found = slots(root), groups(root)
@@ -49,7 +53,9 @@ class Models:
                 self._parameter(name, slot, before, owners.get(id(slot.fsdp)))
                 for slot, before in zip(held, untouched, strict=True)
             ],
-            buffers=[Buffer(name=key, shape=list(b.shape), unset=unset(session, b)) for key, b in buffers],
+            buffers=[
+                Buffer(name=key, shape=list(b.shape), unset=unset(session, b)) for key, b in buffers
+            ],
             groups=[_group(name + key, group) for key, group in found],
             blocks=repeated_blocks(root),
             starting_point=loaded,
@@ -65,8 +71,15 @@ class Models:
             known = {parameter.name for parameter in old.parameters}
             added = [slot for slot in slots(root) if name + slot.name not in known]
             if added:
-                owners = {id(item): name + key for key, group in groups(root) for item in group.fsdp_params}
-                new = [self._parameter(name, one, sketch(one.param), owners.get(id(one.fsdp))) for one in added]
+                owners = {
+                    id(item): name + key
+                    for key, group in groups(root)
+                    for item in group.fsdp_params
+                }
+                new = [
+                    self._parameter(name, one, sketch(one.param), owners.get(id(one.fsdp)))
+                    for one in added
+                ]
                 self._written[name] = replace(old, parameters=[*old.parameters, *new])
                 self._session.write(self._written[name])
 
@@ -75,7 +88,9 @@ class Models:
         for top in [reference() for reference in self._session.tops]:
             if top is None or any(p.device.type == "meta" for p in top.parameters()):
                 continue
-            if all(top is not module for _, root in self._session.roots for module in root.modules()):
+            if all(
+                top is not module for _, root in self._session.roots for module in root.modules()
+            ):
                 self.adopt(top)
 
     def _number(self, root: nn.Module) -> tuple[int, str]:
@@ -95,14 +110,22 @@ class Models:
         before: dict[str, str] = request["models"]
         own = _signature(root)
         tops = [top for reference in self._session.tops if (top := reference()) is not None]
-        if trained(root) and sum(_signature(top) == own for top in tops) < 2:  # earlier stages are not made again
-            before = {prefix: known for prefix, known in before.items() if prefix not in request["retired"]}
+        if (
+            trained(root) and sum(_signature(top) == own for top in tops) < 2
+        ):  # earlier stages are not made again
+            before = {
+                prefix: known
+                for prefix, known in before.items()
+                if prefix not in request["retired"]
+            }
         alike = [prefix for prefix, known in before.items() if known == own and prefix not in taken]
         if not alike or before.get(f"model{number}." if number else "") == own:
             return number
         return int(alike[0].strip("model.") or 0)
 
-    def _parameter(self, root: str, slot: Slot, untouched: list[float], group: str | None) -> Parameter:
+    def _parameter(
+        self, root: str, slot: Slot, untouched: list[float], group: str | None
+    ) -> Parameter:
         part = local(slot.param)
         return Parameter(
             name=root + slot.name,
@@ -130,7 +153,9 @@ def trained(root: nn.Module) -> bool:
 
 def gradient_sketches(held: list[Slot]) -> dict[str, list[float] | None]:
     """The sketch of each gradient; None where there is none, or a stale one of a frozen parameter (an optimizer may still hold it)."""
-    found: dict[str, torch.Tensor | None] = {s.name: s.param.grad if s.param.requires_grad else None for s in held}
+    found: dict[str, torch.Tensor | None] = {
+        s.name: s.param.grad if s.param.requires_grad else None for s in held
+    }
     return {name: None if grad is None else sketch(grad) for name, grad in found.items()}
 
 

@@ -6,7 +6,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ...trace.events import Optimizer as Constructed
 from ...trace.events import Step, Stepped
@@ -28,14 +32,21 @@ class Steps:
         self.models = models
         self.waiting: Optimizer | None = None  # its step has begun and is not recorded yet
         self.before: dict[str, torch.Tensor] = {}  # the weights before the step
-        self.exact: set[str] | None = None  # parameters whose values after the last step no 16-bit dtype holds
+        self.exact: set[str] | None = (
+            None  # parameters whose values after the last step no 16-bit dtype holds
+        )
 
     def constructed(self, call: Call) -> None:
         """An optimizer was constructed."""
         session, optimizer = self.session, call.args[0]
         number, called = session.optimizers.add(optimizer).number, bool(session.roots)
         session.write(
-            Constructed(number=number, cls=class_name(optimizer), after_forward=called, at_line=session.here())
+            Constructed(
+                number=number,
+                cls=class_name(optimizer),
+                after_forward=called,
+                at_line=session.here(),
+            )
         )
 
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
@@ -45,7 +56,9 @@ class Steps:
         """
         session = self.session
         first = not session.optimizers.of(optimizer).begun
-        turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=session.micro > 0)
+        turn = session.optimizers.at_step(
+            optimizer, session.frames.lines(), trained=session.micro > 0
+        )
         if turn.begun >= session.steps and not closure:
             session.stop()
         turn.begun += 1
@@ -104,9 +117,13 @@ class Steps:
         turn = session.optimizers.of(optimizer)
         session.in_step = False
         slots = session.all_slots()
-        moved = {s.name: movement(s.param, self.before[s.name]) for s in slots if s.name in self.before}
+        moved = {
+            s.name: movement(s.param, self.before[s.name]) for s in slots if s.name in self.before
+        }
         weights = {s.name: sketch(s.param) for s in slots}
-        self.exact = {s.name for s in slots if s.param.dtype == torch.float32} - {*_in_16_bits(slots)}
+        self.exact = {s.name for s in slots if s.param.dtype == torch.float32} - {
+            *_in_16_bits(slots)
+        }
         session.write(Stepped(step=turn.begun, optimizer=turn.number, weights=weights, moved=moved))
 
 
@@ -131,7 +148,9 @@ def install(session: Session) -> None:
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", next(iter(args[1:]), None))
-        if _by_state_dict_helper() or (closure is None and session.micro == 0 and _makes_state(session, optimizer)):
+        if _by_state_dict_helper() or (
+            closure is None and session.micro == 0 and _makes_state(session, optimizer)
+        ):
             making_state.add(id(optimizer))
             return None
         with torch.no_grad():
@@ -172,8 +191,14 @@ def _makes_state(session: Session, optimizer: Optimizer) -> bool:
     """
     if all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups):
         return True
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return not session.roots and bool(grads) and not any(bool(local(grad).count_nonzero()) for grad in grads)
+    grads = [
+        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
+    return (
+        not session.roots
+        and bool(grads)
+        and not any(bool(local(grad).count_nonzero()) for grad in grads)
+    )
 
 
 def _by_state_dict_helper() -> bool:

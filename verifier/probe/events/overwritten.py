@@ -24,7 +24,9 @@ class Loads:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.kept: list[tuple[weakref.ref[nn.Module], dict[str, torch.Tensor], Place | None, int]] = []
+        self.kept: list[
+            tuple[weakref.ref[nn.Module], dict[str, torch.Tensor], Place | None, int]
+        ] = []
 
     def loaded(self, call: Call) -> None:
         """A state dict has been set, by the script or by a library."""
@@ -32,7 +34,14 @@ class Loads:
         if call.failed is None and isinstance(model, nn.Module):
             inside = {id(module) for module in model.modules()}
             self.kept = [one for one in self.kept if id(one[0]()) not in inside]
-            self.kept.append((weakref.ref(model), _values(model), self.session.here(), self.session.step_number()))
+            self.kept.append(
+                (
+                    weakref.ref(model),
+                    _values(model),
+                    self.session.here(),
+                    self.session.step_number(),
+                )
+            )
 
     def called(self, call: Call) -> None:
         """A module is called: from here on its weights are read."""
@@ -40,19 +49,31 @@ class Loads:
             return
         module: nn.Module = call.args[0]
         inside = {id(part) for part in module.modules()}
-        found = [one for one in self.kept if (held := one[0]()) and ({id(held), *map(id, held.modules())} & inside)]
-        self.kept = [one for one in self.kept if one[0]() and all(one is not other for other in found)]
+        found = [
+            one
+            for one in self.kept
+            if (held := one[0]()) and ({id(held), *map(id, held.modules())} & inside)
+        ]
+        self.kept = [
+            one for one in self.kept if one[0]() and all(one is not other for other in found)
+        ]
         for model, before, line, step in found:
             if step != self.session.step_number():
                 continue  # trained since, or an average of what is
             now = _values(model())
-            pairs = {n: (b, now[n]) for n, b in before.items() if n in now and now[n].shape == b.shape and _varied(b)}
+            pairs = {
+                n: (b, now[n])
+                for n, b in before.items()
+                if n in now and now[n].shape == b.shape and _varied(b)
+            }
             other = [name for name, pair in pairs.items() if _unlike(*pair)]
             elements = sum(values.numel() for values, _ in pairs.values())
             if other and sum(pairs[name][0].numel() for name in other) > MOST * elements:
                 self.session.write(
                     Overwritten(
-                        names=[name.removesuffix(_SHARD) for name in other[:_NAMES]], of=len(pairs), at_line=line
+                        names=[name.removesuffix(_SHARD) for name in other[:_NAMES]],
+                        of=len(pairs),
+                        at_line=line,
                     )
                 )
 
@@ -74,7 +95,11 @@ def _some(param: torch.Tensor) -> torch.Tensor:
 
 
 def _varied(values: torch.Tensor) -> bool:
-    return values.numel() >= VARIED and int((values != values.mean()).sum()) >= VARIED and float(values.std()) > 0.0
+    return (
+        values.numel() >= VARIED
+        and int((values != values.mean()).sum()) >= VARIED
+        and float(values.std()) > 0.0
+    )
 
 
 def _unlike(before: torch.Tensor, now: torch.Tensor) -> bool:
@@ -87,7 +112,10 @@ def _unlike(before: torch.Tensor, now: torch.Tensor) -> bool:
 
 def install(session: Session) -> None:
     """Watch the survey and the train run: in others the verifier sets weights, too."""
-    if session.request["mode"] not in ("fsdp", "survey") or not session.request["leave_starting_point"]:
+    if (
+        session.request["mode"] not in ("fsdp", "survey")
+        or not session.request["leave_starting_point"]
+    ):
         return
     loads = Loads(session)
     for name in ("set_model_state_dict", "set_state_dict"):

@@ -16,7 +16,15 @@ from ..session import Session
 # the dropouts of torch.nn.functional, with the name and the position of their rate
 DROPOUTS = {
     **dict.fromkeys(
-        ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), ("p", 1)
+        (
+            "dropout",
+            "dropout1d",
+            "dropout2d",
+            "dropout3d",
+            "alpha_dropout",
+            "feature_alpha_dropout",
+        ),
+        ("p", 1),
     ),
     "scaled_dot_product_attention": ("dropout_p", 4),
 }
@@ -67,7 +75,10 @@ def watch_dropouts(session: Session, dropped: Callable[[torch.Tensor], None]) ->
             dropped(call.given(0, "input" if key == "p" else "query"))
 
     for name, (key, position) in DROPOUTS.items():
-        session.around(f"torch.nn.functional:{name}", before=functools.partial(called, key=key, position=position))
+        session.around(
+            f"torch.nn.functional:{name}",
+            before=functools.partial(called, key=key, position=position),
+        )
 
 
 def is_active(call: Call, key: str, position: int) -> bool:

@@ -25,14 +25,36 @@ from ..session import Session
 _DEPTH = 8
 _KEYS = 2000
 _COLLECTIVES = (
-    *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "barrier", "monitored_barrier"),
-    *("broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "gather", "gather_object"),
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"),
+    *(
+        "all_reduce",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "barrier",
+        "monitored_barrier",
+    ),
+    *(
+        "broadcast",
+        "broadcast_object_list",
+        "scatter",
+        "scatter_object_list",
+        "gather",
+        "gather_object",
+    ),
+    *(
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_to_all",
+        "all_to_all_single",
+    ),
 )
 _WATCHED = {
     "torch.distributed:": _COLLECTIVES,
     "torch.distributed.checkpoint.state_dict:": tuple(
-        f"{verb}_{what}state_dict" for verb in ("get", "set") for what in ("model_", "optimizer_", "")
+        f"{verb}_{what}state_dict"
+        for verb in ("get", "set")
+        for what in ("model_", "optimizer_", "")
     ),
     "torch.distributed.checkpoint:": ("save", "async_save", "load"),
     "torch.nn.utils:": ("clip_grad_norm_",),
@@ -91,7 +113,9 @@ def install(session: Session) -> None:
         progress.busy = False
 
     def before(call: Call, name: str) -> Leave | None:
-        if not progress.listens or (name in ("full_tensor", "redistribute") and _is_whole(call.args[0])):
+        if not progress.listens or (
+            name in ("full_tensor", "redistribute") and _is_whole(call.args[0])
+        ):
             return None
         progress.log(name)
         progress.busy = True
@@ -100,7 +124,9 @@ def install(session: Session) -> None:
     for prefix, names in _WATCHED.items():
         for name in names:
             operation = f"dcp.{name}" if prefix == "torch.distributed.checkpoint:" else name
-            session.around(prefix + name, before=functools.partial(before, name=operation), optional=True)
+            session.around(
+                prefix + name, before=functools.partial(before, name=operation), optional=True
+            )
     _watch_models(session, progress)
     _watch_loaders(session, progress)
 

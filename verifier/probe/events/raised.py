@@ -31,7 +31,13 @@ def note(writer: Writer, frames: Frames, error: BaseException) -> None:
             file, function = frame.f_code.co_filename, frame.f_code.co_name
             known = _owner(frame, objects)
             found.append(
-                RaisedFrame(file=file, line=line, function=function, own=(file, line, function) in own, **known)
+                RaisedFrame(
+                    file=file,
+                    line=line,
+                    function=function,
+                    own=(file, line, function) in own,
+                    **known,
+                )
             )
         writer.write(Raised(frames=found[::-1][:_FRAMES]))
     except Exception as own_error:
@@ -60,5 +66,7 @@ def _owner(frame: FrameType, objects: list[Any]) -> dict[str, Any]:
 
 def _dtypes(named: Mapping[str, Any]) -> dict[str, str]:
     """{name: dtype} of the first floating-point tensors in `named`."""
-    floating = [(n, t) for n, t in named.items() if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    floating = [
+        (n, t) for n, t in named.items() if isinstance(t, torch.Tensor) and t.is_floating_point()
+    ]
     return {name: dtype_name(tensor.dtype) for name, tensor in floating[:_NAMES]}

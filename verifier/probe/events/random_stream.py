@@ -12,7 +12,12 @@ from ..frames import caller
 from ..session import Session
 from .recompute import hashed
 
-_SETTERS = ("torch:manual_seed", "torch.random:manual_seed", "torch:set_rng_state", "torch.random:set_rng_state")
+_SETTERS = (
+    "torch:manual_seed",
+    "torch.random:manual_seed",
+    "torch:set_rng_state",
+    "torch.random:set_rng_state",
+)
 _STEPS = 400
 
 
@@ -34,7 +39,9 @@ def install(session: Session) -> None:
         if id(optimizer) == first and steps < _STEPS:
             steps += 1
             state = hashed(torch.get_rng_state())
-            session.write(RandomStream(step=steps, state=state, evaluating=evaluating, at_line=line))
+            session.write(
+                RandomStream(step=steps, state=state, evaluating=evaluating, at_line=line)
+            )
             line, evaluating = None, False
 
     for target in _SETTERS:

@@ -12,9 +12,25 @@ from ..dispatcher import Call
 from ..frames import caller
 from ..session import Session
 
-NOISE = ("randn", "rand", "randint", "normal", "poisson", "bernoulli", "randn_like", "rand_like", "randint_like")
+NOISE = (
+    "randn",
+    "rand",
+    "randint",
+    "normal",
+    "poisson",
+    "bernoulli",
+    "randn_like",
+    "rand_like",
+    "randint_like",
+)
 IN_PLACE = ("normal_", "uniform_", "bernoulli_", "exponential_", "log_normal_")
-ANYWHERE = ("randn_like", "rand_like", "randint_like", "bernoulli", "bernoulli_")  # the rest within a forward alone
+ANYWHERE = (
+    "randn_like",
+    "rand_like",
+    "randint_like",
+    "bernoulli",
+    "bernoulli_",
+)  # the rest within a forward alone
 FUNCTIONS = {
     **{f"torch:{name}": name for name in NOISE},
     **{f"torch:Tensor.{name}": name for name in (*IN_PLACE, "bernoulli")},

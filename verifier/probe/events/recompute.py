@@ -42,8 +42,15 @@ def install(session: Session) -> None:
         again = session.in_backward  # read once: a thread that loads data draws while it changes
         if _recomputed() if again else session.depth > 0:
             given, like = call.kwargs.get("generator"), call.given(0, "input")
-            device = call.kwargs.get("device") or (like.device if isinstance(like, torch.Tensor) else "cpu")
-            met_again(hashed(given.get_state()) if given is not None else _state(torch.device(device).type), again)
+            device = call.kwargs.get("device") or (
+                like.device if isinstance(like, torch.Tensor) else "cpu"
+            )
+            met_again(
+                hashed(given.get_state())
+                if given is not None
+                else _state(torch.device(device).type),
+                again,
+            )
 
     if not session.request["full_precision"]:
         watch_dropouts(session, dropped)

@@ -44,7 +44,13 @@ def install(session: Session) -> None:
 
     def read(name: str, function: Callable[..., Any]) -> None:
         by = getattr(function, "__name__", "")
-        if by in _ABOUT or by.startswith("is_") or not session.roots or session.in_step or len(lines) >= _READS:
+        if (
+            by in _ABOUT
+            or by.startswith("is_")
+            or not session.roots
+            or session.in_step
+            or len(lines) >= _READS
+        ):
             return
         place = session.here()
         if place is not None and (place.file, place.line) not in lines:
@@ -57,7 +63,9 @@ def install(session: Session) -> None:
         replaced = True
 
         @classmethod
-        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             with as_plain():
                 try:
                     for value in args:
@@ -72,8 +80,18 @@ def install(session: Session) -> None:
 
     def before(call: Call) -> Leave | None:
         given = call.given(0, "module")
-        modules = [given] if isinstance(given, nn.Module) else list(given) if isinstance(given, list | tuple) else []
-        old = {id(p): (f"{prefix}.{n}".lstrip("."), p) for m in modules for prefix, n, p in _parameters(m)}
+        modules = (
+            [given]
+            if isinstance(given, nn.Module)
+            else list(given)
+            if isinstance(given, list | tuple)
+            else []
+        )
+        old = {
+            id(p): (f"{prefix}.{n}".lstrip("."), p)
+            for m in modules
+            for prefix, n, p in _parameters(m)
+        }
 
         def leave() -> None:
             now = {id(p) for m in modules for _, _, p in _parameters(m)}

@@ -20,15 +20,23 @@ class Swaps:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.names: dict[int, str] = {}  # of the parameters, by the address of the shard
-        self.over: dict[int, Place | None] = {}  # where a parameter got other values since the last step
-        self.tried: dict[int, Place | None] = {}  # the same, for those with which a model has run since
+        self.over: dict[
+            int, Place | None
+        ] = {}  # where a parameter got other values since the last step
+        self.tried: dict[
+            int, Place | None
+        ] = {}  # the same, for those with which a model has run since
         self.averaged: set[str] = set()  # the names of those that were averaged with themselves
         self.others: set[tuple[str, int]] = set()  # lines that copy other tensors into parameters
-        self.own: dict[tuple[str, int, int], int] = {}  # line and address of a copy onto itself: before which step
+        self.own: dict[
+            tuple[str, int, int], int
+        ] = {}  # line and address of a copy onto itself: before which step
 
     def forget(self, *stepped: object) -> None:
         """An optimizer has stepped: what was overwritten before belongs to its training."""
-        self.names = {in_memory(slot.param).data_ptr(): slot.name for slot in self.session.all_slots()}
+        self.names = {
+            in_memory(slot.param).data_ptr(): slot.name for slot in self.session.all_slots()
+        }
         self.over, self.tried = {}, {}
 
     def called(self, *call: object) -> None:
@@ -59,7 +67,11 @@ class Swaps:
             for to, source in zip(*call.args[:2], strict=False) if several else [call.args[:2]]:
                 if isinstance(to, torch.Tensor) and isinstance(source, torch.Tensor):
                     address = in_memory(to).data_ptr()
-                    if address and address == in_memory(source).data_ptr() and (name := self.names.get(address, "")):
+                    if (
+                        address
+                        and address == in_memory(source).data_ptr()
+                        and (name := self.names.get(address, ""))
+                    ):
                         self._onto_itself(name, op)
 
         return average
@@ -68,7 +80,9 @@ class Swaps:
         if name not in self.averaged:
             self.averaged.add(name)
             self.session.write(
-                OntoItself(step=self.session.step_number(), name=name, op=op, at_line=self.session.here())
+                OntoItself(
+                    step=self.session.step_number(), name=name, op=op, at_line=self.session.here()
+                )
             )
 
     def copy(self, to: object, source: object) -> None:
@@ -86,10 +100,14 @@ class Swaps:
             self.over[address] = at
             self.others.add(line)
         elif address in self.tried:
-            self.session.write(PutBack(name=name, step=step, over=self.tried.pop(address), at_line=at))
+            self.session.write(
+                PutBack(name=name, step=step, over=self.tried.pop(address), at_line=at)
+            )
         elif address not in self.over and caller().f_code.co_filename == line[0]:
             before = self.own.setdefault((*line, address), step)
-            if before < step and line not in self.others:  # not the best of several models, copied to all
+            if (
+                before < step and line not in self.others
+            ):  # not the best of several models, copied to all
                 self._onto_itself(name, "copy_")
 
 

@@ -18,20 +18,36 @@ from ..tensor_fingerprint import sketch
 
 FLAGS = 32  # calls of `set_requires_...` that are recorded
 # its name since some version after 2.7.1, and its name there
-DIVIDE = next(n for n in ("set_gradient_divide_factor", "set_reduce_scatter_divide_factor") if hasattr(FSDPModule, n))
+DIVIDE = next(
+    n
+    for n in ("set_gradient_divide_factor", "set_reduce_scatter_divide_factor")
+    if hasattr(FSDPModule, n)
+)
 
 
 def install(session: Session) -> None:
     def sharding(call: Call) -> None:
         given = call.given(0, "module")
-        session.publish("shard", list(given) if isinstance(given, list | tuple) else [given], call.kwargs)
+        session.publish(
+            "shard", list(given) if isinstance(given, list | tuple) else [given], call.kwargs
+        )
 
     def shard(modules: list[nn.Module], options: dict[str, Any]) -> None:
         below = {id(inner) for module in modules for inner in module.modules()}
-        session.tops = [top for top in session.tops if id(top()) not in below] + [weakref.ref(m) for m in modules]
+        session.tops = [top for top in session.tops if id(top()) not in below] + [
+            weakref.ref(m) for m in modules
+        ]
         policy = options.get("mp_policy")
-        reduces = reduces_in(policy, (one for module in modules for one in module.parameters())) if policy else None
-        dtypes = (getattr(policy, "param_dtype", None), reduces, getattr(policy, "output_dtype", None))
+        reduces = (
+            reduces_in(policy, (one for module in modules for one in module.parameters()))
+            if policy
+            else None
+        )
+        dtypes = (
+            getattr(policy, "param_dtype", None),
+            reduces,
+            getattr(policy, "output_dtype", None),
+        )
         param, reduce, output = (None if dtype is None else dtype_name(dtype) for dtype in dtypes)
         session.write(
             Shard(
@@ -41,7 +57,12 @@ def install(session: Session) -> None:
                 output_dtype=output,
                 unread=_unread(options),
                 parameters=[
-                    ShardedParameter(name=name, cls=class_name(module), dtype=str(plain.dtype), sketch=sketch(plain))
+                    ShardedParameter(
+                        name=name,
+                        cls=class_name(module),
+                        dtype=str(plain.dtype),
+                        sketch=sketch(plain),
+                    )
                     for module in modules
                     for name, plain in module.named_parameters()
                     if not layout(plain, 0).sharded and plain.device.type != "meta"
@@ -72,10 +93,18 @@ def _unread(options: dict[str, Any]) -> list[str]:
     offload = options.get("offload_policy")
     found = []
     if offload and not isinstance(offload, OffloadPolicy):
-        found.append(f"`offload_policy` is a {type(offload).__name__}, not a CPUOffloadPolicy: nothing is offloaded")
-    others = {type(item).__name__ for item in options.get("ignored_params") or () if not torch.is_tensor(item)}
+        found.append(
+            f"`offload_policy` is a {type(offload).__name__}, not a CPUOffloadPolicy: nothing is offloaded"
+        )
+    others = {
+        type(item).__name__
+        for item in options.get("ignored_params") or ()
+        if not torch.is_tensor(item)
+    }
     if others:
-        found.append(f"`ignored_params` holds {', '.join(sorted(others))} instead of parameters: they are not ignored")
+        found.append(
+            f"`ignored_params` holds {', '.join(sorted(others))} instead of parameters: they are not ignored"
+        )
     return found
 
 

@@ -18,14 +18,18 @@ def install(session: Session) -> None:
     def stepped(optimizer: Optimizer) -> None:
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
         models = [[(name + s.name, s.param) for s in slots(root)] for name, root in session.roots]
-        places = [{in_memory(p).data_ptr() for _, p in model if id(p) in held} - {0} for model in models]
+        places = [
+            {in_memory(p).data_ptr() for _, p in model if id(p) in held} - {0} for model in models
+        ]
         names = [
             name
             for number, model in enumerate(models)
             for name, p in model
             if not p.requires_grad
             and id(p) not in held
-            and any(in_memory(p).data_ptr() in own for own in places[:number] + places[number + 1 :])
+            and any(
+                in_memory(p).data_ptr() in own for own in places[:number] + places[number + 1 :]
+            )
         ]
         if names and session.first("shared memory"):
             step = session.optimizers.of(optimizer).begun

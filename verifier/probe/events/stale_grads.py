@@ -20,7 +20,9 @@ class Leftovers:
     def before_backward(self) -> None:
         """A backward begins: what has been cleared is not left."""
         for slot in self.session.all_slots() if self.left else ():
-            if slot.name in self.left and (slot.param.grad is None or not local(slot.param.grad).count_nonzero()):
+            if slot.name in self.left and (
+                slot.param.grad is None or not local(slot.param.grad).count_nonzero()
+            ):
                 del self.left[slot.name]
 
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
@@ -37,7 +39,9 @@ class Leftovers:
                 used.append((slot.name, self.left.pop(slot.name)))
         if used and turn.begun <= session.steps:
             names = [name for name, _ in used[:_NAMES]]
-            session.write(Leftover(step=turn.begun, optimizer=turn.number, names=names, at_line=used[0][1]))
+            session.write(
+                Leftover(step=turn.begun, optimizer=turn.number, names=names, at_line=used[0][1])
+            )
 
 
 def install(session: Session) -> None:

@@ -36,7 +36,15 @@ _HISTORY = 16  # numbers in a list, from which on it is a log
 _ELEMENTS = 1 << 22  # of a tensor that is sketched
 _NAMES = 32
 _MODEL = r"^model\d+\."  # before the names of a model that is not the first
-_HIDDEN = {*vars(nn.Module()), "param_groups", "state", "defaults", "optimizer", "optimizers", "_is_initialized"}
+_HIDDEN = {
+    *vars(nn.Module()),
+    "param_groups",
+    "state",
+    "defaults",
+    "optimizer",
+    "optimizers",
+    "_is_initialized",
+}
 
 Leaf = tuple[str, str, Any]  # path, holder, value
 
@@ -48,7 +56,9 @@ class Walk:
         self._session = session
         self._seen: set[int] = {id(slot.param) for slot in session.all_slots()}
         self.weights = [
-            (slot.name, local(slot.param)) for slot in session.all_slots() if slot.param.dtype == torch.float32
+            (slot.name, local(slot.param))
+            for slot in session.all_slots()
+            if slot.param.dtype == torch.float32
         ]
         self.memory = {place for slot in session.all_slots() if (place := address(slot.param))}
         self._roots = {id(module) for _, root in session.roots for module in root.modules()}
@@ -89,7 +99,12 @@ class Walk:
         if isinstance(value, bool | int | float):
             yield path, holder, value
             return
-        if depth > _DEPTH or id(value) in self._seen or value is None or isinstance(value, str | bytes | type):
+        if (
+            depth > _DEPTH
+            or id(value) in self._seen
+            or value is None
+            or isinstance(value, str | bytes | type)
+        ):
             return
         self._seen.add(id(value))
         if (drawn := stream(value)) is not None:
@@ -98,8 +113,14 @@ class Walk:
             if getattr(type(value), "replaced", False):
                 return  # to look at it would count as a read (events/replaced.py)
             value = value.values() if value.is_nested else value
-            if value.grad_fn is None and 0 < value.numel() <= _ELEMENTS and value.device.type != "meta":
-                trained = isinstance(value, nn.Parameter) and value.requires_grad and holder != "module"
+            if (
+                value.grad_fn is None
+                and 0 < value.numel() <= _ELEMENTS
+                and value.device.type != "meta"
+            ):
+                trained = (
+                    isinstance(value, nn.Parameter) and value.requires_grad and holder != "module"
+                )
                 yield path, "parameter" if trained else holder, value
         elif isinstance(value, nn.Module):
             yield from self._module(value, path, depth)
@@ -114,10 +135,14 @@ class Walk:
                 name = key if isinstance(key, str | int) else number
                 yield from self._walk(item, f"{path}[{name!r}]", holder, depth + 1)
         elif isinstance(value, list | tuple | deque):
-            if len(value) <= _ITEMS and not (len(value) > _HISTORY and isinstance(value[0], int | float)):
+            if len(value) <= _ITEMS and not (
+                len(value) > _HISTORY and isinstance(value[0], int | float)
+            ):
                 for number, item in enumerate(value):
                     yield from self._walk(item, f"{path}[{number}]", holder, depth + 1)
-        elif isinstance(value, torch.utils.data.Dataset | Iterable):  # positions of data are judged by the samples
+        elif isinstance(
+            value, torch.utils.data.Dataset | Iterable
+        ):  # positions of data are judged by the samples
             for key, item in list(getattr(value, "__dict__", {}).items()):
                 for text, number in vocabulary(item):
                     yield f"{path}.{key}[{text!r}]", "dataset", number
@@ -128,7 +153,10 @@ class Walk:
         for name, part in module.named_modules():
             below = f"{path}.{name}" if name else path
             self._seen.add(id(part))
-            held: dict[str, Any] = {**own_buffers(part), **({} if id(part) in self._roots else own_parameters(part))}
+            held: dict[str, Any] = {
+                **own_buffers(part),
+                **({} if id(part) in self._roots else own_parameters(part)),
+            }
             for key, value in held.items():
                 if value is not None:
                     yield from self._walk(value, f"{below}.{key}", "module", depth + 1)
@@ -139,7 +167,9 @@ class Walk:
         for number, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 if key != "params":
-                    yield from self._walk(value, f"{path}.param_groups[{number}][{key!r}]", "optimizer", depth + 1)
+                    yield from self._walk(
+                        value, f"{path}.param_groups[{number}][{key!r}]", "optimizer", depth + 1
+                    )
         if self._is_own(optimizer):
             yield from self._object(optimizer, path, "optimizer", depth)
 
@@ -178,13 +208,19 @@ class Watch:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.known: dict[str, tuple[object, ...]] = {}  # path -> what distinguishes a value from the last one
+        self.known: dict[
+            str, tuple[object, ...]
+        ] = {}  # path -> what distinguishes a value from the last one
         self.evaluations = 0
         self.due = True  # whether the state of this step is not recorded yet
         self.ran = False  # whether a backward has ended since
         self.trained = False  # whether any has begun
-        self.coarse: dict[str, torch.Tensor] = {}  # path -> tensors of 16 bits as they were at the last step
-        self.consumed: dict[str, _Consumed] = {}  # by an optimizer, and not cleared or changed since
+        self.coarse: dict[
+            str, torch.Tensor
+        ] = {}  # path -> tensors of 16 bits as they were at the last step
+        self.consumed: dict[
+            str, _Consumed
+        ] = {}  # by an optimizer, and not cleared or changed since
 
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
@@ -226,7 +262,11 @@ class Watch:
         step = session.optimizers.of(optimizer).begun
         if step > session.steps:
             return
-        own = {s.name: s.param.grad for s in session.all_slots() if id(s.param) in held and s.param.grad is not None}
+        own = {
+            s.name: s.param.grad
+            for s in session.all_slots()
+            if id(s.param) in held and s.param.grad is not None
+        }
         twice = [name for name in own if name in self.consumed and self.consumed[name].found]
         if twice:
             line = self.consumed[twice[0]].found
@@ -259,20 +299,28 @@ class Watch:
             now = sketch(grad) if grad is not None else [0.0] * len(before)
             if difference(now, before) > 1e-7 * max(before[0], now[0]) ** 0.5:
                 factor = (now[0] / before[0]) ** 0.5 if before[0] > 0.0 else 0.0
-                straight = difference(now, [factor * x for x in before]) <= 1e-3 * max(now[0], 1e-30) ** 0.5
+                straight = (
+                    difference(now, [factor * x for x in before])
+                    <= 1e-3 * max(now[0], 1e-30) ** 0.5
+                )
                 factors[slot.name] = factor if straight or factor == 0.0 else None
         if factors:
             session = self.session
             some = dict(list(factors.items())[:_NAMES])
             session.write(
                 EditedGradients(
-                    step=session.step_number(), micro=session.micro + 1, factors=some, at_line=session.here()
+                    step=session.step_number(),
+                    micro=session.micro + 1,
+                    factors=some,
+                    at_line=session.here(),
                 )
             )
 
     def _record(self) -> None:
         session = self.session
-        begun_again = self.ran and session.micro == 0  # gradients were thrown away: it was a dry run
+        begun_again = (
+            self.ran and session.micro == 0
+        )  # gradients were thrown away: it was a dry run
         if not (self.due or begun_again) or session.step_number() > session.steps:
             return
         self.due = self.ran = False
@@ -289,8 +337,12 @@ class Watch:
             if self.known.get(path) == (token := _token(value)):
                 continue
             self.known[path] = token
-            found[path] = held = replace(_held(value, holder, session.rank), lost=self._lost(path, value, walk))
-            own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor  # so is its `to_local()`
+            found[path] = held = replace(
+                _held(value, holder, session.rank), lost=self._lost(path, value, walk)
+            )
+            own = (
+                isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
+            )  # so is its `to_local()`
             live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
             if live and address(value) in walk.memory:
                 found[path] = replace(held, live=True)
@@ -299,11 +351,17 @@ class Watch:
             del self.known[path]
         frozen = {}
         for slot in session.all_slots():
-            if not slot.param.requires_grad and self.known.get(f"frozen {slot.name}") != (token := _token(slot.param)):
+            if not slot.param.requires_grad and self.known.get(f"frozen {slot.name}") != (
+                token := _token(slot.param)
+            ):
                 self.known[f"frozen {slot.name}"] = token
                 if (lost := self._lost(f".{slot.name}", slot.param, walk)) is not None:
                     frozen[slot.name] = lost
-        trained = [(name, root) for name, root in session.roots if any(p.requires_grad for p in root.parameters())]
+        trained = [
+            (name, root)
+            for name, root in session.roots
+            if any(p.requires_grad for p in root.parameters())
+        ]
         session.write(
             State(
                 step=session.step_number(),
@@ -319,14 +377,24 @@ class Watch:
 
     def _lost(self, path: str, value: object, walk: Walk) -> float | None:
         """Of the elements of a 16-bit tensor named like a float32 parameter and apart from it, how many this change left as they were."""
-        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.bfloat16, torch.float16):
+        if not isinstance(value, torch.Tensor) or value.dtype not in (
+            torch.bfloat16,
+            torch.float16,
+        ):
             return None
         path = re.sub(rf"^\.{_MODEL[1:]}", ".", path) if path.startswith(".") else path
         now, last = local(value).detach().clone(), self.coarse.get(path)
         self.coarse[path] = now
         names = ((re.sub(_MODEL, "", name), param) for name, param in walk.weights)
-        followed = next((param for name, param in names if path.endswith((f"'{name}']", f".{name}"))), None)
-        if last is None or followed is None or now.shape != followed.shape or last.shape != now.shape:
+        followed = next(
+            (param for name, param in names if path.endswith((f"'{name}']", f".{name}"))), None
+        )
+        if (
+            last is None
+            or followed is None
+            or now.shape != followed.shape
+            or last.shape != now.shape
+        ):
             return None
         unit = torch.finfo(now.dtype).eps * last.abs().float()
         apart = ((followed.float() - last.float()).abs() > 2 * unit) & (last != 0)

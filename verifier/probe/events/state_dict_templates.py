@@ -20,8 +20,12 @@ def install(session: Session) -> None:
         def before(call: Call) -> Leave:
             given = call.given(1, "optimizers", ())
             optimizers = [given] if isinstance(given, torch.optim.Optimizer) else list(given or ())
-            had_state = any(o.state or session.optimizers.of(o).begun for o in optimizers)  # some keep none
-            had_grads = any(p.grad is not None for o in optimizers for g in o.param_groups for p in g["params"])
+            had_state = any(
+                o.state or session.optimizers.of(o).begun for o in optimizers
+            )  # some keep none
+            had_grads = any(
+                p.grad is not None for o in optimizers for g in o.param_groups for p in g["params"]
+            )
             options = call.kwargs.get("options")
             running.append(call)
 
@@ -37,7 +41,9 @@ def install(session: Session) -> None:
                         offload=bool(getattr(options, "cpu_offload", False)),
                         optimizers=len(optimizers),
                         states=_states(operation, call.result),
-                        bytes=sum(local(t).numel() * t.element_size() for t in tensors(call.result)),
+                        bytes=sum(
+                            local(t).numel() * t.element_size() for t in tensors(call.result)
+                        ),
                         had_state=had_state,
                         had_grads=had_grads,
                         at_line=session.here(),
@@ -57,7 +63,12 @@ def install(session: Session) -> None:
     def loaded(call: Call) -> None:
         if not call.given(2, "strict", True) and call.result is not None:
             names = {name for name, _ in call.args[0].named_parameters()}
-            lenient("strict=False", names, set(call.result.missing_keys), set(call.result.unexpected_keys))
+            lenient(
+                "strict=False",
+                names,
+                set(call.result.missing_keys),
+                set(call.result.unexpected_keys),
+            )
 
     def lenient(how: str, wanted: set[str], missing: set[str], unused: set[str]) -> None:
         session.write(
@@ -75,7 +86,10 @@ def install(session: Session) -> None:
 
     for name in ("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"):
         watch(name)
-    session.around("torch.distributed.checkpoint.default_planner:DefaultLoadPlanner.set_up_planner", after=planned)
+    session.around(
+        "torch.distributed.checkpoint.default_planner:DefaultLoadPlanner.set_up_planner",
+        after=planned,
+    )
     session.around("torch.nn:Module.load_state_dict", after=loaded)
 
 

@@ -9,7 +9,9 @@ from ..measures import products
 from ..session import Session
 
 FACTOR = 1.0e6
-_PATIENCE = 256  # backwards without a step after the last step: the script skips steps with huge gradients
+_PATIENCE = (
+    256  # backwards without a step after the last step: the script skips steps with huge gradients
+)
 
 
 def install(session: Session) -> None:
@@ -21,8 +23,15 @@ def install(session: Session) -> None:
 
     def beyond() -> set[int]:
         """The parameters of the optimizers that have made all their steps."""
-        past = [o for o in session.optimizers.alive() if session.optimizers.of(o).begun >= session.steps]
-        return {id(param) for optimizer in past for group in optimizer.param_groups for param in group["params"]}
+        past = [
+            o for o in session.optimizers.alive() if session.optimizers.of(o).begun >= session.steps
+        ]
+        return {
+            id(param)
+            for optimizer in past
+            for group in optimizer.param_groups
+            for param in group["params"]
+        }
 
     def begins() -> None:
         """A backward begins: gradients that were cleared since the last one are no longer amplified."""
@@ -45,11 +54,17 @@ def install(session: Session) -> None:
         """The gradients at the step, or at the error that the script raises before it."""
         if amplified:
             now = gradients(session.all_slots())
-            ratios = {name: products(before, now[name]) for name, before in amplified.items() if name in now}
+            ratios = {
+                name: products(before, now[name])
+                for name, before in amplified.items()
+                if name in now
+            }
             session.write(Stress(products=ratios))
 
     if session.request["stress"]:
         session.subscribe("before backward", begins)
         session.subscribe("beyond", amplify)
         session.subscribe("stop", record)
-        session.subscribe("failed", record)  # such as a guard on the norm, which comes after the clip
+        session.subscribe(
+            "failed", record
+        )  # such as a guard on the norm, which comes after the clip

@@ -9,7 +9,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ...trace.events import Reached
 from ..compat.groups import slots
@@ -30,10 +33,19 @@ def install(session: Session) -> None:
     if lines is None:
         return
     backwards, trained, sharded = 0, False, False
-    plain: set[int] = set()  # the optimizers without shards that have stepped before any with shards
-    begun, apart = False, False  # whether one with shards has stepped, and only `plain` ones before it, which are done
+    plain: set[int] = (
+        set()
+    )  # the optimizers without shards that have stepped before any with shards
+    begun, apart = (
+        False,
+        False,
+    )  # whether one with shards has stepped, and only `plain` ones before it, which are done
     models: list[weakref.ref[nn.Module]] = []
-    weights, still, written = "", list[str](), 0  # `written`: how often the tensors had been by the last optimizer step
+    weights, still, written = (
+        "",
+        list[str](),
+        0,
+    )  # `written`: how often the tensors had been by the last optimizer step
     first: set[tuple[str, str]] = set()  # (name, digest) of the tensors at the first step
 
     def report(ended: bool = False) -> None:
@@ -41,7 +53,9 @@ def install(session: Session) -> None:
         steps, new = max(session.step_number() - 1, session.own - (not ended)), lines.new()
         if new or steps <= STEPS or ended:
             alive = [module for one in models if (module := one()) is not None]
-            trainable = sum(param.requires_grad for module in {*alive} for param in module.parameters())
+            trainable = sum(
+                param.requires_grad for module in {*alive} for param in module.parameters()
+            )
             last, same = (weights, still) if ended else ("", [])
             session.write(
                 Reached(
@@ -61,7 +75,9 @@ def install(session: Session) -> None:
         nonlocal first
         first = {(name, _digest([tensor])) for name, tensor in _named(models)}
         stack = session.frames.stack()
-        session.write(Reached(steps=0, lines=lines.new(), backwards=backwards, stack=stack, sharded=sharded))
+        session.write(
+            Reached(steps=0, lines=lines.new(), backwards=backwards, stack=stack, sharded=sharded)
+        )
         lines.again()
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -95,7 +111,10 @@ def install(session: Session) -> None:
             sharded, session.own = True, 0
             session.optimizers = Turns()
         given = call.given(0, "module")
-        models.extend(weakref.ref(module) for module in (given if isinstance(given, list | tuple) else [given]))
+        models.extend(
+            weakref.ref(module)
+            for module in (given if isinstance(given, list | tuple) else [given])
+        )
 
     def ends(call: Call) -> None:
         nonlocal weights, still
@@ -103,7 +122,9 @@ def install(session: Session) -> None:
         # else the script has put others in their place, such as the best
         trained = not session.optimizers or writes(tensor for _, tensor in found) == written
         weights = _digest(tensor for _, tensor in found) if trained else ""
-        still = sorted({name for name, tensor in found if (name, _digest([tensor])) in first})[:_STILL]
+        still = sorted({name for name, tensor in found if (name, _digest([tensor])) in first})[
+            :_STILL
+        ]
 
     def calls(call: Call) -> Leave | None:
         nonlocal backwards, trained
@@ -126,7 +147,10 @@ def _named(models: Iterable[weakref.ref[nn.Module]]) -> list[tuple[str, torch.Te
     """(name in the outermost of the sharded modules that hold it, tensor) of all parameters and buffers."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for module in (module for one in models if (module := one()) is not None):
-        for name, tensor in (*((slot.name, slot.param) for slot in slots(module)), *module.named_buffers()):
+        for name, tensor in (
+            *((slot.name, slot.param) for slot in slots(module)),
+            *module.named_buffers(),
+        ):
             if len(name) >= len(found.get(id(tensor), ("",))[0]):
                 found[id(tensor)] = (name, tensor)
     return list(found.values())
@@ -146,9 +170,16 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 
 def _has_gradients(optimizer: Optimizer) -> bool:
     """Whether a step uses gradients, which the script may have made without a backward (an evolution strategy)."""
-    grads = [param.grad for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    grads = [
+        param.grad
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.grad is not None
+    ]
     return any(bool(local(grad).count_nonzero()) for grad in grads)
 
 
 def _holds_shards(optimizer: Optimizer) -> bool:
-    return any(isinstance(param, DTensor) for group in optimizer.param_groups for param in group["params"])
+    return any(
+        isinstance(param, DTensor) for group in optimizer.param_groups for param in group["params"]
+    )

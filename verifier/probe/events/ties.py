@@ -11,7 +11,9 @@ from ..compat.tensors import own_parameters
 from ..dispatcher import Call, Leave
 from ..session import Session
 
-Places = list[tuple[weakref.ref[nn.Module], str, str]]  # module, name of its parameter, name from the outermost module
+Places = list[
+    tuple[weakref.ref[nn.Module], str, str]
+]  # module, name of its parameter, name from the outermost module
 
 
 def install(session: Session) -> None:
@@ -25,7 +27,9 @@ def install(session: Session) -> None:
             for prefix, part in module.named_modules():
                 for name, param in own_parameters(part).items():
                     if param is not None:
-                        held[id(param)].append((weakref.ref(part), name, f"{prefix}.{name}".lstrip(".")))
+                        held[id(param)].append(
+                            (weakref.ref(part), name, f"{prefix}.{name}".lstrip("."))
+                        )
         line = session.here()
         ties.extend((places, by, line) for places in held.values() if len(places) > 1)
         return None
@@ -45,6 +49,8 @@ def install(session: Session) -> None:
                 seen.add(names)
                 session.write(Untied(names=[name + full for full in names], by=by, at_line=line))
 
-    session.around("torch.distributed.fsdp:fully_shard", before=functools.partial(before, by="fully_shard"))
+    session.around(
+        "torch.distributed.fsdp:fully_shard", before=functools.partial(before, by="fully_shard")
+    )
     session.around("torch.nn:Module.to_empty", before=functools.partial(before, by="to_empty"))
     session.subscribe("adopt", adopted)

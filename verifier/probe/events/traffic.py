@@ -38,7 +38,9 @@ class Traffic:
         self.calls = 0
         self.model: dict[str, list[int]] = {}
         self.script: dict[str, list[int]] = {}
-        self.weights = 0  # bytes that the script gathers of parameters, or of what it computes from DTensors
+        self.weights = (
+            0  # bytes that the script gathers of parameters, or of what it computes from DTensors
+        )
         self.lines: dict[tuple[str, int], tuple[int, Place]] = {}  # bytes that each line gathers
         self.expected: dict[str, int] = {}
         self.micros: list[dict[str, int]] = []  # of `model`, up to the end of each backward
@@ -121,7 +123,9 @@ def install(session: Session) -> None:
     session.around("torch.nn:Module.__call__", before=called)
     for kind, endings in KINDS.items():
         # one object each, which a function has once under all its names
-        plain, functional = (functools.partial(before, kind=kind, functional=value) for value in (False, True))
+        plain, functional = (
+            functools.partial(before, kind=kind, functional=value) for value in (False, True)
+        )
         for ending in endings:
             for module in ("torch.distributed", "torch.distributed.distributed_c10d"):
                 session.around(f"{module}:{kind}{ending}", before=plain, optional=True)

@@ -56,7 +56,11 @@ def unset(session: Session, tensor: torch.Tensor) -> int:
     part = local(tensor)
     if session.filled and part.is_floating_point():
         return int(part.isnan().sum())
-    return int((part == torch.iinfo(part.dtype).min).sum()) if session.filled and part.dtype in _INTEGERS else 0
+    return (
+        int((part == torch.iinfo(part.dtype).min).sum())
+        if session.filled and part.dtype in _INTEGERS
+        else 0
+    )
 
 
 def _holders(root: nn.Module, key: str) -> Iterator[Line]:
@@ -72,10 +76,18 @@ def _holders(root: nn.Module, key: str) -> Iterator[Line]:
 
 def _names(cls: type, file: str, name: str) -> int:
     """The first line of a class that has a name as text (`register_buffer`) or as an attribute of `self` that it sets; 0 without one."""
-    classes = (node for node in tree_of(file) if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
+    classes = (
+        node
+        for node in tree_of(file)
+        if isinstance(node, ast.ClassDef) and node.name == cls.__name__
+    )
     for node in (node for body in classes for node in ast.walk(body)):
         if isinstance(node, ast.Constant) and node.value == name:
             return node.lineno
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and node.attr == name
+        ):
             return node.lineno
     return 0

@@ -21,7 +21,9 @@ _MARK = "_seen_by_fully_shard"
 _MESHES = 32  # named meshes that are recorded
 _JOINED = 256  # calls of `DTensor.from_local` that are recorded
 
-_Owner = tuple[weakref.ref[nn.Module], str, Place | None]  # module, name of its parameter, line of `fully_shard`
+_Owner = tuple[
+    weakref.ref[nn.Module], str, Place | None
+]  # module, name of its parameter, line of `fully_shard`
 
 
 class Wrapping:
@@ -29,8 +31,12 @@ class Wrapping:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.owners: dict[int, list[_Owner]] = {}  # mark of a parameter -> its owners at the time of sharding
-        self.sharded: weakref.WeakKeyDictionary[nn.Module, Place | None] = weakref.WeakKeyDictionary()
+        self.owners: dict[
+            int, list[_Owner]
+        ] = {}  # mark of a parameter -> its owners at the time of sharding
+        self.sharded: weakref.WeakKeyDictionary[nn.Module, Place | None] = (
+            weakref.WeakKeyDictionary()
+        )
         self.known: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
         self.ties: list[list[_Owner]] = []
         self.sharded_input = False
@@ -39,7 +45,9 @@ class Wrapping:
         """`fully_shard` is about to be applied."""
         line = self.session.here()
         explicit = options.get("dp_mesh_dims") is not None
-        self.session.write(Wrap(mesh=mesh_of(data_mesh(options)), explicit_dims=explicit, at_line=line))
+        self.session.write(
+            Wrap(mesh=mesh_of(data_mesh(options)), explicit_dims=explicit, at_line=line)
+        )
         ignored = {id(p) for p in options.get("ignored_params") or ()}
         for module in modules:
             held = managed(module)
@@ -49,7 +57,9 @@ class Wrapping:
                 for name, param in own_parameters(owner).items():
                     if param is None or id(param) in ignored or (id(owner), name) in held:
                         continue
-                    self.owners.setdefault(self._mark(param), []).append((weakref.ref(owner), name, line))
+                    self.owners.setdefault(self._mark(param), []).append(
+                        (weakref.ref(owner), name, line)
+                    )
         self._find_ties()
 
     def _mark(self, param: torch.Tensor) -> int:
@@ -62,7 +72,11 @@ class Wrapping:
 
     def _find_ties(self) -> None:
         for owners in self.owners.values():
-            places = {(id(ref()), name): (ref, name, line) for ref, name, line in owners if ref() is not None}
+            places = {
+                (id(ref()), name): (ref, name, line)
+                for ref, name, line in owners
+                if ref() is not None
+            }
             if len(places) > 1 and not any(_places(tie) == set(places) for tie in self.ties):
                 self.ties = [tie for tie in self.ties if not _places(tie) < set(places)]
                 self.ties.append(list(places.values()))
@@ -81,7 +95,11 @@ class Wrapping:
         names = {id(module): name for name, module in root.named_modules()}
         found = []
         for tie in self.ties:
-            inside = [(m, name, line) for ref, name, line in tie if (m := ref()) is not None and id(m) in names]
+            inside = [
+                (m, name, line)
+                for ref, name, line in tie
+                if (m := ref()) is not None and id(m) in names
+            ]
             if len(inside) > 1:
                 tied = [f"{names[id(m)]}.{name}".lstrip(".") for m, name, _ in inside]
                 objects = {id(own_parameters(m).get(name)) for m, name, _ in inside}
@@ -120,7 +138,9 @@ class Wrapping:
 
     def joined(self, call: Call) -> None:
         """The shape that the script's own `DTensor.from_local` gives a tensor; torch's own calls do not count."""
-        if not within_torch(caller().f_code.co_filename) and self.session.first("from_local", _JOINED):
+        if not within_torch(caller().f_code.co_filename) and self.session.first(
+            "from_local", _JOINED
+        ):
             shape, own = list(call.result.shape), list(local(call.result).shape)
             ranks, here = call.result.device_mesh.mesh.flatten().tolist(), self.session.here()
             self.session.write(FromLocal(shape=shape, local=own, ranks=ranks, at_line=here))

@@ -33,10 +33,15 @@ def _reduced(where: tuple[int, int]) -> Callable[[Call, Proceed], Any]:
     def replaced(call: Call, proceed: Proceed) -> Any:
         position, at = where
         op = call.given(at, "op")
-        average, weighted = op == dist.ReduceOp.AVG, op == dist.ReduceOp.PREMUL_SUM  # only `op ==` compares their kinds
+        average, weighted = (
+            op == dist.ReduceOp.AVG,
+            op == dist.ReduceOp.PREMUL_SUM,
+        )  # only `op ==` compares their kinds
         if not (average or weighted) or (average and names.averages(torch.__version__)):
             return proceed()
-        factor = 1 / dist.get_world_size(call.given(at + 1, "group")) if average else premul_factor(op)
+        factor = (
+            1 / dist.get_world_size(call.given(at + 1, "group")) if average else premul_factor(op)
+        )
         if position == 0:
             call.given(0, "tensor").mul_(factor)
         elif len(call.args) > 1:
@@ -44,7 +49,9 @@ def _reduced(where: tuple[int, int]) -> Callable[[Call, Proceed], Any]:
             scaled = [one * factor for one in given] if isinstance(given, list) else given * factor
             call.args = (call.args[0], scaled, *call.args[2:])
         else:
-            call.kwargs |= {key: call.kwargs[key] * factor for key in ("input",) if key in call.kwargs}
+            call.kwargs |= {
+                key: call.kwargs[key] * factor for key in ("input",) if key in call.kwargs
+            }
         if len(call.args) > at:
             call.args = (*call.args[:at], dist.ReduceOp.SUM, *call.args[at + 1 :])
         else:

@@ -55,7 +55,9 @@ class DDPSubstitute(FSDPModule):
             _state["inside"] = False
             session.depth -= 1
 
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
         session: Session = _state["session"]
         if session.first("sync", FLAGS):
             session.write(Sync(at_line=session.here()))
@@ -97,7 +99,11 @@ def _scale(root: nn.Module) -> None:
 
 def _groups(root: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
     """Each marked module, and `root`, with the parameters that `fully_shard` of it manages: not those of marked modules inside it."""
-    marked = [module for module in root.modules() if isinstance(module, DDPSubstitute) and module is not root]
+    marked = [
+        module
+        for module in root.modules()
+        if isinstance(module, DDPSubstitute) and module is not root
+    ]
     found: list[tuple[nn.Module, list[nn.Parameter]]] = []
     taken: set[int] = set()
     for own in (*reversed(marked), root):
@@ -143,7 +149,9 @@ def install(session: Session) -> None:
         return tensor
 
     fsdp = "torch.distributed.fsdp"
-    session.around(f"{fsdp}:fully_shard", replace=lambda call, proceed: mark(*call.args, **call.kwargs))
+    session.around(
+        f"{fsdp}:fully_shard", replace=lambda call, proceed: mark(*call.args, **call.kwargs)
+    )
     session.around(f"{fsdp}:register_fsdp_forward_method", replace=registered)
     finish_each(session, _average_the_rest)
     torch.Tensor.full_tensor = lambda tensor, **kwargs: tensor  # type: ignore[attr-defined]
@@ -282,7 +290,9 @@ def _ddp(module: nn.Module, trainable: set[int]) -> _Reference:
         # torch 2.13 renames broadcast_buffers; the old name is still supported
         warnings.simplefilter("ignore", FutureWarning)
         first = id(module) not in _state["built"]
-        made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True, init_sync=first)
+        made = _Reference(
+            module, broadcast_buffers=False, find_unused_parameters=True, init_sync=first
+        )
     made.trainable = trainable
     _state["built"].add(id(module))
     return made

@@ -38,11 +38,23 @@ def _accelerate(session: Session, state: Any) -> None:
         return
 
     @functools.wraps(initialise)
-    def initialised(self: Any, mixed_precision: Any = None, cpu: bool = False, *args: Any, **kwargs: Any) -> None:
-        asked = kwargs.get("fsdp_plugin") is not None or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    def initialised(
+        self: Any, mixed_precision: Any = None, cpu: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        asked = (
+            kwargs.get("fsdp_plugin") is not None
+            or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        )
         if asked and not whole._shared_state:
-            own = {key: value for key, value in kwargs.items() if key in ("backend", "timeout", "init_method")}
-            partial(cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"), **own)
+            own = {
+                key: value
+                for key, value in kwargs.items()
+                if key in ("backend", "timeout", "init_method")
+            }
+            partial(
+                cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"),
+                **own,
+            )
             if partial._shared_state.get("distributed_type") == kinds.MULTI_CPU:
                 partial._shared_state["distributed_type"] = kinds.MULTI_GPU
                 what = "accelerate drops its FSDP plugin on the CPU; the verifier set its state to `MULTI_GPU` so that it shards"

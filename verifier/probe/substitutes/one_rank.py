@@ -21,7 +21,10 @@ from ..events.backward import finish_each
 from ..events.sharding import DIVIDE
 from ..session import Session
 
-_state: dict[str, Any] = {"mesh": None, "modules": []}  # modules: (sharded module, the mesh that the script gave)
+_state: dict[str, Any] = {
+    "mesh": None,
+    "modules": [],
+}  # modules: (sharded module, the mesh that the script gave)
 
 
 def install(session: Session) -> None:
@@ -34,11 +37,15 @@ def install(session: Session) -> None:
             call.kwargs["reshard_after_forward"] = True
         result = proceed()
         module = call.given(0, "module")
-        _state["modules"] += [(item, given) for item in (module if isinstance(module, list | tuple) else [module])]
+        _state["modules"] += [
+            (item, given) for item in (module if isinstance(module, list | tuple) else [module])
+        ]
         return result
 
     def divided(call: Call, proceed: Callable[[], Any]) -> Any:
-        factor = call.given(1, "factor") / max((tensors.ranks_of(mesh) for _, mesh in _state["modules"]), default=1)
+        factor = call.given(1, "factor") / max(
+            (tensors.ranks_of(mesh) for _, mesh in _state["modules"]), default=1
+        )
         call.args, call.kwargs = (call.args[0], factor), {}
         return proceed()
 
@@ -64,7 +71,9 @@ def _average_all() -> None:
 
 def _average(param: nn.Parameter, mesh: DeviceMesh | None) -> None:
     """The mean over the data ranks; a rank without a gradient contributes zeros, and gets the mean if any rank has one."""
-    mine = torch.zeros_like(tensors.local(param)) if param.grad is None else tensors.local(param.grad)
+    mine = (
+        torch.zeros_like(tensors.local(param)) if param.grad is None else tensors.local(param.grad)
+    )
     there = torch.tensor([float(param.grad is not None)], device=mine.device)
     data_groups = tensors.groups_of(mesh)
     for group in data_groups:

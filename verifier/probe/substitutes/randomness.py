@@ -29,14 +29,24 @@ def install(session: Session) -> None:
         session.around(f"torch.nn:{cls}.forward", replace=_undropped)
 
 
-def _drawn(session: Session, drawing: list[str], name: str, call: Call, proceed: Callable[[], Any]) -> Any:
+def _drawn(
+    session: Session, drawing: list[str], name: str, call: Call, proceed: Callable[[], Any]
+) -> Any:
     drawn = proceed()
-    if not drawing and name in _VALUES and isinstance(drawn, Tensor) and drawn.numel() and is_noise(session, name):
+    if (
+        not drawing
+        and name in _VALUES
+        and isinstance(drawn, Tensor)
+        and drawn.numel()
+        and is_noise(session, name)
+    ):
         frame = caller()
         key = f"{frame.f_code.co_name} {frame.f_lineno} {name} {tuple(drawn.shape[1:])}"
         generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
         drawing.append(name)  # `torch.rand` is one of these functions
-        uniform = torch.rand(drawn.shape[1:], generator=generator, dtype=torch.float64, device="cpu").to(drawn.device)
+        uniform = torch.rand(
+            drawn.shape[1:], generator=generator, dtype=torch.float64, device="cpu"
+        ).to(drawn.device)
         drawing.clear()
         with torch.no_grad():
             drawn.copy_(_VALUES[name](call, uniform.clamp(1e-9, 1 - 1e-9)))
@@ -77,7 +87,9 @@ _VALUES: dict[str, Callable[[Call, Tensor], Any]] = {
     "randint_like": lambda call, u: _integers(call, u, 1),
     "normal": lambda call, u: call.given(0, "mean", 0.0) + call.given(1, "std", 1.0) * _normal(u),
     "normal_": lambda call, u: call.given(1, "mean", 0.0) + call.given(2, "std", 1.0) * _normal(u),
-    "log_normal_": lambda call, u: (call.given(1, "mean", 1.0) + call.given(2, "std", 2.0) * _normal(u)).exp(),
+    "log_normal_": lambda call, u: (
+        call.given(1, "mean", 1.0) + call.given(2, "std", 2.0) * _normal(u)
+    ).exp(),
     "uniform_": lambda call, u: (
         call.given(1, "from", 0.0) + u * (call.given(2, "to", 1.0) - call.given(1, "from", 0.0))
     ),

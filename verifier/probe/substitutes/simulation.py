@@ -35,7 +35,12 @@ def install(session: Session) -> None:
 
     session.around("torch.distributed:init_process_group", replace=started)
     session.around("torch.distributed:new_group", replace=grouped)
-    for name in (":monitored_barrier", ".checkpoint:save", ".checkpoint:async_save", ".checkpoint:load"):
+    for name in (
+        ":monitored_barrier",
+        ".checkpoint:save",
+        ".checkpoint:async_save",
+        ".checkpoint:load",
+    ):
         session.around(f"torch.distributed{name}", replace=lambda call, proceed: None)
     for place in (dist, distributed_c10d):
         place.TCPStore = _OwnStore  # type: ignore[attr-defined]

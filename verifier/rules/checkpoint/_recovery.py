@@ -17,8 +17,12 @@ class Outcome:
     steps: int
     shares: dict[int, int]
     tensors: int
-    moved: bool = False  # whether the script had updated its weights itself before its first step was seen
-    ranks: tuple[int, ...] = ()  # the one save whose values all tensors of each rank have; 0 for none
+    moved: bool = (
+        False  # whether the script had updated its weights itself before its first step was seen
+    )
+    ranks: tuple[
+        int, ...
+    ] = ()  # the one save whose values all tensors of each rank have; 0 for none
 
     @property
     def mixed(self) -> bool:
@@ -40,10 +44,14 @@ class Outcome:
         """What it is a mixture of."""
         if all(self.ranks):
             return "; ".join(
-                f"rank {rank} resumes from the save after step {step}" for rank, step in enumerate(self.ranks)
+                f"rank {rank} resumes from the save after step {step}"
+                for rank, step in enumerate(self.ranks)
             )
         total = f"{self.tensors} tensors and shards"
-        parts = [f"{n} of {total} are from the save after step {k}" for k, n in sorted(self.shares.items())]
+        parts = [
+            f"{n} of {total} are from the save after step {k}"
+            for k, n in sorted(self.shares.items())
+        ]
         return f"the resume starts from a mixture: {', '.join(parts)}"
 
     def __str__(self) -> str:
@@ -69,7 +77,11 @@ class MixtureRule(Rule):
             attempts = [(run.note, evidence.trained, run) for run in evidence.damaged]
             line = load_line(evidence)
         if not attempts:
-            return self.unknown(evidence.missing.get(self.fault, "no save was interrupted and no checkpoint damaged"))
+            return self.unknown(
+                evidence.missing.get(
+                    self.fault, "no save was interrupted and no checkpoint damaged"
+                )
+            )
         if reason := not_exact(evidence):
             return self.unknown(reason)
         notes = []
@@ -77,7 +89,9 @@ class MixtureRule(Rule):
             outcome = outcome_of(saved, resumed, evidence.resume)
             if outcome.mixed:
                 apart = all(outcome.ranks)
-                return self.failed(f"{note}: {outcome.mixture}", load_line(evidence) if apart else line)
+                return self.failed(
+                    f"{note}: {outcome.mixture}", load_line(evidence) if apart else line
+                )
             notes.append(f"{note}: {outcome}")
         return self.passed("; ".join(notes))
 
@@ -88,12 +102,16 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
     `intact`: the exact resume from the intact checkpoint; what it does not hold, the script makes anew.
     """
     found = resumed.at_step(Step, 1)
-    expected = [_flat(record).keys() for record in intact.at_step(Step, 1)] if intact is not None else []
+    expected = (
+        [_flat(record).keys() for record in intact.at_step(Step, 1)] if intact is not None else []
+    )
     if not found:
         return Outcome(0, {}, 0)
     held, given = _held(saved), _given(saved)
     shares: dict[int, int] = {}
-    telling: set[int] = set()  # a tensor that never changes is the same in every save: it shows none of them
+    telling: set[int] = (
+        set()
+    )  # a tensor that never changes is the same in every save: it shows none of them
     units: set[tuple[int, str]] = set()
     ranks = []
     for rank, record in enumerate(found):
@@ -108,14 +126,22 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
             whole &= set(same)
         ranks.append(max(whole, default=0))
     restarted = shares.get(0, 0) == len(units)
-    moved = not any(record.cls for record in found) and not restarted and not any(k in telling for k in shares if k > 0)
+    moved = (
+        not any(record.cls for record in found)
+        and not restarted
+        and not any(k in telling for k in shares if k > 0)
+    )
     shares = {k: number for k, number in shares.items() if k > 0 and k in telling}
     for k in shares:
         for rank, values in held[k].items():
             own = found[rank].held  # another optimizer's state is recorded when it steps
             found_here = found[rank].weights  # a model that is called later is not known yet
             known_here = [n for n in values if rank >= len(expected) or n in expected[rank]]
-            units |= {(rank, n) for n in known_here if (n.rpartition("/")[0] in own if "/" in n else n in found_here)}
+            units |= {
+                (rank, n)
+                for n in known_here
+                if (n.rpartition("/")[0] in own if "/" in n else n in found_here)
+            }
     return Outcome(len(found), shares, len(units), moved, tuple(ranks))
 
 
@@ -125,7 +151,9 @@ def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:
     A rank has a value at the call of the save, and one at its next step: they differ where it puts others into the
     model for the save, such as an average, or where it does not call the save function itself.
     """
-    records: list[tuple[int, int, Step | Saving]] = [(save.after, save.rank, save.record) for save in all_saves(run)]
+    records: list[tuple[int, int, Step | Saving]] = [
+        (save.after, save.rank, save.record) for save in all_saves(run)
+    ]
     steps = {0, *(step for step, _, _ in records)}
     records += [(r.step - 1, t.rank, r) for t in run.traces for r in t.steps if r.step - 1 in steps]
     out: dict[int, dict[int, dict[str, list[Any]]]] = {step: {} for step in steps}
@@ -141,14 +169,22 @@ def _given(run: Run) -> dict[tuple[int, int], set[tuple[float, ...]]]:
     found: dict[tuple[int, int], set[tuple[float, ...]]] = {}
     for save in all_saves(run):
         sketches = (entry.sketch for entry in save.entries.values())
-        found.setdefault((save.after, save.rank), set()).update(tuple(s) for s in sketches if s and s[0] > 0.0)
+        found.setdefault((save.after, save.rank), set()).update(
+            tuple(s) for s in sketches if s and s[0] > 0.0
+        )
     return found
 
 
 def _flat(record: Step | Saving, known: Collection[str] | None = None) -> dict[str, Any]:
     """Weights (those of `known` parameters) and optimizer state of a record under one kind of name."""
-    state = {f"{name}/{key}": value for name, entry in record.state.items() for key, value in entry.items()}
-    return {name: value for name, value in record.weights.items() if known is None or name in known} | state
+    state = {
+        f"{name}/{key}": value
+        for name, entry in record.state.items()
+        for key, value in entry.items()
+    }
+    return {
+        name: value for name, value in record.weights.items() if known is None or name in known
+    } | state
 
 
 def not_exact(evidence: Evidence) -> str:

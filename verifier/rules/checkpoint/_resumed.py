@@ -50,30 +50,49 @@ def not_shown(evidence: Evidence) -> str:
     """Why train run and resume may have something that neither has shown."""
     if evidence.resume is None:
         return evidence.missing.get("resume", "the script was not resumed")
-    return unfinished(evidence.trained) or unfinished(evidence.resume) or "train run and resume did not come to it"
+    return (
+        unfinished(evidence.trained)
+        or unfinished(evidence.resume)
+        or "train run and resume did not come to it"
+    )
 
 
 def keeps_no_state(run: Run, key: str = "") -> str:
     """Why a rule on optimizer state (of a `key`) does not apply: no step after the first has any; "" if one may."""
     steps = run.all(Step)
-    seen = any(key in state if key else state for record in steps for state in record.state.values())
+    seen = any(
+        key in state if key else state for record in steps for state in record.state.values()
+    )
     later = any(record.step > 1 for record in steps)
-    return absent(run, seen or not later, f"the optimizer keeps no {f'`{key}`' if key else 'state'}")
+    return absent(
+        run, seen or not later, f"the optimizer keeps no {f'`{key}`' if key else 'state'}"
+    )
 
 
 def load_line(evidence: Evidence, run: Run | None = None) -> Place | None:
     """The user's line that loads in a resumed run (by default that at the same world size), else the one that saves."""
     resumed = run or evidence.resume
-    lines = [resumed.line_of(Checkpoint, op=operation) for operation in LOADS] if resumed is not None else []
+    lines = (
+        [resumed.line_of(Checkpoint, op=operation) for operation in LOADS]
+        if resumed is not None
+        else []
+    )
     return next(filter(None, lines), None) or save_line(evidence)
 
 
 def saved_at(evidence: Evidence) -> str:
     """` (saved at line 3 of train.py)`, for a finding whose location is the line that loads."""
     line = save_line(evidence)
-    return f" (saved at line {line.line} of {line.file.rpartition('/')[2]})" if line is not None else ""
+    return (
+        f" (saved at line {line.line} of {line.file.rpartition('/')[2]})"
+        if line is not None
+        else ""
+    )
 
 
 def save_line(evidence: Evidence) -> Place | None:
     """The user's line that saves."""
-    return next(filter(None, (evidence.trained.line_of(Checkpoint, op=operation) for operation in SAVES)), None)
+    return next(
+        filter(None, (evidence.trained.line_of(Checkpoint, op=operation) for operation in SAVES)),
+        None,
+    )

@@ -36,7 +36,11 @@ class SaveRule(KindRule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         saves = [save for save in all_saves(run) if self.about(save)]
-        return self.check(run, saves) if saves else self.unknown(unfinished(run) or f"no {self.kind} was recorded")
+        return (
+            self.check(run, saves)
+            if saves
+            else self.unknown(unfinished(run) or f"no {self.kind} was recorded")
+        )
 
     @abstractmethod
     def check(self, run: Run, saves: list[Save]) -> Finding:
@@ -50,7 +54,11 @@ class ContentRule(KindRule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        last = {path: saves for path, saves in kept(run).items() if any(map(self.about, saves)) and given(saves)}
+        last = {
+            path: saves
+            for path, saves in kept(run).items()
+            if any(map(self.about, saves)) and given(saves)
+        }
         if not last and (reason := unfinished(run)):
             return self.unknown(reason)
         found = {record.path: record for record in opened(evidence)}
@@ -65,15 +73,23 @@ class ContentRule(KindRule):
             values = given(saves)
             if wrong := differing(record, values):
                 lost = sum(key not in record.entries for key in wrong)
-                how = f"{lost} of them are missing" if lost else "their values differ from those at the call"
+                how = (
+                    f"{lost} of them are missing"
+                    if lost
+                    else "their values differ from those at the call"
+                )
                 inside = f"{len(wrong)} of {count(len(values), 'tensor')} in {Path(path).name}"
                 what = f"{some(wrong)}: {inside} are not what the save"
-                return self.failed(f"{what} after step {saves[0].after} was given; {how}", saves[0].line)
+                return self.failed(
+                    f"{what} after step {saves[0].after} was given; {how}", saves[0].line
+                )
             tensors, folders = tensors + len(values), folders + 1
         if unreadable or not folders:
             lacks = "no checkpoint existed after the run, so none was read back"
             return self.unknown(unreadable or evidence.missing.get("inspect", lacks))
-        return self.passed(f"{count(tensors, 'tensor')} in {count(folders, 'checkpoint')} read back as they were given")
+        return self.passed(
+            f"{count(tensors, 'tensor')} in {count(folders, 'checkpoint')} read back as they were given"
+        )
 
 
 def has_tensors(save: Save) -> bool:
@@ -84,4 +100,6 @@ def has_tensors(save: Save) -> bool:
 def parameter_of(run: Run, key: str) -> str | None:
     """The model's parameter whose name a key is, or ends with."""
     parts = key.split(".")
-    return next((name for n in range(len(parts)) if (name := ".".join(parts[n:])) in run.parameters), None)
+    return next(
+        (name for n in range(len(parts)) if (name := ".".join(parts[n:])) in run.parameters), None
+    )

@@ -33,20 +33,36 @@ class AsyncSaveProcessGroup(SaveRule):
         for trace in run.traces:
             for record in trace.of(SaveInFlight):
                 if not record.apart:
-                    what = record.what + (f", line {record.at_line.line}" if record.at_line is not None else "")
+                    what = record.what + (
+                        f", line {record.at_line.line}" if record.at_line is not None else ""
+                    )
                     where = "on the process group of an asynchronous save in flight"
-                    return self.failed(f"rank {trace.rank} issues collectives ({what}) {where}", record.saved_line)
+                    return self.failed(
+                        f"rank {trace.rank} issues collectives ({what}) {where}", record.saved_line
+                    )
         number = count(len(saves) // max(run.world_size, 1), "asynchronous save")
         return self.passed(f"{number}, none on a process group that the main thread used meanwhile")
 
     def detect(self, flow: Flow) -> Hits:
         groups = flow.ops("dist.init_process_group")
-        backends = {one.const for e in groups for one in choices(e.arg(0, "backend") or Value("unknown"))}
+        backends = {
+            one.const for e in groups for one in choices(e.arg(0, "backend") or Value("unknown"))
+        }
         if not groups or not backends <= {"gloo", "nccl"}:
             return
         for event in flow.ops("dcp.async_save"):
             given = event.kwargs.get("process_group")
             alone = given is None or is_const(given, None)
-            awaited = any(e.on is event.result and e.index == event.index + 1 for e in flow.methods("result"))
-            if alone and not event.open and not awaited and "async_checkpointer_type" not in event.kwargs:
-                yield "async_save without process_group runs its collectives on the group of the training", event
+            awaited = any(
+                e.on is event.result and e.index == event.index + 1 for e in flow.methods("result")
+            )
+            if (
+                alone
+                and not event.open
+                and not awaited
+                and "async_checkpointer_type" not in event.kwargs
+            ):
+                yield (
+                    "async_save without process_group runs its collectives on the group of the training",
+                    event,
+                )

@@ -32,7 +32,11 @@ class FullStateDictOom(Rule):
     def applies(self, evidence: Evidence) -> str:
         if (reason := super().applies(evidence)) or unseen_save(evidence):
             return reason
-        return absent(evidence.trained, _written(evidence.trained), "the script writes no full state dict to a file")
+        return absent(
+            evidence.trained,
+            _written(evidence.trained),
+            "the script writes no full state dict to a file",
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -40,7 +44,11 @@ class FullStateDictOom(Rule):
         full = _written(run)
         if not full:
             return self.unknown(unfinished(run) or "no full state dict was recorded")
-        waste = [(r.bytes, rank, r) for rank, r in full if not r.offload and r.bytes and rank not in writers]
+        waste = [
+            (r.bytes, rank, r)
+            for rank, r in full
+            if not r.offload and r.bytes and rank not in writers
+        ]
         if len(writers) == 1 and waste:
             size, rank, record = max(waste, key=lambda item: item[0])
             what = f"rank {rank} holds the full state dict, {size:,} bytes, but only rank {min(writers)} writes it"
@@ -50,8 +58,15 @@ class FullStateDictOom(Rule):
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops(*GETTERS):
             options = options_of(event)
-            if options is not None and has_option(options, "full_state_dict") and not _may_have(options, "cpu_offload"):
-                yield f"{text(event.node)} without cpu_offload gathers the whole model on every rank's device", event
+            if (
+                options is not None
+                and has_option(options, "full_state_dict")
+                and not _may_have(options, "cpu_offload")
+            ):
+                yield (
+                    f"{text(event.node)} without cpu_offload gathers the whole model on every rank's device",
+                    event,
+                )
 
 
 def _written(run: Run) -> list[tuple[int, Template]]:

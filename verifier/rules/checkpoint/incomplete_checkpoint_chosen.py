@@ -29,10 +29,16 @@ class IncompleteCheckpointChosen(Rule):
     def applies(self, evidence: Evidence) -> str:
         if reason := super().applies(evidence):
             return reason
-        resumes = [resumed for _, resumed in evidence.crashes] or [run for run in (evidence.resume,) if run is not None]
+        resumes = [resumed for _, resumed in evidence.crashes] or [
+            run for run in (evidence.resume,) if run is not None
+        ]
         named = [named_checkpoint(evidence.trained, run.command) for run in resumes]
         found = [one[0] for one in named if one is not None]
-        return f"the command names the checkpoint {found[0]}" if found and len(found) == len(named) else ""
+        return (
+            f"the command names the checkpoint {found[0]}"
+            if found and len(found) == len(named)
+            else ""
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         if not evidence.crashes:
@@ -41,7 +47,9 @@ class IncompleteCheckpointChosen(Rule):
         for crash, resumed in evidence.crashes:
             torn = _torn(crash)
             if torn is None:
-                return self.unknown(f"{crash.note}: the records do not show which save was interrupted")
+                return self.unknown(
+                    f"{crash.note}: the records do not show which save was interrupted"
+                )
             earlier = [save for save in all_saves(crash) if 0 < save.after < torn.after]
             apart = [save for save in earlier if final_path(crash, save) != final_path(crash, torn)]
             outcome = outcome_of(crash, resumed, evidence.resume)
@@ -54,15 +62,24 @@ class IncompleteCheckpointChosen(Rule):
                 cause = root_cause(resumed)
                 kept = _is_kept(apart[-1], crash, evidence) or _removal(crash) is not None
                 lost = "" if kept else ", and that save was removed before this one was complete"
-                return self.failed(f"{what} stops{lost}: {cause.text}", cause.location or line, required=not kept)
-            lost = "; the interrupted save overwrote the only checkpoint" if refused and earlier else ""
+                return self.failed(
+                    f"{what} stops{lost}: {cause.text}", cause.location or line, required=not kept
+                )
+            lost = (
+                "; the interrupted save overwrote the only checkpoint"
+                if refused and earlier
+                else ""
+            )
             notes.append(f"{crash.note}: {'it resumes' if outcome.mixed else outcome}{lost}")
         return self.passed("; ".join(notes))
 
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("dcp.async_save"):
             if event.discarded:
-                yield "the future of async_save is discarded: nothing checks whether the save completed", event
+                yield (
+                    "the future of async_save is discarded: nothing checks whether the save completed",
+                    event,
+                )
 
 
 def _is_kept(save: Save, crash: Run, evidence: Evidence) -> bool:
@@ -76,7 +93,14 @@ def _removal(crash: Run) -> Place | None:
     killed = next((trace for trace in crash.traces if trace.first(Killed) is not None), None)
     if killed is None or killed.of(Killed)[0].moment != "before-rename":
         return None
-    return next((record.at_line for record in reversed(killed.records) if isinstance(record, Removed | Renamed)), None)
+    return next(
+        (
+            record.at_line
+            for record in reversed(killed.records)
+            if isinstance(record, Removed | Renamed)
+        ),
+        None,
+    )
 
 
 def _torn(crash: Run) -> Save | None:

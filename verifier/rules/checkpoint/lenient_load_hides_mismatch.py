@@ -4,7 +4,15 @@ from ...trace.events import Lenient
 from ..base import Evidence, Finding, Flow, Hits, Rule, Run, count, some
 from ._resumed import NEEDS, first_steps, not_resumed, not_shown
 
-_WRAPPERS = ("module", "_orig_mod", "model", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "state_dict", "net")
+_WRAPPERS = (
+    "module",
+    "_orig_mod",
+    "model",
+    "_checkpoint_wrapped_module",
+    "_fsdp_wrapped_module",
+    "state_dict",
+    "net",
+)
 
 
 class LenientLoadHidesMismatch(Rule):
@@ -31,7 +39,11 @@ class LenientLoadHidesMismatch(Rule):
     def applies(self, evidence: Evidence) -> str:
         seen = any(_lenient(run) for run in (evidence.train, evidence.resume))
         exports = "" if seen else only_exports(evidence)
-        return super().applies(evidence) or exports or not_resumed(evidence, seen, "no load allows missing keys")
+        return (
+            super().applies(evidence)
+            or exports
+            or not_resumed(evidence, seen, "no load allows missing keys")
+        )
 
     def unseen(self, evidence: Evidence) -> str:
         return "" if _lenient(evidence.train) else super().unseen(evidence)
@@ -43,7 +55,11 @@ class LenientLoadHidesMismatch(Rule):
                 loads += 1
                 pairs = _same_but_for_a_wrapper(record.names, record.unused)
                 nothing = 0 < record.wanted == record.missing_count and record.unused_count > 0
-                lost = _not_back(evidence, [*record.missing, *(a for a, _ in pairs)]) if run is evidence.resume else []
+                lost = (
+                    _not_back(evidence, [*record.missing, *(a for a, _ in pairs)])
+                    if run is evidence.resume
+                    else []
+                )
                 if not lost and (run is evidence.resume or not (pairs or nothing)):
                     continue
                 if pairs:
@@ -52,23 +68,39 @@ class LenientLoadHidesMismatch(Rule):
                     how = f"the load asks for `{record.missing[0]}`, the checkpoint has `{record.unused[0]}`"
                 else:
                     how = f"{some(lost)} came back with other values than were saved"
-                what = f"{len(pairs) or record.missing_count} of {record.wanted} keys were not found"
+                what = (
+                    f"{len(pairs) or record.missing_count} of {record.wanted} keys were not found"
+                )
                 return self.failed(f"{what}, which {record.how} allows: {how}", record.at_line)
         if not loads or (super().unseen(evidence) and evidence.resume is None):
             return self.unknown(super().unseen(evidence) or not_shown(evidence))
-        return self.passed(f"{count(loads, 'load')} with missing keys allowed; no saved parameter was missed")
+        return self.passed(
+            f"{count(loads, 'load')} with missing keys allowed; no saved parameter was missed"
+        )
 
     def detect(self, flow: Flow) -> Hits:
-        if flow.methods("requires_grad_") or names_in(flow, "peft", "lora", "LoRA", "adapter", ".requires_grad ="):
+        if flow.methods("requires_grad_") or names_in(
+            flow, "peft", "lora", "LoRA", "adapter", ".requires_grad ="
+        ):
             return
         for event in flow.ops("dcp.load"):
             planner = made_by(event.kwargs.get("planner"), "dcp.DefaultLoadPlanner")
             if planner is not None and is_const(planner.kwargs.get("allow_partial_load"), True):
-                yield "allow_partial_load: keys that the checkpoint lacks silently keep their initial values", planner
+                yield (
+                    "allow_partial_load: keys that the checkpoint lacks silently keep their initial values",
+                    planner,
+                )
         for event in flow.ops(*SETTERS[:2]):
             options = options_of(event)
-            if options is not None and is_const(options.kwargs.get("strict"), False) and event.discarded:
-                yield f"{text(event.node)} is not strict, and the missing keys that it returns are not checked", event
+            if (
+                options is not None
+                and is_const(options.kwargs.get("strict"), False)
+                and event.discarded
+            ):
+                yield (
+                    f"{text(event.node)} is not strict, and the missing keys that it returns are not checked",
+                    event,
+                )
 
 
 def _lenient(run: Run | None) -> list[Lenient]:
@@ -81,13 +113,19 @@ def _same_but_for_a_wrapper(asked: list[str], unused: list[str]) -> list[tuple[s
     pairs = [(key, there[bare]) for key in asked if (bare := _bare(key)) in there]
     known = {key for key, _ in pairs}
     return pairs + [
-        (key, shorter) for key in asked if key not in known for shorter in unused if _one_part_more(key, shorter)
+        (key, shorter)
+        for key in asked
+        if key not in known
+        for shorter in unused
+        if _one_part_more(key, shorter)
     ]
 
 
 def _one_part_more(key: str, shorter: str) -> bool:
     parts, others = key.split("."), shorter.split(".")
-    return len(parts) == len(others) + 1 and any(parts[:i] + parts[i + 1 :] == others for i in range(len(parts)))
+    return len(parts) == len(others) + 1 and any(
+        parts[:i] + parts[i + 1 :] == others for i in range(len(parts))
+    )
 
 
 def _bare(key: str) -> str:
@@ -99,5 +137,7 @@ def _not_back(evidence: Evidence, missing: list[str]) -> list[str]:
     pair = first_steps(evidence)
     if isinstance(pair, str):
         return []
-    names = {n for s, r in zip(*pair, strict=True) for n in s.weights if s.weights[n] != r.weights.get(n)}
+    names = {
+        n for s, r in zip(*pair, strict=True) for n in s.weights if s.weights[n] != r.weights.get(n)
+    }
     return sorted(n for n in names if any(key == n or key.endswith("." + n) for key in missing))

@@ -9,7 +9,9 @@ from ..base import Event, Evidence, Finding, Flow, Hits, count, some
 from ._resumed import ResumeRule, load_line, saved_at
 from .saved_while_replaced import replaced
 
-_BFLOAT16 = 2.0**-8  # rounding changes no value by more of it; a distance that is estimated may be twice the true one
+_BFLOAT16 = (
+    2.0**-8
+)  # rounding changes no value by more of it; a distance that is estimated may be twice the true one
 
 
 class LoadWithoutSet(ResumeRule):
@@ -53,17 +55,32 @@ class LoadWithoutSet(ResumeRule):
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("dcp.load") if flow.certain else ():
             state = state_given(event)
-            if state is None or state.kind != "dict" or any(map(_sets_model, flow.events[event.index + 1 :])):
+            if (
+                state is None
+                or state.kind != "dict"
+                or any(map(_sets_model, flow.events[event.index + 1 :]))
+            ):
                 continue
             made = [made_by(part, "dsd.get_model_state_dict") for part in reach(state)]
             options = ("full_state_dict", "cpu_offload")
-            copies = [got for got in made if got and any(has_option(options_of(got), name) for name in options)]
+            copies = [
+                got
+                for got in made
+                if got and any(has_option(options_of(got), name) for name in options)
+            ]
             if copies and not flow.escapes(state, event.index):
-                yield f"dcp.load fills the copy of {text(copies[0].node)}, which is never set into the model", event
+                yield (
+                    f"dcp.load fills the copy of {text(copies[0].node)}, which is never set into the model",
+                    event,
+                )
 
 
 def _sets_model(event: Event) -> bool:
-    if event.method == "load_state_dict" and event.on is not None and event.on.name.startswith("torch.optim"):
+    if (
+        event.method == "load_state_dict"
+        and event.on is not None
+        and event.on.name.startswith("torch.optim")
+    ):
         return False
     return event.op in SETTERS[:2] or event.method in ("load_state_dict", "copy_")
 
@@ -77,6 +94,8 @@ def _rounded(pairs: list[tuple[dict[str, Sketch], dict[str, Sketch]]], names: li
 def _not_in_the_save(evidence: Evidence, before: Step, wrong: list[str]) -> bool:
     """Whether other weights of rank 0 are found among what it gave to the saves, and none of these."""
     saves = evidence.trained.traces[0].of(Saving)
-    given = {tuple(entry.sketch) for save in saves for entry in save.entries.values() if entry.sketch}
+    given = {
+        tuple(entry.sketch) for save in saves for entry in save.entries.values() if entry.sketch
+    }
     found = {name for name, value in before.weights.items() if tuple(value) in given}
     return bool(found) and not found & set(wrong)

@@ -33,32 +33,57 @@ class LocalShardExport(SaveRule):
         return bool(save.to)
 
     def check(self, run: Run, saves: list[Save]) -> Finding:
-        everywhere = _stored_shards(run, saves)  # ranks may write the parts of one checkpoint at different steps
+        everywhere = _stored_shards(
+            run, saves
+        )  # ranks may write the parts of one checkpoint at different steps
         for after in sorted({save.after for save in saves}):
             stored = _stored_shards(run, [save for save in saves if save.after == after])
-            lost = {n: part for n, part in stored.items() if part[0] < part[1] and everywhere[n][0] < part[1]}
+            lost = {
+                n: part
+                for n, part in stored.items()
+                if part[0] < part[1] and everywhere[n][0] < part[1]
+            }
             if lost:
                 name, (held, whole, save) = next(iter(lost.items()))
                 writers = {s.rank for s in saves if s.to == save.to}
                 how = "one rank" if len(writers) == 1 else "several ranks to one file"
-                which = f"{count(len(lost), 'tensor')} of this save ({some(lost)}) without all shards"
+                which = (
+                    f"{count(len(lost), 'tensor')} of this save ({some(lost)}) without all shards"
+                )
                 what = f"{name}: {how} wrote {held} of its {whole} elements after step {after}"
                 return self.failed(f"{what}; {which}", save.line)
-        return self.passed(f"{count(len(saves), 'save')} to files wrote whole tensors, or all of their shards")
+        return self.passed(
+            f"{count(len(saves), 'save')} to files wrote whole tensors, or all of their shards"
+        )
 
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("torch.save"):
             path = event.arg(1, "f")
             if not event.args or flow.partial or shared(event.args[0]):
                 continue
-            everywhere = flow.whole and path is not None and not any(p.rank or p.kind == "free" for p in reach(path))
-            if not event.on_some_ranks and (not everywhere or any(g.test.rank for g in event.guards)):
+            everywhere = (
+                flow.whole
+                and path is not None
+                and not any(p.rank or p.kind == "free" for p in reach(path))
+            )
+            if not event.on_some_ranks and (
+                not everywhere or any(g.test.rank for g in event.guards)
+            ):
                 continue
             made = next(
-                (made for part in _written_out(event.args[0]) if (made := _shards(flow, part)) is not None), None
+                (
+                    made
+                    for part in _written_out(event.args[0])
+                    if (made := _shards(flow, part)) is not None
+                ),
+                None,
             )
             if made is not None:
-                who = "one rank writes only its own" if event.on_some_ranks else "every rank writes its own to one file"
+                who = (
+                    "one rank writes only its own"
+                    if event.on_some_ranks
+                    else "every rank writes its own to one file"
+                )
                 yield f"{text(event.node)}: {text(made.node)} holds shards, and {who}", event
 
 
@@ -68,8 +93,17 @@ def _stored_shards(run: Run, saves: list[Save]) -> dict[str, tuple[int, int, Sav
     for save in saves:
         for key, entry in save.entries.items():
             if entry.kind == "dtensor" and entry.sharded and not save.together:
-                kept[save.to, key] = (key, tuple(entry.offset), math.prod(entry.own), math.prod(entry.shape), save)
-            elif entry.kind == "tensor" and (found := _shard_of(run, save.rank, key, entry)) is not None:
+                kept[save.to, key] = (
+                    key,
+                    tuple(entry.offset),
+                    math.prod(entry.own),
+                    math.prod(entry.shape),
+                    save,
+                )
+            elif (
+                entry.kind == "tensor"
+                and (found := _shard_of(run, save.rank, key, entry)) is not None
+            ):
                 kept[save.to, key] = (found[0], (save.rank,), found[1], found[2], save)
     out: dict[str, tuple[int, int, Save]] = {}
     seen: set[tuple[str, tuple[int, ...]]] = set()
@@ -88,7 +122,9 @@ def _shard_of(run: Run, rank: int, key: str, entry: SavedEntry) -> tuple[str, in
         return None  # all of it is on one rank
     same = math.prod(entry.shape) == mine.local_numel and len(entry.shape) == len(mine.shape)
     tail = "." + re.sub(r"^model\d+\.", "", name)
-    others = (held[0] for one, held in run.parameters.items() if f".{one}".endswith(tail))  # in other models
+    others = (
+        held[0] for one, held in run.parameters.items() if f".{one}".endswith(tail)
+    )  # in other models
     if any(other.shape == list(entry.shape) for other in others):
         return None
     return (name, mine.local_numel, mine.numel) if same else None
@@ -101,7 +137,11 @@ def _written_out(value: Value) -> Iterator[Value]:
         current = queue.pop()
         yield current
         whole = current.kind == "made" and current.name in (*GETTERS, "builtins.len")
-        owner = [current.owner] if current.owner is not None and current.kind in ("attr", "item") else []
+        owner = (
+            [current.owner]
+            if current.owner is not None and current.kind in ("attr", "item")
+            else []
+        )
         inside = [part for part in (*current.parts, *owner) if not whole and id(part) not in seen]
         queue += inside
         seen |= {id(part) for part in inside}
@@ -111,6 +151,15 @@ def _shards(flow: Flow, part: Value) -> Event | None:
     """The call that made a state dict of shards."""
     event: Event | None = part.event if part.kind == "made" else None
     model = event.on if event is not None and part.name == "state_dict" else None
-    if event is not None and part.name in GETTERS[:2] and "options" not in event.kwargs and not event.open:
+    if (
+        event is not None
+        and part.name in GETTERS[:2]
+        and "options" not in event.kwargs
+        and not event.open
+    ):
         model = next(iter(event.args), None)
-    return event if event is not None and model is not None and flow.managed_by(model, event) is not None else None
+    return (
+        event
+        if event is not None and model is not None and flow.managed_by(model, event) is not None
+        else None
+    )

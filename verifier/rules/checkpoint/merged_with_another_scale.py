@@ -26,7 +26,9 @@ class MergedWithAnotherScale(Rule):
     def applies(self, evidence: Evidence) -> str:
         seen = evidence.survey is not None and evidence.survey.all(Merged)
         return (
-            "" if seen or unseen_save(evidence) else "no run wrote a file with adapters that were merged into weights"
+            ""
+            if seen or unseen_save(evidence)
+            else "no run wrote a file with adapters that were merged into weights"
         )
 
     def judge(self, evidence: Evidence) -> Finding:

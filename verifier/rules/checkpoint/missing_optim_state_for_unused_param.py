@@ -54,11 +54,17 @@ class MissingOptimState(RaisedRule):
         if not unused or (found.status == "inconclusive" and evidence.resume is not None):
             return found
         which = f"{count(len(unused), 'trainable parameter')} never got a gradient: {some(unused)}"
-        more = "" if found.status == "fail" else "; a resume that asks for their optimizer state will fail"
+        more = (
+            ""
+            if found.status == "fail"
+            else "; a resume that asks for their optimizer state will fail"
+        )
         return replace(found, evidence=f"{found.evidence}; {which}{more}")
 
     def fits(self, run: Run, cause: RootCause) -> bool:
-        return "float() argument" not in cause.error or any("state_dict" in f.file for f in stack(run, cause))
+        return "float() argument" not in cause.error or any(
+            "state_dict" in f.file for f in stack(run, cause)
+        )
 
 
 def _never_used(run: Run | None) -> list[str]:

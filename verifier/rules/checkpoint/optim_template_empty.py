@@ -31,23 +31,41 @@ class OptimTemplateEmpty(ResumeRule):
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         had = {n for record in saved for n, state in record.state.items() if state}
         if not had:
-            return self.not_applicable("each save that can be resumed from falls where a new optimizer begins")
+            return self.not_applicable(
+                "each save that can be resumed from falls where a new optimizer begins"
+            )
         empty = sorted(n for n in had if all(not r.state.get(n) for r in resumed))
-        wrong = sorted(n for s, r in zip(saved, resumed, strict=True) for n in s.state if s.state[n] != r.state.get(n))
+        wrong = sorted(
+            n
+            for s, r in zip(saved, resumed, strict=True)
+            for n in s.state
+            if s.state[n] != r.state.get(n)
+        )
         if not wrong:
             return self.passed(f"state of {count(len(had), 'parameter')} bitwise as saved")
-        which, how = f"{len(empty)} of {len(had)} parameters ({some(empty)})", "is missing after the resume"
+        which, how = (
+            f"{len(empty)} of {len(had)} parameters ({some(empty)})",
+            "is missing after the resume",
+        )
         if not empty:
             pairs = [
-                (rank, s.state.get(wrong[0], {}), resumed[rank].state.get(wrong[0], {})) for rank, s in enumerate(saved)
+                (rank, s.state.get(wrong[0], {}), resumed[rank].state.get(wrong[0], {}))
+                for rank, s in enumerate(saved)
             ]
-            rank, before, after = next((rank, before, after) for rank, before, after in pairs if before != after)
+            rank, before, after = next(
+                (rank, before, after) for rank, before, after in pairs if before != after
+            )
             keys = some(k for k, value in before.items() if after.get(k) != value)
-            which, how = f"{len(set(wrong))} of {len(had)} parameters ({wrong[0]}: {keys})", "is not what was saved"
+            which, how = (
+                f"{len(set(wrong))} of {len(had)} parameters ({wrong[0]}: {keys})",
+                "is not what was saved",
+            )
             if rank > 0 and all(record.state == saved[0].state for record in resumed):
                 fix = "Let each rank save and load its own part, or gather the whole state before rank 0 saves it."
                 others = f"all ranks hold what rank 0 has saved, and rank {rank} had other values in its shard"
-                return self.failed(f"the optimizer state of {which}: {others}", load_line(evidence), fix=fix)
+                return self.failed(
+                    f"the optimizer state of {which}: {others}", load_line(evidence), fix=fix
+                )
         return self.failed(f"the optimizer state of {which} {how}", load_line(evidence))
 
     def detect(self, flow: Flow) -> Hits:
@@ -59,11 +77,19 @@ class OptimTemplateEmpty(ResumeRule):
             if state is None or any(e.index < event.index for e in fills):
                 continue
             for part in reach(state):
-                if part.kind != "made" or part.name != "state_dict" or part.event is None or part.event.on is None:
+                if (
+                    part.kind != "made"
+                    or part.name != "state_dict"
+                    or part.event is None
+                    or part.event.on is None
+                ):
                     continue
                 made = [o for o, _ in flow.optimizers if o.result in choices(part.event.on)]
                 if any(o.op.startswith("torch.optim.") and not _stateless(o) for o in made):
-                    yield f"{text(part.event.node)} before the first step is empty: dcp.load fills nothing", part.event
+                    yield (
+                        f"{text(part.event.node)} before the first step is empty: dcp.load fills nothing",
+                        part.event,
+                    )
                     break
 
 

@@ -30,7 +30,9 @@ class OptimTemplateWithGrads(Rule):
         if reason := super().applies(evidence) or keeps_no_state(evidence.trained):
             return reason
         taken = _taken(evidence.trained) or _taken(evidence.resume)
-        return not_resumed(evidence, taken, "the script takes no state dict of an optimizer with torch's functions")
+        return not_resumed(
+            evidence, taken, "the script takes no state dict of an optimizer with torch's functions"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         runs = [run for run in (evidence.trained, evidence.resume) if run is not None]
@@ -42,9 +44,15 @@ class OptimTemplateWithGrads(Rule):
                 return self.failed(f"{record.op} in the {role} run {what}", record.at_line)
         if not taken or evidence.resume is None:
             return self.unknown(not_shown(evidence))
-        return self.passed(f"{count(len(taken), 'state dict')} of optimizers, none emptied by gradients")
+        return self.passed(
+            f"{count(len(taken), 'state dict')} of optimizers, none emptied by gradients"
+        )
 
 
 def _taken(run: Run | None) -> list[Template]:
     """The state dicts of optimizers that rank 0 took."""
-    return [r for r in run.traces[0].of(Template) if r.optimizers] if run is not None and run.traces else []
+    return (
+        [r for r in run.traces[0].of(Template) if r.optimizers]
+        if run is not None and run.traces
+        else []
+    )

@@ -50,12 +50,19 @@ class PerRankStateDeduplicated(ResumeRule):
             if what == "random state" and all(state == drawn[0] for state in drawn):
                 continue  # training draws nothing from the ranks' own generators
             for rank, value in enumerate(mine):
-                owner = next((r for r, other in enumerate(theirs) if r != rank and other == value and other), None)
+                owner = next(
+                    (r for r, other in enumerate(theirs) if r != rank and other == value and other),
+                    None,
+                )
                 if value != theirs[rank] and owner is not None:
-                    found = f"after the resume rank {rank} has the {what} of rank {owner} (step {step})"
+                    found = (
+                        f"after the resume rank {rank} has the {what} of rank {owner} (step {step})"
+                    )
                     return self.failed(f"{found}{saved_at(evidence)}", load_line(evidence))
         kept = [what for what, (theirs, mine) in kinds.items() if theirs == mine]
-        return self.passed(f"after the resume no rank has another's state (restored: {', '.join(kept) or 'none'})")
+        return self.passed(
+            f"after the resume no rank has another's state (restored: {', '.join(kept) or 'none'})"
+        )
 
     def detect(self, flow: Flow) -> Hits:
         seeds = flow.ops("torch.manual_seed", "torch.cuda.manual_seed", "random.seed")
@@ -63,9 +70,14 @@ class PerRankStateDeduplicated(ResumeRule):
             return
         for event in flow.ops(*SAVES):
             state = state_given(event)
-            for key, item in state.attrs.items() if state is not None and state.kind == "dict" else ():
+            for key, item in (
+                state.attrs.items() if state is not None and state.kind == "dict" else ()
+            ):
                 if key.startswith("[") and item.kind == "made" and item.name in _RANDOM:
-                    yield f"{key[1:-1]!r} is each rank's own random state: DCP stores one of them", item.event
+                    yield (
+                        f"{key[1:-1]!r} is each rank's own random state: DCP stores one of them",
+                        item.event,
+                    )
 
 
 def _one_of_several(run: Run) -> tuple[str, str, Place | None] | None:
@@ -74,13 +86,17 @@ def _one_of_several(run: Run) -> tuple[str, str, Place | None] | None:
     for saves in zip(*ranks, strict=False):
         states = [save.record.random for save in saves]
         for key, entry in saves[0].entries.items():
-            mine = [own.sketch if (own := save.entries.get(key)) is not None else None for save in saves]
+            mine = [
+                own.sketch if (own := save.entries.get(key)) is not None else None for save in saves
+            ]
             if entry.kind != "tensor" or None in mine or all(m == mine[0] for m in mine):
                 continue
             if mine == states or (entry.dtype == "uint8" and math.prod(entry.shape) in _GENERATORS):
                 return key, "each rank's own random state", saves[0].line
             if "float" in (entry.dtype or "") and math.prod(entry.shape) > 1:
-                reduce = "(one for all ranks, such as a statistic, is made of what is summed over them)"
+                reduce = (
+                    "(one for all ranks, such as a statistic, is made of what is summed over them)"
+                )
                 return key, f"another tensor on each rank {reduce}", saves[0].line
     return None
 

@@ -1,7 +1,11 @@
 from ...source.flow_queries import inner, text
 from ..base import Flow, Hits, RaisedRule
 
-_WRITERS = tuple(f"{module}.{name}" for module in ("pick" + "le", "cloudpick" + "le") for name in ("dump", "dumps"))
+_WRITERS = tuple(
+    f"{module}.{name}"
+    for module in ("pick" + "le", "cloudpick" + "le")
+    for name in ("dump", "dumps")
+)
 
 
 class PickledFsdpModel(RaisedRule):
@@ -23,5 +27,8 @@ class PickledFsdpModel(RaisedRule):
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("torch.save", *_WRITERS):
             given = inner(event.args[0]) if event.args else ()
-            if any(value.kind == "object" and flow.sharded_by(value, event) is not None for value in given):
+            if any(
+                value.kind == "object" and flow.sharded_by(value, event) is not None
+                for value in given
+            ):
                 yield f"{text(event.node)} pickles the sharded model itself", event

@@ -34,7 +34,11 @@ class RankDependentCheckpointPath(KindRule):
         return save.together
 
     def applies(self, evidence: Evidence) -> str:
-        return "" if any(record.missing_files for record in opened(evidence)) else super().applies(evidence)
+        return (
+            ""
+            if any(record.missing_files for record in opened(evidence))
+            else super().applies(evidence)
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -43,12 +47,19 @@ class RankDependentCheckpointPath(KindRule):
             if len({save.to for save in saves}) > 1:
                 shown = [(save.rank, Path(save.to)) for save in saves]
                 one_folder = len({path.parent for _, path in shown}) == 1
-                paths = "; ".join(f"rank {rank} to {path.name if one_folder else path}" for rank, path in shown[:3])
-                return self.failed(f"the ranks write one save to different paths: {paths}", saves[0].line)
+                paths = "; ".join(
+                    f"rank {rank} to {path.name if one_folder else path}"
+                    for rank, path in shown[:3]
+                )
+                return self.failed(
+                    f"the ranks write one save to different paths: {paths}", saves[0].line
+                )
         for record in opened(evidence):
             if record.missing_files:
                 line = next((s.line for s in all_saves(run)), None)
-                return self.failed(f"{record.path}: {record.error} ({some(record.missing_files)})", line)
+                return self.failed(
+                    f"{record.path}: {record.error} ({some(record.missing_files)})", line
+                )
         if not any(ranks):
             return self.unknown(unfinished(run) or f"no {self.kind} was recorded")
         return self.passed(f"{count(len(ranks[0]), 'save')}, each to one path on all ranks")
@@ -64,4 +75,7 @@ class RankDependentCheckpointPath(KindRule):
             varies = next((p for p in reach(path) if p.kind == "made" and p.name in _VARIES), None)
             if (path.rank == GLOBAL or varies is not None) and not shared(path):
                 what = "the rank" if path.rank == GLOBAL or varies is None else f"{varies.name}()"
-                yield f"the checkpoint path contains {what}: every rank writes into a folder of its own", event
+                yield (
+                    f"the checkpoint path contains {what}: every rank writes into a folder of its own",
+                    event,
+                )

@@ -28,13 +28,18 @@ class SavedWhileReplaced(ResumeRule):
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         names, line = replaced(evidence, saved, resumed)
         if not names:
-            return self.passed(f"{count(len(saved[0].weights), 'parameter')} saved as training goes on with them")
+            return self.passed(
+                f"{count(len(saved[0].weights), 'parameter')} saved as training goes on with them"
+            )
         which = f"{len(names)} of {len(saved[0].weights)} parameters ({some(sorted(names))})"
         what = f"the save after step {saved[0].step - 1} holds other values of {which} than training went on with"
         inside, own = next(((i, o) for i, o in names.values() if o), next(iter(names.values())))
         same = f"; the save has the same values as {some(inside)}" if len(inside) > 1 else ""
         where = f"; those of the training are there as {some(own)}" if own else ""
-        return self.failed(f"{what}, and the resumed run starts from these{where or same}", line or load_line(evidence))
+        return self.failed(
+            f"{what}, and the resumed run starts from these{where or same}",
+            line or load_line(evidence),
+        )
 
 
 def replaced(
@@ -52,7 +57,8 @@ def replaced(
                 right = before.weights.get(name)
                 if held == after.weights.get(name) != right:
                     keys = [
-                        [key for key, one in save.entries.items() if one.sketch == value] for value in (held, right)
+                        [key for key, one in save.entries.items() if one.sketch == value]
+                        for value in (held, right)
                     ]
                     names[name], line = (keys[0], keys[1]), save.at_line
     return names, line

@@ -35,7 +35,8 @@ class SchedulerOrProgressNotRestored(ResumeRule):
             return self.not_applicable(reason)
         wrong, fix = [], {}
         pairs = [
-            (resume.at_step(Step, 1 + later), train.at_step(Step, step + later)) for later in range(resume.steps())
+            (resume.at_step(Step, 1 + later), train.at_step(Step, step + later))
+            for later in range(resume.steps())
         ]
         rates = [(mine[0].lr, theirs[0].lr) for mine, theirs in pairs if mine and theirs]
         apart = [later for later, (mine, theirs) in enumerate(rates) if mine != theirs]
@@ -51,33 +52,52 @@ class SchedulerOrProgressNotRestored(ResumeRule):
             fix = {"fix": _RATE}
         if all(a != b for a, b in zip(train.rows(step), resume.rows(1), strict=True)):
             batch = resume.global_batch(1)
-            again = next((k for k in range(1, train.steps() + 1) if train.global_batch(k) == batch), None)
-            which = f"the samples of step {again} once more" if again else "other samples than an uninterrupted run"
+            again = next(
+                (k for k in range(1, train.steps() + 1) if train.global_batch(k) == batch), None
+            )
+            which = (
+                f"the samples of step {again} once more"
+                if again
+                else "other samples than an uninterrupted run"
+            )
             wrong.append(f"step {step} after the resume trains on {which}")
         if wrong:
             return self.failed(
-                "; ".join(wrong) + saved_at(evidence), load_line(evidence), **fix if len(wrong) == 1 else {}
+                "; ".join(wrong) + saved_at(evidence),
+                load_line(evidence),
+                **fix if len(wrong) == 1 else {},
             )
         rate = _list(resumed[0].lr)
-        return self.passed(f"learning rate {rate} and the samples of step {step} are those of an uninterrupted run")
+        return self.passed(
+            f"learning rate {rate} and the samples of step {step} are those of an uninterrupted run"
+        )
 
     def detect(self, flow: Flow) -> Hits:
         """A schedule that is never saved, in a script that saves and loads its optimizer."""
         if not flow.certain or names_in(flow, "last_epoch", "last_step"):
             return
         saves, loads = flow.ops(*SAVES, "torch.save"), flow.ops("dcp.load", "torch.load")
-        whole = any(_is_optimizer_state(flow, part) for e in saves if e.args for part in reach(e.args[0]))
+        whole = any(
+            _is_optimizer_state(flow, part) for e in saves if e.args for part in reach(e.args[0])
+        )
         if not saves or not loads or not whole:
             return
         for made in flow.matching(lambda name: name.startswith("torch.optim.lr_scheduler.")):
             steps = [e for e in flow.methods("step") if e.on is made.result]
-            lists = {e.node for e in flow.ops(ITERATE) if any(part is made.result for part in reach(e.args[0]))}
+            lists = {
+                e.node
+                for e in flow.ops(ITERATE)
+                if any(part is made.result for part in reach(e.args[0]))
+            }
             asked = flow.methods("state_dict", "load_state_dict")
             kept = any(e.on is made.result or lists & {*e.loops} for e in asked)
             held = any(made.result in e.args for e in flow.events if e.op not in ("", made.op))
             in_loop = len(steps) == 1 and steps[0].loops and not steps[0].caught
             if in_loop and not kept and not held and not flow.escapes(made.result):
-                yield f"{text(made.node)}: the script saves and loads its optimizer, but not this schedule", made
+                yield (
+                    f"{text(made.node)}: the script saves and loads its optimizer, but not this schedule",
+                    made,
+                )
 
 
 def _list(values: list[float]) -> str:

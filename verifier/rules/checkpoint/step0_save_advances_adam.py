@@ -28,7 +28,9 @@ class Step0SaveAdvancesAdam(Rule):
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
         if _ahead(run):
-            loads = any(r.op in LOADS and r.seq < run.traces[0].steps[0].seq for r in run.places(Checkpoint))
+            loads = any(
+                r.op in LOADS and r.seq < run.traces[0].steps[0].seq for r in run.places(Checkpoint)
+            )
             return "the train run loads a checkpoint before its first step" if loads else ""
         return super().applies(evidence) or keeps_no_state(run, "step")
 
@@ -50,13 +52,31 @@ class Step0SaveAdvancesAdam(Rule):
         """The optimizer's state is saved before the first step, in any case."""
         steps = steps_of(flow)
         for event in flow.ops(*GETTERS[1:]):
-            adam = [o for o, _ in flow.optimizers if o.result in event.args and o.op.startswith("torch.optim.Ada")]
+            adam = [
+                o
+                for o, _ in flow.optimizers
+                if o.result in event.args and o.op.startswith("torch.optim.Ada")
+            ]
             loaded = any(covers(e, event) for e in flow.ops("dcp.load", "torch.load", *SETTERS))
-            if not adam or not steps or event.index > steps[0].index or event.on_some_ranks or event.loops or loaded:
+            if (
+                not adam
+                or not steps
+                or event.index > steps[0].index
+                or event.on_some_ranks
+                or event.loops
+                or loaded
+            ):
                 continue
-            saved = [e for e in flow.ops(*SAVES, "torch.save") if e.args and event.result in reach(e.args[0])]
+            saved = [
+                e
+                for e in flow.ops(*SAVES, "torch.save")
+                if e.args and event.result in reach(e.args[0])
+            ]
             if any(covers(event, e) and e.index < steps[0].index for e in saved):
-                yield f"{text(event.node)} before the first step sets the optimizer's step counter to 1", event
+                yield (
+                    f"{text(event.node)} before the first step sets the optimizer's step counter to 1",
+                    event,
+                )
 
 
 def _ahead(run: Run) -> bool:
@@ -71,9 +91,15 @@ def _firsts(trace: Trace) -> list[tuple[Step, dict[str, float]]]:
     """
     found: dict[int, tuple[Step, dict[str, float]]] = {}
     for record in trace.of(Step):
-        made = record.optimizer == trace.first_optimizer or any(r.seq < record.seq for r in _templates(trace))
+        made = record.optimizer == trace.first_optimizer or any(
+            r.seq < record.seq for r in _templates(trace)
+        )
         counters = {name: entry.get("step") for name, entry in record.state.items()} if made else {}
-        ahead = {name: value for name, value in counters.items() if isinstance(value, int | float) and value >= 1}
+        ahead = {
+            name: value
+            for name, value in counters.items()
+            if isinstance(value, int | float) and value >= 1
+        }
         found.setdefault(record.optimizer, (record, ahead))
     return list(found.values())
 

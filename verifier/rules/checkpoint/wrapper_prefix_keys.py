@@ -32,7 +32,9 @@ class WrapperPrefixKeys(SaveRule):
     def judge(self, evidence: Evidence) -> Finding:
         found = super().judge(evidence)
         taken = [
-            prefix for prefix in PREFIXES if f"`{prefix}`" in found.evidence and _takes_off(evidence.sources, prefix)
+            prefix
+            for prefix in PREFIXES
+            if f"`{prefix}`" in found.evidence and _takes_off(evidence.sources, prefix)
         ]
         if found.status == "fail" and taken:
             return self.passed(f"`{taken[0]}` is in keys of a save, and the script takes it off")
@@ -41,8 +43,15 @@ class WrapperPrefixKeys(SaveRule):
     def check(self, run: Run, saves: list[Save]) -> Finding:
         for save in saves:
             tensors = [key for key, entry in save.entries.items() if entry.kind != "object"]
-            prefixed = {prefix: [key for key in tensors if prefix in key.split(".")] for prefix in PREFIXES[:2]}
-            wrapped = [key for key in tensors if _module_prefix(key) and key.rpartition("module.")[2] in run.parameters]
+            prefixed = {
+                prefix: [key for key in tensors if prefix in key.split(".")]
+                for prefix in PREFIXES[:2]
+            }
+            wrapped = [
+                key
+                for key in tensors
+                if _module_prefix(key) and key.rpartition("module.")[2] in run.parameters
+            ]
             clean = any(parameter_of(run, key) and key not in wrapped for key in tensors)
             if not clean and not any(key.endswith("n_averaged") for key in tensors):
                 prefixed["module"] = wrapped
@@ -64,14 +73,26 @@ class WrapperPrefixKeys(SaveRule):
             for part in reach(event.args[0]) if event.args else ():
                 made = part.event if part.kind == "made" and part.name == "state_dict" else None
                 wrapped = compiled.get(id(made.on)) if made is not None else None
-                if made is not None and wrapped is not None and any(model is wrapped.args[0] for model in loads):
-                    yield f"{text(made.node)} has `_orig_mod.` keys and is loaded into the model before compile", made
+                if (
+                    made is not None
+                    and wrapped is not None
+                    and any(model is wrapped.args[0] for model in loads)
+                ):
+                    yield (
+                        f"{text(made.node)} has `_orig_mod.` keys and is loaded into the model before compile",
+                        made,
+                    )
                     break
 
 
 def _takes_off(sources: Sources, prefix: str) -> bool:
     """Whether the project has a call that takes a prefix off a key, or asks for it."""
-    calls = (n for file in sources.project for n in ast.walk(sources.tree(file)) if isinstance(n, ast.Call))
+    calls = (
+        n
+        for file in sources.project
+        for n in ast.walk(sources.tree(file))
+        if isinstance(n, ast.Call)
+    )
     given = (one for call in calls if last_name(call.func) in _TAKE_OFF for one in call.args)
     return any(isinstance(one, ast.Constant) and f"{prefix}." in str(one.value) for one in given)
 

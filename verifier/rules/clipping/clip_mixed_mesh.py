@@ -29,10 +29,21 @@ class ClipMixedMesh(RaisedRule):
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence):
             return ""
-        sharded = [e for es in evidence.trained.parameters.values() for e in es if e.trainable and e.sharded]
-        if len({(e.rank, tuple(e.mesh), tuple(e.ranks)) for e in sharded}) == len({e.rank for e in sharded}):
+        sharded = [
+            e
+            for es in evidence.trained.parameters.values()
+            for e in es
+            if e.trainable and e.sharded
+        ]
+        if len({(e.rank, tuple(e.mesh), tuple(e.ranks)) for e in sharded}) == len(
+            {e.rank for e in sharded}
+        ):
             return "all parameters of a rank are on one mesh"
-        return "" if evidence.gradients or changes_gradients(evidence.trained) else "the script clips no gradient"
+        return (
+            ""
+            if evidence.gradients or changes_gradients(evidence.trained)
+            else "the script clips no gradient"
+        )
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         return by_norm(run, cause)

@@ -22,27 +22,42 @@ class GradNormItemPartial(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        sharded = any(e.sharded for entries in evidence.trained.parameters.values() for e in entries)
+        sharded = any(
+            e.sharded for entries in evidence.trained.parameters.values() for e in entries
+        )
         return "" if sharded or evidence.trained.all(PartialRead) else "no parameter is a DTensor"
 
     def judge(self, evidence: Evidence) -> Finding:
         reads = _rank_local(evidence.trained)
         if not reads:
-            return self.passed("no scalar was read from a Partial DTensor, or it was the same condition on all ranks")
+            return self.passed(
+                "no scalar was read from a Partial DTensor, or it was the same condition on all ranks"
+            )
         first, ranks = reads[0], evidence.trained.world_size
-        lines = count(len({(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}), "such line")
+        lines = count(
+            len({(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}),
+            "such line",
+        )
         read = f"`{_CALLS.get(first.op, first.op)}` reads the local part of a DTensor ({', '.join(first.placements)})"
-        return self.failed(f"{read}: another value on each of the {ranks} ranks ({lines})", first.at_line)
+        return self.failed(
+            f"{read}: another value on each of the {ranks} ranks ({lines})", first.at_line
+        )
 
     def detect(self, flow: Flow) -> Hits:
         """`.item()` or `float()` straight on a norm of one parameter's gradient."""
-        items: list[tuple[Event, Value]] = [(e, e.on) for e in flow.methods("item") if e.on is not None]
+        items: list[tuple[Event, Value]] = [
+            (e, e.on) for e in flow.methods("item") if e.on is not None
+        ]
         items += [(e, e.args[0]) for e in flow.ops("builtins.float") if e.args]
         collectives = flow.matching(lambda n: n.startswith("dist.")) if items else []
         reduced = [part for e in collectives for a in e.given() for part in reach(a)]
         for event, value in items:
             joined = shared(value) or names(value) & set(LOCAL) or event.result in reduced
-            if not (event.forked or flow.partial or joined) and _plain_chain(value) and gradient(flow, value, event):
+            if (
+                not (event.forked or flow.partial or joined)
+                and _plain_chain(value)
+                and gradient(flow, value, event)
+            ):
                 yield f"{text(event.node)} reads one rank's part of the norm", event
 
 

@@ -1,7 +1,14 @@
 import ast
 
 from ...analysis.follow_up_runs import changes_gradients, clip_is_open
-from ...analysis.scaling import SAME, limit_between_ranks, reduced_by_the_script, scales, stressed_scales, uneven
+from ...analysis.scaling import (
+    SAME,
+    limit_between_ranks,
+    reduced_by_the_script,
+    scales,
+    stressed_scales,
+    uneven,
+)
 from ...source.flow_queries import LOCAL, gradient, shared, text
 from ...source.lines import find_local_norm, may_clip
 from ...source.values import Value, reach
@@ -36,7 +43,9 @@ class ManualLocalNormClip(Rule):
         if whole:
             return "the script does not clip by norm, not even gradients 1e6 times as large"
         steps = run.places(Step)
-        seen = any(step.cls and grad is not None for step in steps for grad in step.grads.values())  # after a backward
+        seen = any(
+            step.cls and grad is not None for step in steps for grad in step.grads.values()
+        )  # after a backward
         if steps and not any(step.cls for step in steps):
             return "the script updates its weights without an optimizer of torch: its updates are compared with one process"
         if not seen and find_local_norm(evidence.sources) is None:
@@ -45,7 +54,9 @@ class ManualLocalNormClip(Rule):
         return "" if touched else "the script changes no gradient between backward and the step"
 
     def unseen(self, evidence: Evidence) -> str:
-        return "not checked with one rank: give --nproc 2" if evidence.trained.world_size == 1 else ""
+        return (
+            "not checked with one rank: give --nproc 2" if evidence.trained.world_size == 1 else ""
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -65,7 +76,9 @@ class ManualLocalNormClip(Rule):
         limit = limit_between_ranks(scales)
         apart = {name: s for name, s in scales.items() if uneven(s, limit)}
         if apart:
-            ratios = {name: max(values) / max(min(values), 1e-300) for name, values in apart.items()}
+            ratios = {
+                name: max(values) / max(min(values), 1e-300) for name, values in apart.items()
+            }
             name = max(ratios, key=lambda name: ratios[name])
             factors = some(f"{v:.4g}" for v in scales[name])
             huge = "; gradients were made 1e6 times as large to reach the clip" if whole else ""
@@ -76,7 +89,11 @@ class ManualLocalNormClip(Rule):
         if not (clipped := _clipped(scales)):
             lacks = "no clip was reached in the train run, and no run with huge gradients was made"
             return self.unknown(evidence.missing.get("provoked", lacks))
-        how = "with gradients made 1e6 times as large the clip" if whole else "the clip was reached and"
+        how = (
+            "with gradients made 1e6 times as large the clip"
+            if whole
+            else "the clip was reached and"
+        )
         return self.passed(f"{how} scaled every shard of {some(clipped, 1)} by one factor")
 
     def detect(self, flow: Flow) -> Hits:
@@ -85,14 +102,21 @@ class ManualLocalNormClip(Rule):
         for event in flow.events:
             augmented = event.op == "(augmented)" and event.method in ("Mult", "Div")
             scales = event.method in ("mul_", "div_", "copy_") or augmented
-            if not scales or event.on is None or not event.args or not gradient(flow, event.on, event):
+            if (
+                not scales
+                or event.on is None
+                or not event.args
+                or not gradient(flow, event.on, event)
+            ):
                 continue
             factor = event.args[0]
             for part in reach(factor):
                 taken = part.name in LOCAL and gradient(flow, part, event)
                 if taken and any(_is_norm(one) for one in reach(factor)) and not shared(factor):
                     node = part.node if part.node is not None else event.node
-                    what = f"{text(event.node)} scales by a norm of this rank's shards ({text(node)})"
+                    what = (
+                        f"{text(event.node)} scales by a norm of this rank's shards ({text(node)})"
+                    )
                     found.setdefault(node, (what, part.event or event))
                     break
         yield from found.values()
@@ -115,9 +139,13 @@ def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:
     if run is None or not records or len(records) < len(found):
         return scales(evidence.trained), False
     by_script = reduced_by_the_script(evidence.trained)
-    return {name: s for name, s in stressed_scales(records).items() if name not in by_script}, run.completed
+    return {
+        name: s for name, s in stressed_scales(records).items() if name not in by_script
+    }, run.completed
 
 
 def _clipped(scales: dict[str, list[float]]) -> list[str]:
     """The parameters whose gradients were scaled down, or unevenly."""
-    return [name for name, factors in scales.items() if uneven(factors) or max(factors) < 1.0 - SAME]
+    return [
+        name for name, factors in scales.items() if uneven(factors) or max(factors) < 1.0 - SAME
+    ]

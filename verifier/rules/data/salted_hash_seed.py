@@ -6,7 +6,13 @@ from ...source.values import Value
 from ..base import Flow, Hits, SourceRule
 
 _ARITHMETIC = frozenset({"abs", "int", "max", "min", "pow", "round", "sum", "hash"})
-_SEEDS = ("torch.manual_seed", "random.seed", "random.Random", "numpy.random.seed", "numpy.random.default_rng")
+_SEEDS = (
+    "torch.manual_seed",
+    "random.seed",
+    "random.Random",
+    "numpy.random.seed",
+    "numpy.random.default_rng",
+)
 
 
 class SaltedHashSeed(SourceRule):
@@ -30,9 +36,17 @@ class SaltedHashSeed(SourceRule):
 
     def detect(self, flow: Flow) -> Hits:
         for event in [*flow.ops(*_SEEDS), *flow.methods("manual_seed", "seed")]:
-            made = [part for value in event.args for part in _computed(value) if part.name in ("hash", "builtins.hash")]
+            made = [
+                part
+                for value in event.args
+                for part in _computed(value)
+                if part.name in ("hash", "builtins.hash")
+            ]
             if any(_of_text(part.node) for part in made):
-                yield f"{text(event.node)}: `hash` of a string is another number in each process", event
+                yield (
+                    f"{text(event.node)}: `hash` of a string is another number in each process",
+                    event,
+                )
 
 
 def _computed(value: Value) -> Iterator[Value]:
@@ -41,7 +55,9 @@ def _computed(value: Value) -> Iterator[Value]:
     while queue:
         current = queue.pop()
         yield current
-        arithmetic = current.kind in ("derived", "either") or current.name.rpartition(".")[2] in _ARITHMETIC
+        arithmetic = (
+            current.kind in ("derived", "either") or current.name.rpartition(".")[2] in _ARITHMETIC
+        )
         queue += [part for part in current.parts if id(part) not in seen] if arithmetic else []
         seen.update(id(part) for part in current.parts)
 
@@ -50,6 +66,10 @@ def _of_text(node: ast.AST | None) -> bool:
     """Whether a call of `hash` is given text, alone or in a tuple; numbers have no salt."""
     for part in ast.walk(node) if node is not None else ():
         made = isinstance(part, ast.Call) and getattr(part.func, "id", "") in ("str", "repr")
-        if made or isinstance(part, ast.JoinedStr) or isinstance(getattr(part, "value", None), str | bytes):
+        if (
+            made
+            or isinstance(part, ast.JoinedStr)
+            or isinstance(getattr(part, "value", None), str | bytes)
+        ):
             return True
     return False

@@ -9,7 +9,9 @@ from ...source.values import Value, choices, reach
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Hits, Rule, Run, count
 
-CHANCE = 1e-4  # equal batches in single steps are a fault where independent draws give them less often
+CHANCE = (
+    1e-4  # equal batches in single steps are a fault where independent draws give them less often
+)
 
 
 class SameDataOnEveryRank(Rule):
@@ -33,20 +35,28 @@ class SameDataOnEveryRank(Rule):
         if evidence.trained.world_size == 1:
             return "not applicable with one rank"
         alone = len(evidence.trained.sample_ranks) == 1
-        return "one data-parallel rank: all ranks hold parts of one model and share its samples" if alone else ""
+        return (
+            "one data-parallel rank: all ranks hold parts of one model and share its samples"
+            if alone
+            else ""
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         rows = [_trained_on(run, step) for step in range(1, run.steps() + 1)]
         seen = {row for step in range(1, run.steps() + 1) for own in run.rows(step) for row in own}
         if not seen and not run.all(Micro):
-            return self.not_applicable("no step has a backward: samples of the forwards behind it are not recorded")
+            return self.not_applicable(
+                "no step has a backward: samples of the forwards behind it are not recorded"
+            )
         if not seen:
             return self.unknown("the model was given no tensor with distinguishable rows")
         pairs = list(combinations(run.sample_ranks, 2))
         right = _batches_of_one_process(evidence)
         steps = [(step, own) for step, own in enumerate(rows, 1) if step not in right]
-        same = {(a, b): [step for step, own in steps if own[a] and own[a] == own[b]] for a, b in pairs}
+        same = {
+            (a, b): [step for step, own in steps if own[a] and own[a] == own[b]] for a, b in pairs
+        }
         often, (a, b) = max((len(steps), pair) for pair, steps in same.items())
         if not often:
             shared = sum((rows[0][a] & rows[0][b]).total() for a, b in pairs)
@@ -56,9 +66,15 @@ class SameDataOnEveryRank(Rule):
         batch = rows[first - 1][a]
         if _other_targets(evidence.full_precision or run, a, b, same[a, b]):
             inputs = count(batch.total(), "sample")
-            return self.passed(f"ranks {a} and {b} are given the same {inputs} and compute other losses: other targets")
+            return self.passed(
+                f"ranks {a} and {b} are given the same {inputs} and compute other losses: other targets"
+            )
         always = often == len(rows)
-        when = f"each of {count(often, 'step')}" if always else f"{often} of {len(rows)} steps, first in step {first}"
+        when = (
+            f"each of {count(often, 'step')}"
+            if always
+            else f"{often} of {len(rows)} steps, first in step {first}"
+        )
         text = f"ranks {a} and {b} were given the same {count(batch.total(), 'sample')} in {when}"
         if not always and _by_chance(batch, len(seen), len(pairs) * len(rows)) > CHANCE:
             chance = f"random draws from {count(len(seen), 'sample')} may give this: make more steps, or larger batches"
@@ -66,35 +82,65 @@ class SameDataOnEveryRank(Rule):
         return self.failed(text, run.data_line())
 
     def detect(self, flow: Flow) -> Hits:
-        if not flow.certain or not trains(flow) or not flow.roots or flow.rank_uses or names_in(flow, *_BY_RANK):
+        if (
+            not flow.certain
+            or not trains(flow)
+            or not flow.roots
+            or flow.rank_uses
+            or names_in(flow, *_BY_RANK)
+        ):
             return
         loops = {loop for backward in flow.methods("backward") for loop in backward.loops}
         loaded = [part for e in flow.ops(ITERATE) if e.node in loops for part in reach(e.args[0])]
         for event in flow.ops("data.DataLoader"):
             dataset = event.arg(0, "dataset")
             given = [event.kwargs.get(name) for name in ("sampler", "batch_sampler", "collate_fn")]
-            own_order = event.open or len(event.args) > 3 or any(v is not None and not is_const(v, None) for v in given)
-            if dataset is None or own_order or not _same_order(flow, event) or flow.escapes(event.result):
+            own_order = (
+                event.open
+                or len(event.args) > 3
+                or any(v is not None and not is_const(v, None) for v in given)
+            )
+            if (
+                dataset is None
+                or own_order
+                or not _same_order(flow, event)
+                or flow.escapes(event.result)
+            ):
                 continue
             if event.result in loaded and all(_is_map(flow, one) for one in choices(dataset)):
-                yield f"{text(event.node)} has no sampler, and nothing in the script splits the data by rank", event
+                yield (
+                    f"{text(event.node)} has no sampler, and nothing in the script splits the data by rank",
+                    event,
+                )
 
 
-_BY_RANK = ("split_dataset_by_node", "node_rank", "dp_rank", "data_parallel_rank", "get_worker_info")
+_BY_RANK = (
+    "split_dataset_by_node",
+    "node_rank",
+    "dp_rank",
+    "data_parallel_rank",
+    "get_worker_info",
+)
 _MAPS = ("data.TensorDataset", "data.Subset", "data.random_split", "data.ConcatDataset")
 
 
 def _trained_on(run: Run, step: int) -> list[Counter[int]]:
     """For each rank its samples of a step, without those of a loss of exactly zero (dummy batches)."""
     micros = run.micros(step)
-    return [Counter(row for micro in own if micro.loss != 0.0 for row in micro.rows) for own in micros]
+    return [
+        Counter(row for micro in own if micro.loss != 0.0 for row in micro.rows) for own in micros
+    ]
 
 
 def _batches_of_one_process(evidence: Evidence) -> set[int]:
     """The steps whose samples, over all ranks, are those that one process takes: what two ranks share is twice in the data."""
     run, single = evidence.trained, evidence.single
     shared = range(1, min(run.steps(), single.steps()) + 1) if single is not None else ()
-    return {step for step in shared if single is not None and run.global_batch(step) == single.global_batch(step)}
+    return {
+        step
+        for step in shared
+        if single is not None and run.global_batch(step) == single.global_batch(step)
+    }
 
 
 def _other_targets(run: Run, a: int, b: int, steps: list[int]) -> bool:
@@ -119,10 +165,18 @@ def _same_order(flow: Flow, event: Event) -> bool:
     generator = event.kwargs.get("generator")
     if generator is not None:
         return any(part.name == "torch.Generator" for part in reach(generator))
-    return any(e.args and not e.args[0].rank for e in flow.ops("torch.manual_seed") if e.index < event.index)
+    return any(
+        e.args and not e.args[0].rank
+        for e in flow.ops("torch.manual_seed")
+        if e.index < event.index
+    )
 
 
 def _is_map(flow: Flow, one: Value) -> bool:
     """Whether a dataset is indexed, and so is the same on all ranks."""
-    own = one.kind == "object" and one.cls is not None and "Iterable" not in "".join(flow.external_bases(one.cls))
+    own = (
+        one.kind == "object"
+        and one.cls is not None
+        and "Iterable" not in "".join(flow.external_bases(one.cls))
+    )
     return own or (one.kind == "made" and one.name in _MAPS)

@@ -39,12 +39,16 @@ class SetEpochMissing(Rule):
             return self.unknown(unfinished(run))
         for trace in run.traces:
             if (again := _repeated(trace)) is not None:
-                called = "never called" if trace.first(SetEpoch) is None else "not called in between"
+                called = (
+                    "never called" if trace.first(SetEpoch) is None else "not called in between"
+                )
                 order = f"(seed {again.seed}, {count(again.samples, 'sample')} on this rank)"
                 text = f"the sampler repeats the order of epoch {again.epoch} {order}: set_epoch was {called}"
                 return self.failed(text, again.at_line)
         if max(map(len, begun)) == 1 and not run.all(SetEpoch):
-            return self.unknown("the run ended in the first epoch, without a call of set_epoch: give more --steps")
+            return self.unknown(
+                "the run ended in the first epoch, without a call of set_epoch: give more --steps"
+            )
         if evidence.hits.get(self.name):
             return self.unknown("the run ended in the first epoch")
         epochs = len({r.epoch for records in begun for r in records})
@@ -57,10 +61,14 @@ class SetEpochMissing(Rule):
             shuffle = event.arg(3, "shuffle")
             if event.open or (shuffle is not None and not is_const(shuffle, True)):
                 continue
-            again = [turn for turn in flow.ops(ITERATE) if turn.loops and turn.node not in turn.loops]
+            again = [
+                turn for turn in flow.ops(ITERATE) if turn.loops and turn.node not in turn.loops
+            ]
             inside = any(part is event.result for turn in again for part in reach(turn.args[0]))
             if inside and not flow.escapes(event.result):
-                what = "is iterated over each epoch without set_epoch: every epoch has the same order"
+                what = (
+                    "is iterated over each epoch without set_epoch: every epoch has the same order"
+                )
                 yield f"{text(event.node)} {what}", event
 
 
@@ -74,7 +82,9 @@ def _repeated(trace: Trace) -> Sampler | None:
 
     An order of which only a first batch is read (for its shape), or on which nothing is trained, does not count.
     """
-    begun: dict[tuple[int, int, int], int] = {}  # (dataset, seed, epoch): micro-batches since its order was begun
+    begun: dict[
+        tuple[int, int, int], int
+    ] = {}  # (dataset, seed, epoch): micro-batches since its order was begun
     last: tuple[int, int, int] | None = None
     waiting: Sampler | None = None
     for record in trace.records:

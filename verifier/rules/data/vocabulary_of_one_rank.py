@@ -35,8 +35,14 @@ class VocabularyOfOneRank(Rule):
         ranks = [_vocabularies(next(iter(states(trace).values()), {})) for trace in run.traces]
         known = set(ranks[0]).intersection(*ranks[1:])
         if not known:
-            return self.not_applicable("the training loop reaches no dict from texts to consecutive numbers")
-        found = {path: apart for path in sorted(known) if (apart := _apart([rank[path] for rank in ranks]))}
+            return self.not_applicable(
+                "the training loop reaches no dict from texts to consecutive numbers"
+            )
+        found = {
+            path: apart
+            for path in sorted(known)
+            if (apart := _apart([rank[path] for rank in ranks]))
+        }
         if not found:
             return self.passed(f"all ranks number the texts of {some(sorted(known))} alike")
         if single is None or not single.steps():
@@ -47,9 +53,7 @@ class VocabularyOfOneRank(Rule):
             )
         path, (text, numbers) = next(iter(found.items()))
         others = f"; so do {len(found) - 1} more" if len(found) > 1 else ""
-        what = (
-            f"`{path}` gives {text} the numbers {', '.join(map(str, numbers))} on ranks 0 to {len(ranks) - 1}{others}"
-        )
+        what = f"`{path}` gives {text} the numbers {', '.join(map(str, numbers))} on ranks 0 to {len(ranks) - 1}{others}"
         place = run.data_line() or run.places(State)[0].at_line
         return self.failed(f"{what}; the samples of step 1 are not those of one process", place)
 
@@ -71,5 +75,9 @@ def _consecutive(numbers: Iterable[int]) -> bool:
 def _apart(ranks: list[dict[str, int]]) -> tuple[str, list[int]] | None:
     """The first text that all ranks number, and not alike, with their numbers; None if there is none or they share too few."""
     shared = [text for text in ranks[0] if all(text in other for other in ranks)]
-    apart = ((text, [rank[text] for rank in ranks]) for text in shared if len({rank[text] for rank in ranks}) > 1)
+    apart = (
+        (text, [rank[text] for rank in ranks])
+        for text in shared
+        if len({rank[text] for rank in ranks}) > 1
+    )
     return next(apart, None) if len(shared) >= LEAST else None

@@ -30,4 +30,7 @@ class CpuOffloadNcclOnly(SourceRule):
         # not under an option of its own
         always = any(policy is not None and covers(policy, event) for policy, event in made)
         if groups and all(is_nccl(e) for e in groups) and always:
-            yield "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only", groups[0]
+            yield (
+                "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only",
+                groups[0],
+            )

@@ -40,7 +40,11 @@ class SetDeviceMissing(SourceRule):
             return
         meshes = flow.ops("dist.init_device_mesh")
         for event in flow.methods("cuda", "to"):
-            if event.on is None or not flow.is_module(event.on) or (meshes and meshes[0].index < event.index):
+            if (
+                event.on is None
+                or not flow.is_module(event.on)
+                or (meshes and meshes[0].index < event.index)
+            ):
                 continue
             bare = event.method == "cuda" and not event.args and not event.kwargs and not event.open
             if bare or (event.method == "to" and _bare_cuda(event.arg(0, "device"))):
@@ -52,4 +56,6 @@ def _bare_cuda(value: Value | None) -> bool:
     """Whether a device is "cuda" without a number."""
     made = made_by(value, "torch.device")
     named = made.args[0] if made is not None and len(made.args) == 1 else value
-    return named is not None and all(one.kind == "const" and one.const == "cuda" for one in choices(named))
+    return named is not None and all(
+        one.kind == "const" and one.const == "cuda" for one in choices(named)
+    )

@@ -11,7 +11,11 @@ class UnreducedRule(Rule):
         run = evidence.trained
         calls = [*run.all(Sync), *run.all(Zeroed)]
         kept = calls or any(record.unsynced for record in run.all(Step))
-        return "" if kept else "the script never calls `set_requires_gradient_sync`: every backward reduces"
+        return (
+            ""
+            if kept
+            else "the script never calls `set_requires_gradient_sync`: every backward reduces"
+        )
 
 
 class ScaleRule(Rule):

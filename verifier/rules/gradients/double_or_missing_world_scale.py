@@ -29,7 +29,11 @@ class DoubleOrMissingWorldScale(ScaleRule):
         run, seen = evidence.full_precision, []
         assert run is not None
         for oracle, label in ((evidence.single, "one process"), (evidence.reference, "DDP")):
-            if oracle is None or oracle.steps() == 0 or oracle.global_batch(1) != run.global_batch(1):
+            if (
+                oracle is None
+                or oracle.steps() == 0
+                or oracle.global_batch(1) != run.global_batch(1)
+            ):
                 continue
             for field, name, ratio in _ratios(run, oracle):
                 if found := readings(ratio, run, oracle):
@@ -47,17 +51,29 @@ class DoubleOrMissingWorldScale(ScaleRule):
         return self.passed(f"no factor between the gradients and those of {' and '.join(seen)}")
 
     def _scaled(
-        self, evidence: Evidence, run: Run, field: str, ratio: float, found: list[Reading], text: str
+        self,
+        evidence: Evidence,
+        run: Run,
+        field: str,
+        ratio: float,
+        found: list[Reading],
+        text: str,
     ) -> Finding:
         """The finding at the line that scales the gradients, as far as the records show it."""
         line, where = run.line_of(Micro), "the factor is in the loss or is applied in its backward"
         changed = evidence.scaled.scaled_line() if evidence.scaled is not None else None
         before_clip = _scaled_before_clip(run) if field == "grads" else 1.0
         if field == "grads_at_step":
-            line, where = changed or run.line_of(Step), "the gradients are scaled between backward and this line"
+            line, where = (
+                changed or run.line_of(Step),
+                "the gradients are scaled between backward and this line",
+            )
             where = "the gradients are scaled in this function" if changed else where
         elif changed is not None and not near(before_clip, 1.0):
-            line, where = changed, f"this function scales the gradients by {before_clip:.4g} after backward"
+            line, where = (
+                changed,
+                f"this function scales the gradients by {before_clip:.4g} after backward",
+            )
         elif line is not None and (scale := find_scale(evidence.sources, line)) is not None:
             line, where = scale, "the loss is scaled here"
         for record in run.places(Divide) if all(r.cause == "ranks" for r in found) else ():
@@ -65,8 +81,13 @@ class DoubleOrMissingWorldScale(ScaleRule):
             if near(ratio, factor):
                 line, where = record.at_line, "`set_gradient_divide_factor` is called here"
             elif near(ratio, 1.0 / factor):
-                line, where = record.at_line, "this `set_gradient_divide_factor` does not reach this parameter's group"
-        return self.failed(f"{text} (expected: 1): {words(found)}; {where}", line, measured=ratio, limit=1.0)
+                line, where = (
+                    record.at_line,
+                    "this `set_gradient_divide_factor` does not reach this parameter's group",
+                )
+        return self.failed(
+            f"{text} (expected: 1): {words(found)}; {where}", line, measured=ratio, limit=1.0
+        )
 
 
 def _scaled_before_clip(run: Run) -> float:

@@ -31,11 +31,15 @@ class NoSyncIdiom(RaisedRule):
             return self.failed(hits[0].message, hits[0].location, tier="static")
         if found.status == "pass" and micro_batches(evidence.trained) == 1:
             advice = "give it arguments that accumulate gradients"
-            return self.unknown(f"the sources name `no_sync`, and the run has one micro-batch a step: {advice}")
+            return self.unknown(
+                f"the sources name `no_sync`, and the run has one micro-batch a step: {advice}"
+            )
         return found
 
     def detect(self, flow: Flow) -> Hits:
-        found = [(e, "a module sharded by fully_shard has no `no_sync`") for e in flow.methods("no_sync")]
+        found = [
+            (e, "a module sharded by fully_shard has no `no_sync`") for e in flow.methods("no_sync")
+        ]
         stored = (e for e in flow.ops(STORE) if e.method == "require_backward_grad_sync")
         in_vain = "has no effect on a sharded module: every micro-batch is reduced"
         found += [(e, f"{text(e.node)} {in_vain}") for e in stored]

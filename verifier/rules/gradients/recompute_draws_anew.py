@@ -23,12 +23,18 @@ class RecomputeDrawsAnew(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        return "" if evidence.trained.all(Recompute) else "no dropout or other draw was recomputed in a backward"
+        return (
+            ""
+            if evidence.trained.all(Recompute)
+            else "no dropout or other draw was recomputed in a backward"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         seen = evidence.trained.all(Recompute)
         other = next((record for record in seen if not record.same), None)
         if other is None:
-            return self.passed(f"what {seen[0].place} draws is recomputed with the random numbers of the forward")
+            return self.passed(
+                f"what {seen[0].place} draws is recomputed with the random numbers of the forward"
+            )
         text = "is recomputed with other random numbers than in the forward: the gradient belongs to other masks"
         return self.failed(f"what {other.place} draws {text}", other.at_line)

@@ -30,20 +30,31 @@ class TokenMeanOfMeans(ScaleRule):
     needs = frozenset({"train", "full_precision", "single"})
 
     def applies(self, evidence: Evidence) -> str:
-        run, single, steps = evidence.full_precision, evidence.single, _weights(evidence.full_precision)
+        run, single, steps = (
+            evidence.full_precision,
+            evidence.single,
+            _weights(evidence.full_precision),
+        )
         if steps:
             equal = all(len({valid for _, valid in weights}) == 1 for weights in steps.values())
             return "all micro-batches of a step have the same number of targets" if equal else ""
         seen = run is None or any(micro.criteria for micro in run.all(Micro))
-        compared = run is not None and single is not None and single.global_batch(1) == run.global_batch(1)
+        compared = (
+            run is not None and single is not None and single.global_batch(1) == run.global_batch(1)
+        )
         if run is not None and single is not None and not compared:
             compared = agrees(evidence, self.name, run, single, "single", "one process")
-        return "" if seen and not compared else "no cross entropy was seen; matches-single-process covers other losses"
+        return (
+            ""
+            if seen and not compared
+            else "no cross entropy was seen; matches-single-process covers other losses"
+        )
 
     def shared(self, evidence: Evidence) -> bool:
         """One process that accumulates may do the same: each micro-batch counts alike, however many targets it has."""
         return any(
-            max(counts) > UNEVEN * min(counts) and max(weights) - min(weights) <= NEAR * max(weights)
+            max(counts) > UNEVEN * min(counts)
+            and max(weights) - min(weights) <= NEAR * max(weights)
             for weights, counts in (
                 zip(*one, strict=True) for one in _weights(evidence.single).values() if len(one) > 1
             )
@@ -53,7 +64,9 @@ class TokenMeanOfMeans(ScaleRule):
         run, steps = evidence.full_precision, _weights(evidence.full_precision)
         if run is None or not steps:
             what = "no cross entropy was seen and no single process ran the same batch"
-            return self.unknown(f"{what}: give --single-args with which one process takes the samples of all ranks")
+            return self.unknown(
+                f"{what}: give --single-args with which one process takes the samples of all ranks"
+            )
         for step, weights in steps.items():
             counts = [valid for _, valid in weights]
             per_target = [weight / valid for weight, valid in weights]
@@ -62,13 +75,22 @@ class TokenMeanOfMeans(ScaleRule):
                 text = f"at step {step} some targets weigh {1.0 + worst:.3g} times as much as others (expected: 1)"
                 text += f": micro-batches of {min(counts)} to {max(counts)} targets"
                 return self.failed(text, run.line_of(Micro), measured=worst, limit=NEAR)
-        return self.passed(f"every target has the same weight in each of {count(len(steps), 'step')}")
+        return self.passed(
+            f"every target has the same weight in each of {count(len(steps), 'step')}"
+        )
 
 
 def _weights(run: Run | None) -> dict[int, list[tuple[float, int]]]:
     """{step: `weight` of each micro-batch on each rank whose gradients the step consumes} where all of a step are known."""
     if run is None:
         return {}
-    found = {step: [weight(m) for own in run.consumed(step) for m in own] for step in range(1, run.steps() + 1)}
+    found = {
+        step: [weight(m) for own in run.consumed(step) for m in own]
+        for step in range(1, run.steps() + 1)
+    }
     known = {step: [w for w in weights if w is not None] for step, weights in found.items()}
-    return {step: weights for step, weights in known.items() if weights and len(weights) == len(found[step])}
+    return {
+        step: weights
+        for step, weights in known.items()
+        if weights and len(weights) == len(found[step])
+    }

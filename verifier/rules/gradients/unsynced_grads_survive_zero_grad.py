@@ -35,11 +35,16 @@ class UnsyncedGradsSurviveZeroGrad(UnreducedRule):
     explains = ("double-or-missing-world-scale", "token-mean-of-means")
 
     def judge(self, evidence: Evidence) -> Finding:
-        left = next((left for trace in evidence.trained.traces if (left := _leaked(trace)) is not None), None)
+        left = next(
+            (left for trace in evidence.trained.traces if (left := _leaked(trace)) is not None),
+            None,
+        )
         if left is None:
             return self.passed("no `zero_grad` left unreduced gradients behind")
         names = f"{count(len(left.unsynced), 'parameter')} ({some(left.unsynced)})"
-        text = f"`zero_grad` before step {left.step} did not clear the unreduced gradients of {names}"
+        text = (
+            f"`zero_grad` before step {left.step} did not clear the unreduced gradients of {names}"
+        )
         return self.failed(f"{text}: they are added to the next step's", left.at_line)
 
 

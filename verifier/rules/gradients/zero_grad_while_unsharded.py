@@ -23,7 +23,11 @@ class ZeroGradWhileUnsharded(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         left = evidence.trained.all(NotCleared)
-        return "" if left or not unnamed(evidence.sources, "zero_grad") else "the script calls no `zero_grad`"
+        return (
+            ""
+            if left or not unnamed(evidence.sources, "zero_grad")
+            else "the script calls no `zero_grad`"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         for trace in evidence.trained.traces:

@@ -23,7 +23,11 @@ class HangRule(Rule):
             if run is not None and found is not None and found[0] == self.name:
                 return self.failed(f"the {run.role} run stopped: {found[1]}", found[2])
         if train is None or train.steps() == 0 or not train.completed:
-            what = "did not complete" if train is not None and train.steps() else "made no optimizer step"
+            what = (
+                "did not complete"
+                if train is not None and train.steps()
+                else "made no optimizer step"
+            )
             return self.unknown(f"the train run {what}, for another reason (see run-completes)")
         return self.foreseen(evidence.sources, train)
 
@@ -34,7 +38,12 @@ class HangRule(Rule):
 
 def named(sources: Sources, part: Parting) -> Named | None:
     """The rule that explains a parting, if one does."""
-    return _by_rank(sources, part) or _by_data(part) or _by_branch(sources, part) or _by_loop(sources, part)
+    return (
+        _by_rank(sources, part)
+        or _by_data(part)
+        or _by_branch(sources, part)
+        or _by_loop(sources, part)
+    )
 
 
 def _by_rank(sources: Sources, part: Parting) -> Named | None:
@@ -50,7 +59,10 @@ def _by_rank(sources: Sources, part: Parting) -> Named | None:
 
 def _by_data(part: Parting) -> Named | None:
     """Some rank's loader has come to its end, and another's has not."""
-    ends = [(rank, next((n for n in notes if n.op == "end of data"), None)) for rank, notes in part.notes.items()]
+    ends = [
+        (rank, next((n for n in notes if n.op == "end of data"), None))
+        for rank, notes in part.notes.items()
+    ]
     done = [(rank, end) for rank, end in ends if end is not None]
     if not done or len(done) == len(ends) or not done[0][1].frames:
         return None
@@ -69,7 +81,9 @@ def _by_branch(sources: Sources, part: Parting) -> Named | None:
     return None
 
 
-def _ways(before: ProgressEvent | None, missed: ProgressEvent | None) -> list[tuple[str, int | None, int, str]]:
+def _ways(
+    before: ProgressEvent | None, missed: ProgressEvent | None
+) -> list[tuple[str, int | None, int, str]]:
     """(file, line before, line missed, function): where two events part, and in every function entered after that."""
     if before is None or missed is None or (at := fork(before, missed)) is None:
         return []
@@ -85,7 +99,9 @@ def _by_loop(sources: Sources, part: Parting) -> Named | None:
             if (loop := loop_of(sources, file, line)) is None:
                 continue
             others = (r for r in part.events if r != rank)
-            gone = next((r for r in others if not _inside(part.events[r], file, loop, part, r)), None)
+            gone = next(
+                (r for r in others if not _inside(part.events[r], file, loop, part, r)), None
+            )
             if gone is None:
                 continue
             if (branch := leaving_branch(sources, file, line)) is not None:
@@ -95,7 +111,9 @@ def _by_loop(sources: Sources, part: Parting) -> Named | None:
     return None
 
 
-def _inside(event: ProgressEvent | None, file: str, loop: tuple[int, int], part: Parting, rank: int) -> bool:
+def _inside(
+    event: ProgressEvent | None, file: str, loop: tuple[int, int], part: Parting, rank: int
+) -> bool:
     """Whether a rank is still in a loop: by the lines of its event, or because nothing shows that it has left."""
     if event is None:
         return rank not in part.left

@@ -35,7 +35,9 @@ class RankConditionalCollective(HangRule):
         seen: set[int] = set()
         for event in flow.events:
             guard = event.on_some_ranks
-            what = _collective(flow, event) if guard is not None and id(event.node) not in seen else ""
+            what = (
+                _collective(flow, event) if guard is not None and id(event.node) not in seen else ""
+            )
             if what and guard is not None and not _in_opposite_branch(flow, event):
                 seen.add(id(event.node))
                 line = getattr(guard.node, "lineno", event.line)
@@ -48,8 +50,14 @@ def _collective(flow: Flow, event: Event) -> str:
         return ""
     found = False
     if _COLLECTIVE.fullmatch(event.op):
-        within = event.op in ("dist.all_reduce", "dist.broadcast", "dist.reduce") and len(event.args) > 2
-        found = not within and not (event.op == "dist.barrier" and event.args) and not _counts_its_ranks(event)
+        within = (
+            event.op in ("dist.all_reduce", "dist.broadcast", "dist.reduce") and len(event.args) > 2
+        )
+        found = (
+            not within
+            and not (event.op == "dist.barrier" and event.args)
+            and not _counts_its_ranks(event)
+        )
     elif event.op in (*GETTERS, *SETTERS):
         found = bool(event.args) and flow.managed_by(event.args[0], event) is not None
     elif event.op == CALL and event.on is not None and flow.sharded_by(event.on, event) is not None:

@@ -27,7 +27,9 @@ class RankLocalControlFlow(HangRule):
     Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on exceptions.
     """
 
-    explains = ("manual-local-norm-clip",)  # of a step that only some ranks make, each clips its own
+    explains = (
+        "manual-local-norm-clip",
+    )  # of a step that only some ranks make, each clips its own
 
     def detect(self, flow: Flow) -> Hits:
         """A step left out, or the end, on ranks whose own loss is not finite, or small enough."""
@@ -42,7 +44,10 @@ class RankLocalControlFlow(HangRule):
                     continue
                 inside = any(guard.node in ast.walk(loop) for loop in leave.loops[-1:])
                 if inside and _from_forward(flow, test) and _skips(flow, leave):
-                    yield f"a rank whose own value meets {said(guard)} skips a step that the others wait in", leave
+                    yield (
+                        f"a rank whose own value meets {said(guard)} skips a step that the others wait in",
+                        leave,
+                    )
                     break
 
 
@@ -50,7 +55,11 @@ def _from_forward(flow: Flow, test: Value) -> bool:
     """Whether a sharded model's output went into a condition."""
     for part in reach(test):
         event = part.event if part.kind == "derived" and part.name == "forward" else None
-        if event is not None and event.on is not None and flow.sharded_by(event.on, event) is not None:
+        if (
+            event is not None
+            and event.on is not None
+            and flow.sharded_by(event.on, event) is not None
+        ):
             return True
     return False
 

@@ -38,5 +38,7 @@ class RunCompletes(Rule):
         survey = evidence.survey
         if survey is not None and not (survey.completed or survey.timed_out or survey.probe_failed):
             cause = root_cause(survey)
-            return self.failed(f"after the compared steps: {cause.text}", cause.location, fix=cause.fix)
+            return self.failed(
+                f"after the compared steps: {cause.text}", cause.location, fix=cause.fix
+            )
         return self.passed(f"{count(run.world_size, 'rank')} made {count(run.steps(), 'step')}")

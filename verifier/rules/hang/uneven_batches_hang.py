@@ -29,7 +29,11 @@ class UnevenBatchesHang(HangRule):
         loaders = [[e for e in events if e.op == "data"] for events in run.progress.values()]
         for made in zip(*loaders, strict=False):
             lengths = [e.value for e in made]
-            if None in lengths or len(set(lengths)) == 1 or any(e.frames != made[0].frames for e in made):
+            if (
+                None in lengths
+                or len(set(lengths)) == 1
+                or any(e.frames != made[0].frames for e in made)
+            ):
                 continue
             what = f"the ranks' loaders at {place(made[0])} have {', '.join(map(str, lengths[:8]))} batches"
             for frame in made[0].frames[:1]:
@@ -37,11 +41,15 @@ class UnevenBatchesHang(HangRule):
                 if loop is not None and _runs_model(run, frame[0], loop):
                     end = "and its loop runs the model on all of them: some ranks will hang at its end"
                     return self.failed(f"{what}, {end}", location(frame))
-            return self.passed(f"no run was stopped by this cause; {what}, but no loop takes all of them to the model")
+            return self.passed(
+                f"no run was stopped by this cause; {what}, but no loop takes all of them to the model"
+            )
         return super().foreseen(sources, run)
 
 
 def _runs_model(run: Run, file: str, loop: tuple[int, int]) -> bool:
     """Whether a model is run within the lines of a loop."""
-    events = (e for events in run.progress.values() for e in events if e.op in ("forward", "backward"))
+    events = (
+        e for events in run.progress.values() for e in events if e.op in ("forward", "backward")
+    )
     return any(f[0] == file and loop[0] < f[1] <= loop[1] for e in events for f in e.frames)

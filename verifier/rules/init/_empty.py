@@ -36,7 +36,10 @@ class EmptyRule(Rule):
             called = run.line_of(ToEmpty)
             line = f" (line {called.line} of {Path(called.file).name})" if called else ""
             what = f"{some(unset)}: allocated by to_empty{line} and not initialised before the first forward"
-            made = next((r.at_line for r in filled.places(Unset) if r.name == unset[0].partition(" ")[0]), None)
+            made = next(
+                (r.at_line for r in filled.places(Unset) if r.name == unset[0].partition(" ")[0]),
+                None,
+            )
             return self.failed(what, made or called)
         return self.passed(f"{count(len(self.parts(run)), self.kind)} initialised after to_empty")
 

@@ -37,21 +37,31 @@ class DtensorRngIdenticalShardsCpu(Rule):
         return "" if _sharded(evidence.trained) else "no parameter is sharded over several ranks"
 
     def unseen(self, evidence: Evidence) -> str:
-        return "one rank has no other shard to compare with: give --nproc 2" if evidence.trained.world_size == 1 else ""
+        return (
+            "one rank has no other shard to compare with: give --nproc 2"
+            if evidence.trained.world_size == 1
+            else ""
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         digests = {name: _digests(run, name, ranks) for name, ranks in _sharded(run).items()}
         known = {name: set(shards) for name, shards in digests.items() if all(shards)}
         if not known:
-            return self.unknown("every shard is too small, or constant, to differ from that of another rank")
+            return self.unknown(
+                "every shard is too small, or constant, to differ from that of another rank"
+            )
         same = [name for name, shards in known.items() if len(shards) == 1]
         still = ""
-        if 2 * len(same) < len(known):  # copies on purpose, such as experts made of one layer, part in training
+        if 2 * len(same) < len(
+            known
+        ):  # copies on purpose, such as experts made of one layer, part in training
             same = [name for name in same if _moved_alike(run, name, _sharded(run)[name])]
             still = ", and still after the last step: they learn the same"
         if not same:
-            return self.passed(f"{count(len(known), 'parameter')}, whose shards differ between ranks")
+            return self.passed(
+                f"{count(len(known), 'parameter')}, whose shards differ between ranks"
+            )
         what = f"{some(same)}: all ranks hold bitwise the same shard at the first forward{still}"
         drawn = run.line_of(ToEmpty) or run.line_of(Shard, last=True)
         return self.failed(f"{what} ({len(same)} of {len(known)} parameters)", drawn)
@@ -59,19 +69,29 @@ class DtensorRngIdenticalShardsCpu(Rule):
 
 def _sharded(run: Run) -> dict[str, list[int]]:
     """{parameter: the ranks that hold its first replica} of those that lie on several ranks."""
-    held = [(n, [e.rank for e in es if e.sharded and e.copy == es[0].copy]) for n, es in run.parameters.items()]
+    held = [
+        (n, [e.rank for e in es if e.sharded and e.copy == es[0].copy])
+        for n, es in run.parameters.items()
+    ]
     return {name: ranks for name, ranks in held if len(ranks) > 1}
 
 
 def _moved_alike(run: Run, name: str, ranks: list[int]) -> bool:
     """Whether training has changed a parameter, and its shards on these ranks have the same length to the last bit."""
-    own = {trace.rank: [s.weights[name][0] for s in trace.of(Stepped) if name in s.weights] for trace in run.traces}
+    own = {
+        trace.rank: [s.weights[name][0] for s in trace.of(Stepped) if name in s.weights]
+        for trace in run.traces
+    }
     ends = [end for rank in ranks for end in own.get(rank, [])[-1:]]
-    alike = len(ends) == len(ranks) and math.isfinite(ends[0]) and all(end == ends[0] for end in ends)
+    alike = (
+        len(ends) == len(ranks) and math.isfinite(ends[0]) and all(end == ends[0] for end in ends)
+    )
     return alike and any(length != ends[0] for length in own[ranks[0]])
 
 
 def _digests(run: Run, name: str, ranks: list[int]) -> list[str | None]:
     """The digest of a parameter's shard at the first forward on each of `ranks`."""
-    found = {t.rank: digests for t in run.traces for r in t.of(Shards) if name in (digests := r.digests)}
+    found = {
+        t.rank: digests for t in run.traces for r in t.of(Shards) if name in (digests := r.digests)
+    }
     return [found.get(rank, {}).get(name) for rank in ranks]

@@ -6,7 +6,13 @@ from ...trace.events import Checkpoint
 from ..base import Flow, Hits
 from ..raised import MixedRule
 
-LOADERS = ("load_state_dict", "set_model_state_dict", "set_state_dict", "set_optimizer_state_dict", "copy_")
+LOADERS = (
+    "load_state_dict",
+    "set_model_state_dict",
+    "set_state_dict",
+    "set_optimizer_state_dict",
+    "copy_",
+)
 
 
 class FullSdIntoDtensor(MixedRule):
@@ -48,9 +54,17 @@ class FullSdIntoDtensor(MixedRule):
                 continue
             parts = list(reach(state))
             sharded = any(
-                p.rank or p.local or p.name in ("tensor.distribute_tensor", "dsd.get_model_state_dict") for p in parts
+                p.rank
+                or p.local
+                or p.name in ("tensor.distribute_tensor", "dsd.get_model_state_dict")
+                for p in parts
             )
-            if not event.open and "assign" not in event.kwargs and not sharded and any(_full(flow, p) for p in parts):
+            if (
+                not event.open
+                and "assign" not in event.kwargs
+                and not sharded
+                and any(_full(flow, p) for p in parts)
+            ):
                 yield f"{text(event.node)} loads full tensors into sharded parameters", event
 
 
@@ -58,12 +72,20 @@ def _full(flow: Flow, part: Value) -> bool:
     """Whether a value is a state dict from a file, or of a known model that is not sharded."""
     if part.kind == "made" and part.name in ("torch.load", "safetensors.torch.load_file"):
         return True
-    model = part.event.on if part.kind == "made" and part.name == "state_dict" and part.event is not None else None
+    model = (
+        part.event.on
+        if part.kind == "made" and part.name == "state_dict" and part.event is not None
+        else None
+    )
     return model is not None and is_known(flow, model) and id(model) not in flow.roots
 
 
 def _saves_shards(flow: Flow) -> bool:
     """Whether the project itself saves state dicts that were not gathered."""
     saved = [event.args[0] for event in flow.ops("torch.save") if event.args]
-    raw = (value for value in saved if any(p.kind == "made" and p.name == "state_dict" for p in reach(value)))
+    raw = (
+        value
+        for value in saved
+        if any(p.kind == "made" and p.name == "state_dict" for p in reach(value))
+    )
     return not all(map(shared, raw))

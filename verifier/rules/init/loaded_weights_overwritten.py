@@ -24,10 +24,11 @@ class LoadedWeightsOverwritten(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         runs = [run for run in (evidence.trained, evidence.survey) if run is not None]
         for found in [record for run in runs for record in run.all(Overwritten)][:1]:
-            which = (
-                f"{len(found.names)} of the {count(found.of, 'parameter')} that this line loads ({some(found.names)})"
-            )
+            which = f"{len(found.names)} of the {count(found.of, 'parameter')} that this line loads ({some(found.names)})"
             return self.failed(
-                f"{which} have other values, unlike the loaded ones, when the model is next called", found.at_line
+                f"{which} have other values, unlike the loaded ones, when the model is next called",
+                found.at_line,
             )
-        return self.passed("no weights that a state dict has set were replaced before a forward read them")
+        return self.passed(
+            "no weights that a state dict has set were replaced before a forward read them"
+        )

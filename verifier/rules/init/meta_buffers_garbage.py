@@ -32,7 +32,11 @@ class MetaBuffersGarbage(EmptyRule):
     kind = "buffer"
 
     def parts(self, run: Run) -> list[tuple[str, bool]]:
-        return [(f"{b.name} {tuple(b.shape)}", bool(b.unset)) for model in run.models for b in model.buffers]
+        return [
+            (f"{b.name} {tuple(b.shape)}", bool(b.unset))
+            for model in run.models
+            for b in model.buffers
+        ]
 
     def detect(self, flow: Flow) -> Hits:
         for event, model in emptied(flow):
@@ -61,12 +65,20 @@ def _named_elsewhere(flow: Flow, name: str) -> bool:
     for function in (node for module in flow.project.modules for node in ast.walk(module.tree)):
         if not isinstance(function, ast.FunctionDef | ast.Module):
             continue
-        for node in _own_nodes(function) if getattr(function, "name", "") not in ("__init__", "forward") else ():
+        for node in (
+            _own_nodes(function)
+            if getattr(function, "name", "") not in ("__init__", "forward")
+            else ()
+        ):
             if isinstance(node, ast.Attribute):
                 super_init = node.attr == "__init__" and isinstance(node.value, ast.Call)
                 if node.attr in words and not super_init:
                     return True
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in words:
+            elif (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value in words
+            ):
                 return True
     return False
 

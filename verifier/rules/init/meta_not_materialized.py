@@ -38,4 +38,8 @@ class MetaNotMaterialized(RaisedRule):
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         """The last sharding: `to_empty` belongs below it."""
-        return cause.location if "Cannot copy" in cause.error else run.line_of(Shard, last=True) or cause.location
+        return (
+            cause.location
+            if "Cannot copy" in cause.error
+            else run.line_of(Shard, last=True) or cause.location
+        )

@@ -49,8 +49,14 @@ class MetaParamsNotReset(EmptyRule):
 
 def _may_write(event: Event) -> bool:
     """Whether an event may write a parameter."""
-    if event.method in _TOUCHES or (event.method in _TOUCHES_IN_LOOP and event.loops) or event.method.endswith("_"):
+    if (
+        event.method in _TOUCHES
+        or (event.method in _TOUCHES_IN_LOOP and event.loops)
+        or event.method.endswith("_")
+    ):
         return True
     if event.op in (SHARD, "dist.get_rank", "dist.get_world_size", "dist.barrier"):
         return False
-    return event.op in (NEW, CALL) or event.op.startswith(("torch.nn.init.", "dsd.set", "dcp.load", "dist.", "tensor."))
+    return event.op in (NEW, CALL) or event.op.startswith(
+        ("torch.nn.init.", "dsd.set", "dcp.load", "dist.", "tensor.")
+    )

@@ -45,15 +45,22 @@ class Rank0SdWithoutBroadcast(Rule):
             if empty and len(empty) < len(records) and not all(r.broadcast for r in records):
                 full = next(r for r in records if r.given)
                 given = f"{count(full.given, 'key')} on some ranks and none on rank {some(map(str, empty))}"
-                return self.failed(f"{full.op} without broadcast_from_rank0 is given {given}", full.at_line)
+                return self.failed(
+                    f"{full.op} without broadcast_from_rank0 is given {given}", full.at_line
+                )
         if not calls:
             return self.unknown(f"no run called {' or '.join(SETTERS)}")
         if all(len(records) == 1 for records in calls):
             return self.unknown("with one rank, rank 0 has all keys: give --nproc 2")
-        return self.passed(f"in {count(len(calls), 'call')} every rank had keys, or rank 0 broadcast them")
+        return self.passed(
+            f"in {count(len(calls), 'call')} every rank had keys, or rank 0 broadcast them"
+        )
 
     def detect(self, flow: Flow) -> Hits:
-        setters = {"dsd.set_model_state_dict": (1, "model_state_dict"), "dsd.set_state_dict": (2, "model_state_dict")}
+        setters = {
+            "dsd.set_model_state_dict": (1, "model_state_dict"),
+            "dsd.set_state_dict": (2, "model_state_dict"),
+        }
         for event in flow.ops(*setters):
             state, options = event.arg(*setters[event.op]), event.kwargs.get("options")
             made = made_by(options, "dsd.StateDictOptions")
@@ -61,14 +68,28 @@ class Rank0SdWithoutBroadcast(Rule):
             if state is None or unclear or event.on_some_ranks or state.kind != "either":
                 continue
             broadcast = made.kwargs.get("broadcast_from_rank0") if made is not None else None
-            read = [p for p in state.parts if p.event is not None and p.kind == "made" and p.event.on_some_ranks]
+            read = [
+                p
+                for p in state.parts
+                if p.event is not None and p.kind == "made" and p.event.on_some_ranks
+            ]
             rest = [p for p in state.parts if p not in read]
-            empty = all((p.kind == "dict" and not p.parts) or (p.kind == "const" and p.const is None) for p in rest)
+            empty = all(
+                (p.kind == "dict" and not p.parts) or (p.kind == "const" and p.const is None)
+                for p in rest
+            )
             if read and rest and empty and (broadcast is None or is_const(broadcast, False)):
-                yield "only some ranks have the state dict, and broadcast_from_rank0 is not set", event
+                yield (
+                    "only some ranks have the state dict, and broadcast_from_rank0 is not set",
+                    event,
+                )
 
 
 def _calls(evidence: Evidence) -> list[tuple[SetState, ...]]:
     """What the ranks gave in each call of a setter, of the train run and of the resumed one."""
     runs = [run for run in (evidence.train, evidence.resume) if run is not None]
-    return [records for run in runs for records in zip(*(t.of(SetState) for t in run.traces), strict=False)]
+    return [
+        records
+        for run in runs
+        for records in zip(*(t.of(SetState) for t in run.traces), strict=False)
+    ]

@@ -12,8 +12,21 @@ from ..base import Finding, Hits, Rule, count, some
 # Of the norm of a tensor: more than bfloat16 takes from it, less than other random numbers differ by.
 ROUNDING = 2.0**-7
 _LOADS = ("dsd.set_model_state_dict", "dsd.set_state_dict", "dcp.load")
-_SETS_ALL = ("dist.broadcast", "tensor.distribute_tensor", "dist.broadcast_object_list", "dist._broadcast_coalesced")
-_WRITES = ("load_state_dict", "apply", "parameters", "named_parameters", "modules", "named_modules", "state_dict")
+_SETS_ALL = (
+    "dist.broadcast",
+    "tensor.distribute_tensor",
+    "dist.broadcast_object_list",
+    "dist._broadcast_coalesced",
+)
+_WRITES = (
+    "load_state_dict",
+    "apply",
+    "parameters",
+    "named_parameters",
+    "modules",
+    "named_modules",
+    "state_dict",
+)
 
 
 class RankDependentInitNoBroadcast(Rule):
@@ -40,19 +53,30 @@ class RankDependentInitNoBroadcast(Rule):
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
         before = any(record.parameters for record in run.all(Shard))
-        if run.world_size == 1 or not before or len(_first_replica(run)) > 1 or _replicas_that_differ(run):
+        if (
+            run.world_size == 1
+            or not before
+            or len(_first_replica(run)) > 1
+            or _replicas_that_differ(run)
+        ):
             return ""
         return "every rank holds a full replica: see hsdp-replicas-diverge-at-init"
 
     def unseen(self, evidence: Evidence) -> str:
-        return "one rank has no other to compare with: give --nproc 2" if evidence.trained.world_size == 1 else ""
+        return (
+            "one rank has no other to compare with: give --nproc 2"
+            if evidence.trained.world_size == 1
+            else ""
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         line = run.line_of(Shard)
         own = divided_by_script(evidence)
         if diverged := [name for name in _replicas_that_differ(run) if name not in own]:
-            return self.failed(f"{some(diverged)}: replicas on different ranks have different initial values", line)
+            return self.failed(
+                f"{some(diverged)}: replicas on different ranks have different initial values", line
+            )
         # What differs between the replicas of a hybrid mesh, and not within one, is hsdp-replicas-diverge-at-init.
         alike = _first_replica(run)
         per_rank = [t.of(Shard) for t in run.traces if t.rank in alike]
@@ -64,25 +88,43 @@ class RankDependentInitNoBroadcast(Rule):
                 lacks = f"{late}, and no single-process run initialised its own to compare with"
                 return self.unknown(evidence.missing.get("single", lacks))
             if not _as_one_process(run, evidence.single):
-                return self.unknown(f"{late}, and a single process initialises others: they depend on the world size")
+                return self.unknown(
+                    f"{late}, and a single process initialises others: they depend on the world size"
+                )
             return self.passed(f"{late}, and a single process initialises the same")
         calls = zip(*per_rank, strict=True)
-        entries = (same for records in calls for same in zip(*(r.parameters for r in records), strict=False))
+        entries = (
+            same
+            for records in calls
+            for same in zip(*(r.parameters for r in records), strict=False)
+        )
         differ = (own for own, *others in entries if any(e.sketch != own.sketch for e in others))
         differing = [f"{own.name} of {own.cls.rpartition('.')[2]}" for own in differ]
         if not differing:
-            return self.passed(f"equal before sharding on the {count(len(alike), 'rank')} of one replica")
+            return self.passed(
+                f"equal before sharding on the {count(len(alike), 'rank')} of one replica"
+            )
         last_shard, first_model = per_rank[0][-1].seq, run.models[0].seq
-        loads = (r.op for r in run.places(Checkpoint) if r.op in LOADS and last_shard < r.seq < first_model)
+        loads = (
+            r.op
+            for r in run.places(Checkpoint)
+            if r.op in LOADS and last_shard < r.seq < first_model
+        )
         if op := next(loads, ""):
-            return self.passed(f"different on the ranks before sharding, but {op} sets all weights after it")
+            return self.passed(
+                f"different on the ranks before sharding, but {op} sets all weights after it"
+            )
         if (giver := _rank_that_gave_all(run, per_rank)) is not None:
-            return self.passed(f"different on the ranks before sharding, but rank {giver}'s are set on all after it")
+            return self.passed(
+                f"different on the ranks before sharding, but rank {giver}'s are set on all after it"
+            )
         if evidence.single is not None and _as_one_process(run, evidence.single):
             return self.passed(
                 "different on the ranks before sharding, but set after it: a single process begins with the same"
             )
-        return self.failed(f"before fully_shard the ranks hold different values of {some(differing)}", line)
+        return self.failed(
+            f"before fully_shard the ranks hold different values of {some(differing)}", line
+        )
 
     def detect(self, flow: Flow) -> Hits:
         if not flow.certain or flow.ops(*_SETS_ALL) or flow.methods("to_empty"):
@@ -90,15 +132,29 @@ class RankDependentInitNoBroadcast(Rule):
         seeds = flow.ops("torch.manual_seed", "torch.random.manual_seed")
         for root in flow.roots.values():
             shard, born = flow.first_shard.get(id(root)), root.event
-            if shard is None or born is None or not is_known(flow, root) or any(map(_may_be_meta, born.withs)):
+            if (
+                shard is None
+                or born is None
+                or not is_known(flow, root)
+                or any(map(_may_be_meta, born.withs))
+            ):
                 continue
             seed = next((e for e in reversed(seeds) if e.index < born.index), None)
-            if seed is None or not seed.args or seed.args[0].rank != GLOBAL or seed.withs or not covers(seed, born):
+            if (
+                seed is None
+                or not seed.args
+                or seed.args[0].rank != GLOBAL
+                or seed.withs
+                or not covers(seed, born)
+            ):
                 continue
             loads = [*flow.ops(*_LOADS), *flow.methods("load_state_dict")]
             loaded = any(e.index > shard.index and not e.guards for e in loads)
             if not loaded and not flow.escapes(root) and not _written(flow, root, born, shard):
-                yield f"{text(seed.node)} before the model is built: every rank shards different initial weights", seed
+                yield (
+                    f"{text(seed.node)} before the model is built: every rank shards different initial weights",
+                    seed,
+                )
 
 
 def _as_one_process(run: Run, single: Run) -> bool:
@@ -106,8 +162,12 @@ def _as_one_process(run: Run, single: Run) -> bool:
     alone = {name: entries[0] for name, entries in single.parameters.items()}
 
     def same(name: str, value: Sketch) -> bool:
-        if name in alone and alone[name].dtype != run.parameters[name][0].dtype:  # the oracle's are wider
-            return difference(value, alone[name].sketch) <= ROUNDING * math.sqrt(alone[name].sketch[0])
+        if (
+            name in alone and alone[name].dtype != run.parameters[name][0].dtype
+        ):  # the oracle's are wider
+            return difference(value, alone[name].sketch) <= ROUNDING * math.sqrt(
+                alone[name].sketch[0]
+            )
         return name in alone and _near(value, alone[name].sketch)
 
     whole = _whole(run)
@@ -127,7 +187,9 @@ def _rank_that_gave_all(run: Run, per_rank: list[list[Shard]]) -> int | None:
 def _whole(run: Run) -> dict[str, Sketch]:
     """The sketch of each whole parameter at the first forward."""
     return {
-        name: [sum(column) for column in zip(*(e.sketch for e in entries if e.copy == 0), strict=True)]
+        name: [
+            sum(column) for column in zip(*(e.sketch for e in entries if e.copy == 0), strict=True)
+        ]
         for name, entries in run.parameters.items()
     }
 
@@ -139,7 +201,11 @@ def _near(a: Sketch, b: Sketch) -> bool:
 def _first_replica(run: Run) -> list[int]:
     """The ranks that hold the first replica of the sharded parameters, all ranks if nothing is sharded."""
     entries = next((e for e in run.parameters.values() if e[0].sharded), None)
-    return list(range(run.world_size)) if entries is None else [e.rank for e in entries if e.copy == entries[0].copy]
+    return (
+        list(range(run.world_size))
+        if entries is None
+        else [e.rank for e in entries if e.copy == entries[0].copy]
+    )
 
 
 def _replicas_that_differ(run: Run) -> list[str]:
@@ -148,18 +214,28 @@ def _replicas_that_differ(run: Run) -> list[str]:
     def differ(first: Sketch, *others: Sketch) -> bool:
         return any(difference(first, other) > 1e-9 * (1.0 + first[0] ** 0.5) for other in others)
 
-    plain = {name: [e.sketch for e in entries if not e.sharded] for name, entries in run.parameters.items()}
+    plain = {
+        name: [e.sketch for e in entries if not e.sharded]
+        for name, entries in run.parameters.items()
+    }
     return [name for name, copies in plain.items() if copies and differ(*copies)]
 
 
 def _written(flow: Flow, root: Value, born: Event, shard: Event) -> bool:
     """Whether the weights are written again between construction and sharding."""
     between = flow.events[born.index + 1 : shard.index]
-    inits = any(e.op.startswith("torch.nn.init.") and not e.function.endswith("__init__") for e in between)
+    inits = any(
+        e.op.startswith("torch.nn.init.") and not e.function.endswith("__init__") for e in between
+    )
     return inits or any(e.method in _WRITES and e.on is root for e in between)
 
 
 def _may_be_meta(context: Value) -> bool:
     """Whether a context is `torch.device("meta")`, or may be."""
     device = made_by(context, "torch.device")
-    return device is None or not device.args or device.args[0].const == "meta" or device.args[0].kind != "const"
+    return (
+        device is None
+        or not device.args
+        or device.args[0].const == "meta"
+        or device.args[0].kind != "const"
+    )

@@ -27,11 +27,17 @@ class WeightsNoLongerTied(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
-        return "" if run.all(Untied) or any(r.ties for r in run.all(Ties)) else "no two modules share a parameter"
+        return (
+            ""
+            if run.all(Untied) or any(r.ties for r in run.all(Ties))
+            else "no two modules share a parameter"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         if untied := evidence.trained.places(Untied):
             lost = untied[0]
             names = f"{' and '.join(lost.names)} were one parameter"
-            return self.failed(f"{names} before `{lost.by}` and are {len(lost.names)} in training", lost.at_line)
+            return self.failed(
+                f"{names} before `{lost.by}` and are {len(lost.names)} in training", lost.at_line
+            )
         return self.passed("weights that were tied before sharding are tied in training")

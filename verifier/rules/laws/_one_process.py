@@ -17,7 +17,9 @@ class OneProcessRule(OracleRule):
             return self.unknown(evidence.missing.get("single", "no run of one process was made"))
         if reason := unlike(run, single, "single", "one process"):
             return self.unknown(reason)
-        if limits(evidence, self.name).agree(compare(run, single).measures):  # on the same samples, if padded otherwise
+        if limits(evidence, self.name).agree(
+            compare(run, single).measures
+        ):  # on the same samples, if padded otherwise
             return self.compare(evidence, run, single)
         already = "losses, gradients or weights differ from those of one process already: see matches-single-process"
         return self.unknown(incomparable(run, single, "single", "one process") or already)

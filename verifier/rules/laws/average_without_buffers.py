@@ -30,7 +30,11 @@ class AverageWithoutBuffers(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        return "" if _followers(evidence.trained) else "no model follows another one that has floating-point buffers"
+        return (
+            ""
+            if _followers(evidence.trained)
+            else "no model follows another one that has floating-point buffers"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -41,7 +45,9 @@ class AverageWithoutBuffers(Rule):
             for name in _buffers(run, trained):
                 mine, theirs = f"{own}.{name}", f"{trained}.{name}"
                 begun = next((v[mine] for v in values.values() if mine in v), None)
-                moved = theirs in first and theirs in last and apart(first[theirs], last[theirs]) > 0.0
+                moved = (
+                    theirs in first and theirs in last and apart(first[theirs], last[theirs]) > 0.0
+                )
                 if (
                     moved
                     and begun is not None
@@ -55,16 +61,24 @@ class AverageWithoutBuffers(Rule):
             line = next((r.at_line for r in run.places(Step)), None)
             what = f"{some(kept)} {'keeps its' if len(kept) == 1 else 'keep their'} initial values"
             return self.failed(
-                f"{what}, while the parameters of that model follow those of the trained one, whose buffers move", line
+                f"{what}, while the parameters of that model follow those of the trained one, whose buffers move",
+                line,
             )
-        return self.passed(f"the buffers of {count(len(_followers(run)), 'model')} move with those of the trained one")
+        return self.passed(
+            f"the buffers of {count(len(_followers(run)), 'model')} move with those of the trained one"
+        )
 
 
 def _followers(run: Run) -> list[tuple[str, str]]:
     """(name of a root that no optimizer holds and whose parameters move, name of the trained root of the same parameters and buffers)."""
     steps = run.traces[0].steps if run.traces else []
     held = {name for record in steps for name in record.held}
-    moved = {n for a, b in pairwise(steps) for n, w in b.weights.items() if n in a.weights and a.weights[n] != w}
+    moved = {
+        n
+        for a, b in pairwise(steps)
+        for n, w in b.weights.items()
+        if n in a.weights and a.weights[n] != w
+    }
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for model in run.models:
         own = {p.name.removeprefix(model.root): tuple(p.shape) for p in model.parameters}

@@ -45,7 +45,9 @@ class EndingSameInOneProcess(OneProcessRule):
         if not comparable_end(evidence):
             return "one process does not make the same first steps, or not in full precision"
         if evidence.ending is None or not evidence.ending.completed:
-            return evidence.missing.get("ending", "one process did not come to the script's end in its time")
+            return evidence.missing.get(
+                "ending", "one process did not come to the script's end in its time"
+            )
         if not same_models(survey, evidence.ending):
             return "the survey run called other models than one process, as where the first run makes a file for later ones"
         return ""
@@ -58,23 +60,36 @@ class EndingSameInOneProcess(OneProcessRule):
         noise: dict[str, float] = {}
         for one in ended(evidence, again, ending) if again is not None else ():
             noise[one.shown or one.what] = max(noise.get(one.shown or one.what, 0.0), one.apart)
-        compared, times, multiple = 0, evidence.times(self.name), MULTIPLE * times_noise(evidence, run, single)
+        compared, times, multiple = (
+            0,
+            evidence.times(self.name),
+            MULTIPLE * times_noise(evidence, run, single),
+        )
         for one in ended(evidence, survey, ending):
             compared += 1
             least = EQUAL if one.shown else LEAST
-            limit = times * max(least, multiple * noise.get(one.shown or one.what, 0.0)) + one.rounded
+            limit = (
+                times * max(least, multiple * noise.get(one.shown or one.what, 0.0)) + one.rounded
+            )
             if one.apart > limit:
                 where = (
                     f"on {survey.world_size} ranks, and {one.shown} in one process"
                     if one.shown
                     else "differs from that of one process"
                 )
-                text = f"behind the last step: {one.what} {where}, from the same weights and samples"
+                text = (
+                    f"behind the last step: {one.what} {where}, from the same weights and samples"
+                )
                 return self.failed(
-                    f"{text} ({one.apart:.2g} apart, allowed: {limit:.1g})", one.line, measured=one.apart, limit=limit
+                    f"{text} ({one.apart:.2g} apart, allowed: {limit:.1g})",
+                    one.line,
+                    measured=one.apart,
+                    limit=limit,
                 )
         if not compared:
-            return self.not_applicable("nothing that is printed or written behind the last step is comparable")
+            return self.not_applicable(
+                "nothing that is printed or written behind the last step is comparable"
+            )
         return self.passed(
             f"{count(compared, 'value')} printed or written behind the last step are those of one process"
         )

@@ -32,11 +32,16 @@ class EvaluatedOnTrainingSamples(Rule):
         everyone = set().union(*trained)
         known, samples = set[int](), set[int]()
         for lines in dict.fromkeys(_lines(record) for record in run.all(Evaluated)):
-            records = [[record for record in trace.of(Evaluated) if _lines(record) == lines] for trace in traces]
+            records = [
+                [record for record in trace.of(Evaluated) if _lines(record) == lines]
+                for trace in traces
+            ]
             evaluated = [{row for record in own for row in record.rows} for own in records]
             both = set().union(*evaluated) & everyone
             known, samples = known | both, samples.union(*evaluated)
-            held_out = all(rows.isdisjoint(own) for rows, own in zip(evaluated, trained, strict=True))
+            held_out = all(
+                rows.isdisjoint(own) for rows, own in zip(evaluated, trained, strict=True)
+            )
             elsewhere = sum(len(rows & everyone) for rows in evaluated)
             if held_out and (1 - 1 / len(traces)) ** elsewhere < CHANCE:
                 what = f"{len(both)} of the {len(set().union(*evaluated))} samples that ranks hold out for evaluation"

@@ -33,7 +33,11 @@ class EvaluationSameInOneProcess(OneProcessRule):
         seen = any(record.evaluations for record in evidence.trained.places(State))
         run, sources = evidence.trained, evidence.sources
         there = seen and (evaluated(run, sources) or measured(run, sources))
-        return "" if there else "no number was computed in an evaluation within the steps that were run"
+        return (
+            ""
+            if there
+            else "no number was computed in an evaluation within the steps that were run"
+        )
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
         paths = evaluated(run, evidence.sources)
@@ -57,12 +61,8 @@ class EvaluationSameInOneProcess(OneProcessRule):
                 ):
                     continue  # a sum over ranks
                 if value > max(1.0, worst) * limit:
-                    numbers = (
-                        f"{mine[path].value:.6g} on {run.world_size} ranks, {theirs[path].value:.6g} in one process"
-                    )
-                    text = (
-                        f"before step {step}: `{path}` = {numbers} with the same weights (allowed: {limit:.1g} apart)"
-                    )
+                    numbers = f"{mine[path].value:.6g} on {run.world_size} ranks, {theirs[path].value:.6g} in one process"
+                    text = f"before step {step}: `{path}` = {numbers} with the same weights (allowed: {limit:.1g} apart)"
                     worst, found = value / limit, self.failed(text, measured=value, limit=limit)
         if found is None:
             returned, found = self._returned(evidence, run, single)
@@ -73,22 +73,33 @@ class EvaluationSameInOneProcess(OneProcessRule):
             what = "every number that was seen is one rank's part, from which the script computes another"
             return self.not_applicable(what)
         if not compared and not paths:
-            return self.not_applicable("the calls that make numbers in one process make others, or none")
+            return self.not_applicable(
+                "the calls that make numbers in one process make others, or none"
+            )
         if not compared:
-            return self.unknown("no step of the run of one process holds the numbers of the evaluation")
+            return self.unknown(
+                "no step of the run of one process holds the numbers of the evaluation"
+            )
         return self.passed(f"{compared} numbers of evaluations are those of one process")
 
     def _returned(self, evidence: Evidence, run: Run, single: Run) -> tuple[int, Finding | None]:
         """How many numbers that calls return were compared, and the finding on the one furthest off."""
         mine, theirs = measured(run, evidence.sources), measured(single, evidence.sources)
-        again = measured(evidence.reference, evidence.sources) if evidence.reference is not None else {}
+        again = (
+            measured(evidence.reference, evidence.sources) if evidence.reference is not None else {}
+        )
         known, times = measured_noise(evidence), evidence.times(self.name)
         compared, worst, found = 0, 1.0, None
         for key in of_both(mine, theirs):
             here, there = mine[key].value, theirs[key].value
             limit = times * (MULTIPLE * known.get(key[1:], 0.0) + FLOOR)
-            sums = (there * run.world_size, there / run.world_size)  # of which the caller makes a mean
-            if (key in again and differ(here, again[key].value) > limit) or any(differ(here, x) <= limit for x in sums):
+            sums = (
+                there * run.world_size,
+                there / run.world_size,
+            )  # of which the caller makes a mean
+            if (key in again and differ(here, again[key].value) > limit) or any(
+                differ(here, x) <= limit for x in sums
+            ):
                 continue
             compared += 1
             if differ(here, there) > worst * limit:
@@ -98,7 +109,9 @@ class EvaluationSameInOneProcess(OneProcessRule):
                     f"in one process with the same weights (allowed: {limit:.1g} apart)"
                 )
                 worst = differ(here, there) / limit
-                found = self.failed(text, mine[key].at_line, measured=differ(here, there), limit=limit)
+                found = self.failed(
+                    text, mine[key].at_line, measured=differ(here, there), limit=limit
+                )
         return compared, found
 
 
@@ -109,5 +122,9 @@ def _times(held: Held, run: Run) -> Held:
 
 def _local(run: Run, step: int, path: str) -> bool:
     """Whether the ranks have different values of a number."""
-    values = [one.value for trace in run.traces if (one := states(trace).get(step, {}).get(path)) is not None]
+    values = [
+        one.value
+        for trace in run.traces
+        if (one := states(trace).get(step, {}).get(path)) is not None
+    ]
     return len(set(values)) > 1

@@ -30,13 +30,17 @@ class GradientOfMeanLoss(Rule):
     def applies(self, evidence: Evidence) -> str:
         run = evidence.full_precision
         unknown = run is not None and run.steps() > 0 and total_weight(run) is None
-        return "no loss of a step is a multiple of one cross entropy a micro-batch" if unknown else ""
+        return (
+            "no loss of a step is a multiple of one cross entropy a micro-batch" if unknown else ""
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.full_precision
         total = total_weight(run) if run is not None and run.steps() else None
         if run is None or total is None:
-            return self.unknown(evidence.missing.get("full_precision", "no full-precision run was made"))
+            return self.unknown(
+                evidence.missing.get("full_precision", "no full-precision run was made")
+            )
         clips = any(record.after_backward for record in run.at_step(Step, 1))
         before = run.grad_norm(1, "after_backward" if clips else "grads")
         after = run.grad_norm(1, "grads" if clips else "grads_at_step")
@@ -46,7 +50,11 @@ class GradientOfMeanLoss(Rule):
             where = "clip" if clips else "step"
             return self.passed(f"gradients are scaled by {scaled:.4g} before the {where}: {what}")
         found = readings(total, run)
-        if found and all(reading.cause == "ranks" for reading in found) and _as_one_process(evidence, run):
+        if (
+            found
+            and all(reading.cause == "ranks" for reading in found)
+            and _as_one_process(evidence, run)
+        ):
             return self.passed(
                 f"the losses of the ranks add up to {total:.4g} times their mean, as one process needs it"
             )
@@ -64,4 +72,8 @@ def _as_one_process(evidence: Evidence, run: Run) -> bool:
     if single is None or incomparable(run, single, "single", "one process") is not None:
         return False
     measures = compare(run, single, until=1).measures
-    return all(value <= GROSS for name, value in measures.items() if name in ("first gradient", "gradient at the step"))
+    return all(
+        value <= GROSS
+        for name, value in measures.items()
+        if name in ("first gradient", "gradient at the step")
+    )

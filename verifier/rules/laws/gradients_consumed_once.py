@@ -28,12 +28,20 @@ class GradientsConsumedOnce(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        kept = [(r, names) for t in run.traces for r in t.of(KeptGradients) if (names := _used_again(t.of(Step), r))]
+        kept = [
+            (r, names)
+            for t in run.traces
+            for r in t.of(KeptGradients)
+            if (names := _used_again(t.of(Step), r))
+        ]
         if kept:
             first, names = kept[0]
             steps = count(len({record.step for record, _ in kept}), "step")
             what = f"step {first.step} begins with the gradients that step {first.step - 1} already used"
-            return self.failed(f"{what}: {count(len(names), 'parameter')} ({some(names)}), in {steps}", first.at_line)
+            return self.failed(
+                f"{what}: {count(len(names), 'parameter')} ({some(names)}), in {steps}",
+                first.at_line,
+            )
         if left := _left(run):
             record, other = left
             which = f"{count(len(other.names), 'parameter')} ({some(other.names)})"
@@ -41,7 +49,9 @@ class GradientsConsumedOnce(Rule):
             place = f" at line {other.at_line.line}" if other.at_line is not None else ""
             text = f"{what}: they were there when another optimizer stepped{place}; its first step had none"
             return self.failed(
-                text, record.at_line, fix="Clear an optimizer's gradients right before its own backward."
+                text,
+                record.at_line,
+                fix="Clear an optimizer's gradients right before its own backward.",
             )
         if lost := _lost(run):
             step, micros, line = lost
@@ -50,18 +60,24 @@ class GradientsConsumedOnce(Rule):
             return self.failed(what, line, fix="Clear gradients only between optimizer steps.")
         clips = [record for record in run.all(EditedGradients) if _scaled_down(record)]
         if clips:
-            factors = some([f"{factor:.4g}" for factor in clips[0].factors.values() if factor is not None])
+            factors = some(
+                [f"{factor:.4g}" for factor in clips[0].factors.values() if factor is not None]
+            )
             what = f"step {clips[0].step}, before micro-batch {clips[0].micro}: the gradients accumulated so far"
             fix = "Clip or scale once, after the last micro-batch and before `step()`."
             text = f"{what} were scaled by {factors} ({some(clips[0].factors)})"
             return self.failed(text, clips[0].at_line, fix=fix)
         for twice in run.traces[0].steps:
             if _used_twice(run.traces[0], twice):
-                what = f"optimizer step {twice.step} uses the gradients of step {twice.step - 1} again"
+                what = (
+                    f"optimizer step {twice.step} uses the gradients of step {twice.step - 1} again"
+                )
                 fix = "Call `optimizer.step()` once for each set of gradients."
                 return self.failed(f"{what}: no backward ran in between", twice.at_line, fix=fix)
         steps = count(run.steps(), "step")
-        return self.passed(f"{steps}: gradients cleared once a step, unchanged between micro-batches")
+        return self.passed(
+            f"{steps}: gradients cleared once a step, unchanged between micro-batches"
+        )
 
 
 def _used_again(steps: list[Step], kept: KeptGradients) -> list[str]:
@@ -76,7 +92,10 @@ def _left(run: Run) -> tuple[Step, Leftover] | None:
         found = {(record.optimizer, record.step): record for record in trace.of(Leftover)}
         for number in {number for number, _ in found}:
             own = [record for record in trace.of(Step) if record.optimizer == number]
-            if len(own) > 2 and [(number, r.step) in found for r in own] == [False, *[True] * (len(own) - 1)]:
+            if len(own) > 2 and [(number, r.step) in found for r in own] == [
+                False,
+                *[True] * (len(own) - 1),
+            ]:
                 return own[1], found[number, own[1].step]
     return None
 
@@ -93,7 +112,11 @@ def _lost(run: Run) -> tuple[int, int, Place | None] | None:
             micros = [record for record in trace.of(Micro) if record.step == step]
             last = trace.cleared(step)
             later = {row for micro in micros if micro.seq > last for row in micro.rows}
-            gone = [micro for micro in micros if micro.seq < last and micro.rows and not later.issuperset(micro.rows)]
+            gone = [
+                micro
+                for micro in micros
+                if micro.seq < last and micro.rows and not later.issuperset(micro.rows)
+            ]
             assembled = any(_assembled(record) for record in trace.of(Step) if record.step == step)
             if gone and later and not assembled:
                 found.append((step, len(gone), gone[0].at_line))
@@ -105,19 +128,31 @@ def _lost(run: Run) -> tuple[int, int, Place | None] | None:
 def _assembled(record: Step) -> bool:
     """Whether the optimizer finds other gradients than multiples of those that the last backward left."""
     before, after = record.after_backward or record.grads, record.grads_at_step
-    pairs = [(a, b) for n, a in before.items() if a and (b := after.get(n)) and a[0] > 0.0 and b[0] > 0.0]
-    return any(difference(b, [math.sqrt(b[0] / a[0]) * x for x in a]) > 1e-3 * math.sqrt(b[0]) for a, b in pairs)
+    pairs = [
+        (a, b) for n, a in before.items() if a and (b := after.get(n)) and a[0] > 0.0 and b[0] > 0.0
+    ]
+    return any(
+        difference(b, [math.sqrt(b[0] / a[0]) * x for x in a]) > 1e-3 * math.sqrt(b[0])
+        for a, b in pairs
+    )
 
 
 def _scaled_down(edit: EditedGradients) -> bool:
     """Whether all gradients were scaled by one factor below 1, as a clip does it."""
     factors = [factor for factor in edit.factors.values() if factor is not None]
-    return len(factors) == len(edit.factors) and min(factors) > 0.0 and max(factors) < min(1.0, 1.001 * min(factors))
+    return (
+        len(factors) == len(edit.factors)
+        and min(factors) > 0.0
+        and max(factors) < min(1.0, 1.001 * min(factors))
+    )
 
 
 def _used_twice(trace: Trace, record: Step) -> bool:
     """Whether a step of an optimizer uses a gradient of its step before, and no backward ran since."""
-    before = next((r for r in trace.steps if r.step == record.step - 1 and r.optimizer == record.optimizer), None)
+    before = next(
+        (r for r in trace.steps if r.step == record.step - 1 and r.optimizer == record.optimizer),
+        None,
+    )
     if before is None or any(before.seq < micro.seq < record.seq for micro in trace.of(Micro)):
         return False
     known = {n: g for n, g in before.grads_at_step.items() if n in before.held}

@@ -33,7 +33,8 @@ class RandomNumbersRepeat(Rule):
                 if line is not None:
                     same = f"on rank {rank} the default generator is in the same state after steps {steps}"
                     return self.failed(
-                        f"{same} (expected: never again): this line sets it, other steps draw from it", line
+                        f"{same} (expected: never again): this line sets it, other steps draw from it",
+                        line,
                     )
         made = max((len(trace.of(RandomStream)) for trace in run.traces), default=0)
         return self.passed(
@@ -53,5 +54,7 @@ def _visits(records: list[RandomStream]) -> Iterator[list[RandomStream]]:
     for numbers in begins.values():
         gaps = [set(range(a + 1, b + 1)) for a, b in pairwise(numbers)]
         enough = 2 if records[numbers[-1]].evaluating else AGAIN
-        if len(numbers) >= enough and all(gap & drew and any(records[n].at_line for n in gap) for gap in gaps):
+        if len(numbers) >= enough and all(
+            gap & drew and any(records[n].at_line for n in gap) for gap in gaps
+        ):
             yield [records[number] for number in numbers]

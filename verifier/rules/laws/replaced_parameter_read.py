@@ -25,6 +25,11 @@ class ReplacedParameterRead(Rule):
         if not reads:
             return self.passed("no replaced parameter was read in training")
         first = reads[0]
-        lines = count(len({(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}), "such line")
+        lines = count(
+            len({(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}),
+            "such line",
+        )
         what = f"`{first.by}` reads {first.name} in step {first.step}, an object that is no longer in the model"
-        return self.failed(f"{what}: its values are those from before it was replaced ({lines})", first.at_line)
+        return self.failed(
+            f"{what}: its values are those from before it was replaced ({lines})", first.at_line
+        )

@@ -40,11 +40,20 @@ class SameModelThroughout(Rule):
             records = trace.of(State)
             for record in records[1:]:
                 # the models that are in eval mode as a whole; a part of a model may be frozen on purpose
-                roots = {name for name in record.in_eval if not name or re.fullmatch(r"model\d+\.", name)}
-                if roots.difference(records[0].in_eval) and record.evaluations > records[0].evaluations:
+                roots = {
+                    name for name in record.in_eval if not name or re.fullmatch(r"model\d+\.", name)
+                }
+                if (
+                    roots.difference(records[0].in_eval)
+                    and record.evaluations > records[0].evaluations
+                ):
                     before = f"at step {records[0].step} it was in train mode"
-                    what = f"from step {record.step} on the whole model trains in eval mode; {before}"
-                    return self.failed(what, record.at_line, fix="Call `model.train()` after the evaluation.")
+                    what = (
+                        f"from step {record.step} on the whole model trains in eval mode; {before}"
+                    )
+                    return self.failed(
+                        what, record.at_line, fix="Call `model.train()` after the evaluation."
+                    )
         return None
 
     def _optimizers(self, evidence: Evidence, run: Run) -> Finding | None:
@@ -54,16 +63,22 @@ class SameModelThroughout(Rule):
         for record in steps:
             for name in record.held:
                 held.setdefault(name, set()).add(record.optimizer)
-            with_gradient |= {n for n, grad in record.grads.items() if grad is not None and grad[0] > 0.0}
+            with_gradient |= {
+                n for n, grad in record.grads.items() if grad is not None and grad[0] > 0.0
+            }
         moved = {n for r in run.places(Stepped) for n, m in r.moved.items() if m[2] > 0}
-        moved |= {n for a, b in pairwise(steps) for n, w in b.weights.items() if w != a.weights.get(n, w)}
+        moved |= {
+            n for a, b in pairwise(steps) for n, w in b.weights.items() if w != a.weights.get(n, w)
+        }
         alone = sorted(n for n in with_gradient if n not in held and n not in moved)
         alone = [n for n in alone if not changes_later(evidence, n)]
         line = steps[0].at_line if steps else None
         if alone and held and not _take_turns(steps):
             have = f"{count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'} gradients"
             return self.failed(f"no optimizer holds {have} and never changed: {some(alone)}", line)
-        twice = sorted(n for n, numbers in held.items() if len(numbers) > 1 and _same_gradient(n, steps))
+        twice = sorted(
+            n for n, numbers in held.items() if len(numbers) > 1 and _same_gradient(n, steps)
+        )
         if twice:
             which = f"{count(len(twice), 'parameter')}: {some(twice)}"
             return self.failed(f"two optimizers use the gradient of {which}", line)
@@ -77,16 +92,26 @@ class SameModelThroughout(Rule):
             changes: list[tuple[Step, list[str]]] = []
             for last, record in pairwise(steps):
                 before = ends.get((last.optimizer, last.step), {})
-                other = [n for n, w in record.weights.items() if n in before and _apart(before[n], w)]
+                other = [
+                    n for n, w in record.weights.items() if n in before and _apart(before[n], w)
+                ]
                 alone = [
-                    n for n in other if n not in trained and _beside(n, trained) and not _beside(n, trained & {*other})
+                    n
+                    for n in other
+                    if n not in trained
+                    and _beside(n, trained)
+                    and not _beside(n, trained & {*other})
                 ]
                 if alone:
                     changes.append((record, alone))
-            if changes and 2 * len(changes) < len(steps):  # a weight that follows others changes with each step
+            if changes and 2 * len(changes) < len(
+                steps
+            ):  # a weight that follows others changes with each step
                 record, names = changes[0]
                 what = f"before step {record.step} the script changed {count(len(names), 'frozen parameter')} ({some(names)})"
-                stayed = "and none of the trained ones beside: what was merged into them is still there"
+                stayed = (
+                    "and none of the trained ones beside: what was merged into them is still there"
+                )
                 return self.failed(f"{what}, {stayed}", record.at_line)
         return None
 
@@ -121,4 +146,8 @@ def _outermost(trace: Trace) -> list[Step]:
     """The steps of a rank that were not made within the step of another optimizer, as a wrapper such as Lookahead makes them."""
     ends = {(r.optimizer, r.step): r.seq for r in reversed(trace.of(Stepped))}
     spans = [(s.seq, ends.get((s.optimizer, s.step), s.seq), s) for s in trace.of(Step)]
-    return [s for start, end, s in spans if not any(a < start and end < b for a, b, other in spans if other is not s)]
+    return [
+        s
+        for start, end, s in spans
+        if not any(a < start and end < b for a, b, other in spans if other is not s)
+    ]

@@ -31,7 +31,9 @@ class SameNoiseOnEveryRank(Rule):
         run = evidence.trained
         if super().applies(evidence) or len(run.sample_ranks) < 2:
             return "one data-parallel rank"
-        return "" if run.all(Drawn) else "the script draws no random tensor between the steps itself"
+        return (
+            "" if run.all(Drawn) else "the script draws no random tensor between the steps itself"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run, single = evidence.trained, evidence.single
@@ -40,15 +42,20 @@ class SameNoiseOnEveryRank(Rule):
         for line, mine in ranks[0].items():
             others = [rank.get(line, []) for rank in ranks[1:]]
             equal = [
-                one for one, *rest in zip(mine, *others, strict=False) if all(one.digest == r.digest for r in rest)
+                one
+                for one, *rest in zip(mine, *others, strict=False)
+                if all(one.digest == r.digest for r in rest)
             ]
             shares = [one for one in equal if _shares(one, alone.get(line, []), len(ranks))]
             if len(shares) > 1 and len(shares) == len(mine):
                 shape = " x ".join(map(str, shares[0].shape))
-                whole = " x ".join(map(str, [shares[0].shape[0] * len(ranks), *shares[0].shape[1:]]))
+                whole = " x ".join(
+                    map(str, [shares[0].shape[0] * len(ranks), *shares[0].shape[1:]])
+                )
                 what = f"`{shares[0].function}` gives all {len(ranks)} ranks the same {shape} numbers in {count(len(shares), 'draw')}"
                 return self.failed(
-                    f"{what} (expected: others on each); one process draws {whole} here", shares[0].at_line
+                    f"{what} (expected: others on each); one process draws {whole} here",
+                    shares[0].at_line,
                 )
         return self.passed(
             f"{count(len(ranks[0]), 'line')} draw in training, none the same share of the samples on each rank"
@@ -66,4 +73,6 @@ def _by_line(run: Run, rank: int) -> Draws:
 
 def _shares(one: Drawn, alone: list[Drawn], ranks: int) -> bool:
     """Whether one process draws the same for the samples of all ranks."""
-    return bool(alone) and all(other.shape == [one.shape[0] * ranks, *one.shape[1:]] for other in alone)
+    return bool(alone) and all(
+        other.shape == [one.shape[0] * ranks, *one.shape[1:]] for other in alone
+    )

@@ -49,7 +49,10 @@ class SamplesOncePerEpoch(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         found = (
-            self._parts(run) or self._divided(run) or self._orders(evidence, run) or self._later(run, evidence.single)
+            self._parts(run)
+            or self._divided(run)
+            or self._orders(evidence, run)
+            or self._later(run, evidence.single)
         )
         if found is not None:
             return found
@@ -94,12 +97,20 @@ class SamplesOncePerEpoch(Rule):
                 distinct = len(set().union(*rows))
                 trained = sum(len(own) for own in rows)
                 changed = trained == distinct and _are_changed(samples, run, evidence.single)
-                if not changed and (any(own.total() > len(own) for own in rows) or trained == distinct):
+                if not changed and (
+                    any(own.total() > len(own) for own in rows) or trained == distinct
+                ):
                     continue  # data with equal samples, or drawn with replacement; or nothing is trained on twice
-                whole = all(ended for _, ended in ranks) and 2 * max(batches) <= samples and not changed
-                if (whole and abs(trained - samples) < max(batches)) or _taken_by_rank(evidence.sources, place):
+                whole = (
+                    all(ended for _, ended in ranks) and 2 * max(batches) <= samples and not changed
+                )
+                if (whole and abs(trained - samples) < max(batches)) or _taken_by_rank(
+                    evidence.sources, place
+                ):
                     again = f": {trained - distinct} of {trained} samples were trained on by several ranks"
-                    what = f"each rank draws its own order of {samples} samples and takes a part of it"
+                    what = (
+                        f"each rank draws its own order of {samples} samples and takes a part of it"
+                    )
                     return self.failed(f"{what} by its rank" if changed else what + again, place)
         return None
 
@@ -111,7 +122,9 @@ class SamplesOncePerEpoch(Rule):
         if single is not None and single.steps() >= run.steps() and parted(run, single) is None:
             return None
         ranks, rows = run.sample_ranks, [run.rows(step) for step in range(1, run.steps() + 1)]
-        seen: dict[frozenset[tuple[int, int]], dict[int, int]] = {}  # batch -> {rank: its last step with it}
+        seen: dict[
+            frozenset[tuple[int, int]], dict[int, int]
+        ] = {}  # batch -> {rank: its last step with it}
         known: set[int] = set()
         again: Counter[tuple[int, int, int]] = Counter()
         sizes: list[int] = []
@@ -133,14 +146,19 @@ class SamplesOncePerEpoch(Rule):
         if trials + often * log_equal_batches(min(sizes), len(known)) > math.log(CHANCE):
             return None
         what = f"in {often} of {len(rows)} steps rank {rank} trains on the samples that rank {other} had"
-        return self.failed(f"{what} {count(later, 'step')} before, while others were not yet seen", run.data_line())
+        return self.failed(
+            f"{what} {count(later, 'step')} before, while others were not yet seen", run.data_line()
+        )
 
 
 def _are_changed(samples: int, run: Run, single: Run | None) -> bool:
     """Whether far fewer of so many samples are known again in the run of one process than by chance: reading augments them."""
     if single is None or single.steps() == 0:
         return False
-    mine, alone = (set().union(*(one.global_batch(k) for k in range(1, one.steps() + 1))) for one in (run, single))
+    mine, alone = (
+        set().union(*(one.global_batch(k) for k in range(1, one.steps() + 1)))
+        for one in (run, single)
+    )
     by_chance = len(mine) * len(alone) / samples
     return by_chance >= MANY and MANY * len(mine & alone) < by_chance
 
@@ -169,7 +187,11 @@ def _own_orders(traces: list[Trace]) -> Iterator[tuple[Place, int, list[Used]]]:
             place = orders[0][0].at_line
             used = [_used(trace, own) for trace, own in zip(traces, orders, strict=True)]
             if place is not None:
-                yield place, orders[0][0].samples, [list(ranks) for ranks in zip(*used, strict=False)]
+                yield (
+                    place,
+                    orders[0][0].samples,
+                    [list(ranks) for ranks in zip(*used, strict=False)],
+                )
 
 
 def _by_line(trace: Trace) -> dict[tuple[str, int, int], list[Order]]:
@@ -177,7 +199,9 @@ def _by_line(trace: Trace) -> dict[tuple[str, int, int], list[Order]]:
     found: dict[tuple[str, int, int], list[Order]] = {}
     for record in trace.of(Order):
         if record.at_line is not None:
-            found.setdefault((record.at_line.file, record.at_line.line, record.samples), []).append(record)
+            found.setdefault((record.at_line.file, record.at_line.line, record.samples), []).append(
+                record
+            )
     return found
 
 
@@ -197,13 +221,24 @@ def _used(trace: Trace, orders: list[Order]) -> Used:
 def _taken_by_rank(sources: Sources, place: Place) -> bool:
     """Whether the code takes by the rank what it has drawn at a line: `order[rank::world]`, `self.order(epoch)[rank]`."""
     tree = sources.tree(place.file)
-    around = [node for node in walk(tree) if isinstance(node, ast.FunctionDef) and _covers(node, place.line)]
+    around = [
+        node
+        for node in walk(tree)
+        if isinstance(node, ast.FunctionDef) and _covers(node, place.line)
+    ]
     scope: ast.AST = around[-1] if around else tree
-    variables = {part for node in walk(scope) if isinstance(node, ast.stmt) for part in _drawn_into(node, place.line)}
+    variables = {
+        part
+        for node in walk(scope)
+        if isinstance(node, ast.stmt)
+        for part in _drawn_into(node, place.line)
+    }
 
     def drawn(node: ast.AST, inside: bool) -> bool:
         if isinstance(node, ast.Call):
-            return _last(node.func) == place.function or (_covers(node, place.line) and _last(node.func) == "randperm")
+            return _last(node.func) == place.function or (
+                _covers(node, place.line) and _last(node.func) == "randperm"
+            )
         return (inside or isinstance(node, ast.Attribute)) and ast.unparse(node) in variables
 
     within = {id(node) for node in walk(scope)}
@@ -228,4 +263,10 @@ def _covers(node: ast.stmt | ast.expr, line: int) -> bool:
 
 def _last(node: ast.AST) -> str:
     """The last name of an expression: `shuffle` of `random.shuffle`."""
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return (
+        node.id
+        if isinstance(node, ast.Name)
+        else node.attr
+        if isinstance(node, ast.Attribute)
+        else ""
+    )

@@ -33,9 +33,13 @@ class SnapshotIsACopy(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        if evidence.train is not None and any(map(evidence.train.all, (OntoItself, PutBack, SharedMemory))):
+        if evidence.train is not None and any(
+            map(evidence.train.all, (OntoItself, PutBack, SharedMemory))
+        ):
             return ""
-        nothing = "the sources keep nothing under a comparison, or over a step, that they read afterwards"
+        nothing = (
+            "the sources keep nothing under a comparison, or over a step, that they read afterwards"
+        )
         return "" if snapshots(evidence.sources) | appended(evidence.sources) else nothing
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -44,44 +48,64 @@ class SnapshotIsACopy(Rule):
             first = backs[0]
             names = some(sorted({back.name for back in backs if back.step == first.step}))
             over = f" (line {first.over.line})" if first.over is not None else ""
-            what = (
-                f"before step {first.step}: {names} got other values{over}, a model ran with them, and what is put back"
-            )
+            what = f"before step {first.step}: {names} got other values{over}, a model ran with them, and what is put back"
             return self.failed(f"{what} is their own memory: the other values stay", first.at_line)
         for own in evidence.trained.places(OntoItself)[:1]:
-            moved = sorted({one.name for one in evidence.trained.places(OntoItself) if one.step == own.step})
+            moved = sorted(
+                {one.name for one in evidence.trained.places(OntoItself) if one.step == own.step}
+            )
             which = f"{count(len(moved), 'parameter')} ({some(moved)})"
             if own.op == "copy_":
                 back = f"before step {own.step} the script puts {which} back from their own memory"
-                return self.failed(f"{back}: what it remembered changes with each optimizer step", own.at_line)
+                return self.failed(
+                    f"{back}: what it remembered changes with each optimizer step", own.at_line
+                )
             what = f"before step {own.step} `{own.op}` averages {which} with themselves"
             fix = "Clone the weights with which the average begins: `p.detach().clone()`. `detach()` and `.to(dtype)` make no copy."
             return self.failed(
-                f"{what}: the average is in their memory, and is always the last weights", own.at_line, fix=fix
+                f"{what}: the average is in their memory, and is always the last weights",
+                own.at_line,
+                fix=fix,
             )
         for shared in evidence.trained.places(SharedMemory)[:1]:
             what = f"from step {shared.step} on {count(len(shared.names), 'frozen parameter')} ({some(shared.names)})"
             follow = "in the memory of trained parameters of another model: each optimizer step changes them"
             fix = "Copy the values (`copy_`, or `load_state_dict` without `assign=True`), so that both models have their own memory."
-            return self.failed(f"{what} {'is' if len(shared.names) == 1 else 'are'} {follow}", shared.at_line, fix=fix)
+            return self.failed(
+                f"{what} {'is' if len(shared.names) == 1 else 'are'} {follow}",
+                shared.at_line,
+                fix=fix,
+            )
         kept: set[str] = set()
         for trace in evidence.trained.traces:
             # a list that is made before training is none of its history
             before = next(iter(states(trace).values()), {})
             for step, values in states(trace).items():
-                new = {path for path in values if path not in before and spelled(_variable(path)) & windows}
+                new = {
+                    path
+                    for path in values
+                    if path not in before and spelled(_variable(path)) & windows
+                }
                 held = {path for path in values if spelled(_variable(path)) & named}
-                held |= {path for path in values if path not in before and spelled(_holder(_variable(path))) & named}
+                held |= {
+                    path
+                    for path in values
+                    if path not in before and spelled(_holder(_variable(path))) & named
+                }
                 here = sorted(new | held)
                 kept.update(here)
                 if found := [path for path in here if values[path].live]:
                     line = next((r.at_line for r in trace.of(State) if r.step == step), None)
-                    tensors = f"{len(found)} tensors in the memory of the parameters ({some(found)})"
+                    tensors = (
+                        f"{len(found)} tensors in the memory of the parameters ({some(found)})"
+                    )
                     what = f"before step {step}: {_variable(found[0])} holds {tensors}"
                     return self.failed(f"{what}: each optimizer step changes them", line)
         if not any("[" in path for path in kept):
             return self.not_applicable("no snapshot of weights was kept in the steps that were run")
-        return self.passed(f"{len(kept)} values that are kept while training goes on are no live weights")
+        return self.passed(
+            f"{len(kept)} values that are kept while training goes on are no live weights"
+        )
 
     def detect(self, flow: Flow) -> Hits:
         """What a function puts back into the parameters is their own memory, which it has overwritten."""

@@ -38,18 +38,26 @@ class StateRestored(Rule):
         if reason := saved_in_a_step(evidence):
             return self.not_applicable(reason)
         if not whole(resume, 1) or not whole(train, after + 1):
-            return self.unknown(f"no state was recorded at step {after + 1} of both the train run and the resumed run")
+            return self.unknown(
+                f"no state was recorded at step {after + 1} of both the train run and the resumed run"
+            )
         begins = beginning(evidence, train, resume, after + 1)
         if not begins.compared:
-            what = "nothing that the loop carries beside model and optimizer changes from step to step"
+            what = (
+                "nothing that the loop carries beside model and optimizer changes from step to step"
+            )
             return self.not_applicable(what)
         if begins.lost:
             what = f"step {after + 1} starts after the resume with other values than without it: {some(begins.lost, 4)}"
             return self.failed(what + saved_at(evidence), load_line(evidence))
         if parted := parting(train, resume, after):
             what = "what the resumed run makes of its state is not what the uninterrupted run makes of it"
-            return self.failed(f"{what}: {some(parted, 4)}{saved_at(evidence)}", load_line(evidence))
-        return self.passed(f"{begins.compared} values that change from step to step are the same after the resume")
+            return self.failed(
+                f"{what}: {some(parted, 4)}{saved_at(evidence)}", load_line(evidence)
+            )
+        return self.passed(
+            f"{begins.compared} values that change from step to step are the same after the resume"
+        )
 
 
 def parting(train: Run, resume: Run, after: int) -> list[str]:
@@ -63,11 +71,21 @@ def parting(train: Run, resume: Run, after: int) -> list[str]:
         if not (mine and theirs and same):
             break
         pairs = {path: (mine[path], theirs[path]) for path in sorted(mine.keys() & theirs.keys())}
-        differ = {p: pairs[p] for p in pairs if p in paths and not theirs[p].live and apart(*pairs[p]) > SAME}
+        differ = {
+            p: pairs[p]
+            for p in pairs
+            if p in paths and not theirs[p].live and apart(*pairs[p]) > SAME
+        }
         if differ:
             around = {above for path in differ for above in _above(path)}
-            numbers = {p: pair for p, pair in pairs.items() if holder(p) in around and pair[0].value is not None}
-            return named(differ | {p: pair for p, pair in numbers.items() if pair[0].value != pair[1].value})
+            numbers = {
+                p: pair
+                for p, pair in pairs.items()
+                if holder(p) in around and pair[0].value is not None
+            }
+            return named(
+                differ | {p: pair for p, pair in numbers.items() if pair[0].value != pair[1].value}
+            )
     return []
 
 
@@ -79,7 +97,9 @@ def _same_step(train: Run, resume: Run, after: int, step: int) -> bool:
     return (
         reached
         and same_batch
-        and all(a.stepped[after + step - 1].weights == b.stepped[step - 1].weights for a, b in pairs)
+        and all(
+            a.stepped[after + step - 1].weights == b.stepped[step - 1].weights for a, b in pairs
+        )
     )
 
 

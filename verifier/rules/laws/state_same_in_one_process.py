@@ -29,7 +29,9 @@ class StateSameInOneProcess(OneProcessRule):
 
     def applies(self, evidence: Evidence) -> str:
         seen = _tensors(evidence, evidence.trained) or _statistics(evidence)
-        return "" if seen else "no tensor beside weights and optimizer state changes from step to step"
+        return (
+            "" if seen else "no tensor beside weights and optimizer state changes from step to step"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         found = super().judge(evidence)
@@ -58,15 +60,21 @@ class StateSameInOneProcess(OneProcessRule):
                     wrong[path] = value
         tensors = count(len(compared), "tensor")
         if wrong:
-            line = next((r.at_line for r in run.places(State) if wrong.keys() & r.values.keys()), None)
+            line = next(
+                (r.at_line for r in run.places(State) if wrong.keys() & r.values.keys()), None
+            )
             worst = max(wrong, key=lambda path: wrong[path] / allowed[path])
             value, limit = wrong[worst], allowed[worst]
             how = f"by up to {value:.2g} (allowed: {limit:.1g}; {len(wrong)} of {tensors})"
             text = f"{some(sorted(wrong))} differ from those of one process with the same weights, {how}"
             return self.failed(text, line, measured=value, limit=limit)
         if not compared:
-            return self.not_applicable("what changes beside weights is other data on each number of ranks")
-        return self.passed(f"{tensors} beside weights and optimizer state agree with those of one process")
+            return self.not_applicable(
+                "what changes beside weights is other data on each number of ranks"
+            )
+        return self.passed(
+            f"{tensors} beside weights and optimizer state agree with those of one process"
+        )
 
 
 def _statistics(evidence: Evidence) -> dict[str, float]:
@@ -80,14 +88,32 @@ def _statistics(evidence: Evidence) -> dict[str, float]:
     ranks = [states(trace).get(1, {}) for trace in (*run.traces, *single.traces)]
     found, changing = {}, evolving(run)
     for path, held in ranks[0].items():
-        there = [one for values in ranks if (one := values.get(path)) is not None and one.numel == held.numel]
-        if held.holder != "object" or held.sketch is None or not held.dtype.startswith("float") or path in changing:
+        there = [
+            one
+            for values in ranks
+            if (one := values.get(path)) is not None and one.numel == held.numel
+        ]
+        if (
+            held.holder != "object"
+            or held.sketch is None
+            or not held.dtype.startswith("float")
+            or path in changing
+        ):
             continue
-        if len(there) == len(ranks) and not held.sharded and all(apart(held, one) == 0.0 for one in there[:-1]):
+        if (
+            len(there) == len(ranks)
+            and not held.sharded
+            and all(apart(held, one) == 0.0 for one in there[:-1])
+        ):
             value, other = apart(held, there[-1]), there[-1].sketch
-            ratio = math.sqrt(held.sketch[0] / other[0]) if other is not None and other[0] > 0.0 else 1.0
+            ratio = (
+                math.sqrt(held.sketch[0] / other[0])
+                if other is not None and other[0] > 0.0
+                else 1.0
+            )
             if value > STATISTICS and not any(
-                math.isclose(max(ratio, 1 / ratio), run.world_size**k, rel_tol=1e-5) for k in (0, 0.5, 1)
+                math.isclose(max(ratio, 1 / ratio), run.world_size**k, rel_tol=1e-5)
+                for k in (0, 0.5, 1)
             ):
                 found[path] = value
     return found
@@ -108,7 +134,15 @@ def _tensors(evidence: Evidence, run: Run) -> set[str]:
         held = first[last][path]
         there = [other.get(last, {}).get(path) for other in others]
         equal = held.sharded or all(one is not None and apart(held, one) == 0.0 for one in there)
-        kept = held.holder in ("module", "parameter") or (held.holder in ("object", "local") and held.numel >= LEAST)
-        if held.sketch is not None and not held.live and kept and equal and tuple(path.rsplit(".", 1)) not in passing:
+        kept = held.holder in ("module", "parameter") or (
+            held.holder in ("object", "local") and held.numel >= LEAST
+        )
+        if (
+            held.sketch is not None
+            and not held.live
+            and kept
+            and equal
+            and tuple(path.rsplit(".", 1)) not in passing
+        ):
             found.add(path)
     return found

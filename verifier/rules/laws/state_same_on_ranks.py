@@ -1,7 +1,17 @@
 import re
 
 from ...analysis.comparison import compare, limits, parted
-from ...analysis.state import KEPT, LEAST, Values, apart, attribute, decisive, evolving, results_of_calls, states
+from ...analysis.state import (
+    KEPT,
+    LEAST,
+    Values,
+    apart,
+    attribute,
+    decisive,
+    evolving,
+    results_of_calls,
+    states,
+)
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, Run, some
 
@@ -53,25 +63,45 @@ class StateSameOnRanks(Rule):
             return self.unknown("no state was recorded on all ranks")
         found: dict[str, str] = {}
         held = {path: one for path, one in ranks[0][last].items() if not one.sharded}
-        floats = {path for path, one in held.items() if one.value is not None and one.dtype.startswith("float")}
+        floats = {
+            path
+            for path, one in held.items()
+            if one.value is not None and one.dtype.startswith("float")
+        }
         results = results_of_calls(evidence.sources)
         kept = {path for path, one in held.items() if _is_state(one)}
         kept -= {p for p in kept if held[p].holder == "module" and attribute(p) in results}
         paths = kept | (deciding & floats)
-        buffers = {path for path, one in held.items() if _BUFFER.match(path) and one.dtype in _FLOATS}
-        buffers = buffers if len(run.data_ranks) == run.world_size else set()  # those of a part of a layer may differ
-        own = _of_one_rank(run)  # a table or experts of which each rank has a part, and what they carry along
+        buffers = {
+            path for path, one in held.items() if _BUFFER.match(path) and one.dtype in _FLOATS
+        }
+        buffers = (
+            buffers if len(run.data_ranks) == run.world_size else set()
+        )  # those of a part of a layer may differ
+        own = _of_one_rank(
+            run
+        )  # a table or experts of which each rank has a part, and what they carry along
         for path in sorted(changing.intersection(paths) | (buffers & kept)):
             if held[path].holder == "module" and _inside(path, own):
                 continue
             there = [one for rank in ranks if (one := rank[last].get(path))]
-            steps = (step for step in sorted(ranks[0]) if all(path in rank.get(step, {}) for rank in ranks))
+            steps = (
+                step
+                for step in sorted(ranks[0])
+                if all(path in rank.get(step, {}) for rank in ranks)
+            )
             began = next(([rank[step][path] for rank in ranks] for step in steps), there)
             mine = held[path]
-            part = mine.holder == "parameter" or (mine.holder == "optimizer" and mine.sketch is not None)
-            meant = (part or not _is_state(mine)) and _apart(began) > SAME  # it differs from the beginning
+            part = mine.holder == "parameter" or (
+                mine.holder == "optimizer" and mine.sketch is not None
+            )
+            meant = (part or not _is_state(mine)) and _apart(
+                began
+            ) > SAME  # it differs from the beginning
             sizes = {one.numel for one in there}
-            meant |= mine.holder == "module" and len(sizes) > 1  # a cache as long as the rank's own samples
+            meant |= (
+                mine.holder == "module" and len(sizes) > 1
+            )  # a cache as long as the rank's own samples
             if len(there) == len(ranks) and _apart(there) > SAME and not meant:
                 numbers = [f"{v.value:.6g}" for v in there if v.value is not None]
                 found[path] = f"`{path}`" + (f" ({', '.join(numbers[:4])})" if numbers else "")
@@ -79,33 +109,64 @@ class StateSameOnRanks(Rule):
         found |= self._drawn_from(evidence, ranks)
         if found:
             what = f"at step {last} the {run.world_size} ranks hold different values of {some(found.values(), 3)}"
-            meant = all(path in held and held[path].value is None and _of_an_object(path, held[path]) for path in found)
+            meant = all(
+                path in held and held[path].value is None and _of_an_object(path, held[path])
+                for path in found
+            )
             return self.failed(what, run.places(State)[0].at_line, suspicion=meant)
-        return self.passed(f"{len(paths)} values are equal on all {run.world_size} ranks up to step {last}")
+        return self.passed(
+            f"{len(paths)} values are equal on all {run.world_size} ranks up to step {last}"
+        )
 
     def _drawn_from(self, evidence: Evidence, ranks: list[dict[int, Values]]) -> dict[str, str]:
         """{path: in words} of tensors of objects that first differ between ranks when the samples first are not those of one process."""
         single = evidence.single
         step = parted(evidence.trained, single) if single is not None and single.completed else None
-        if single is None or step is None or any(number not in rank for rank in ranks for number in (step - 1, step)):
+        if (
+            single is None
+            or step is None
+            or any(number not in rank for rank in ranks for number in (step - 1, step))
+        ):
             return {}
-        if not limits(evidence, "matches-single-process").over(compare(evidence.trained, single, step).measures):
+        if not limits(evidence, "matches-single-process").over(
+            compare(evidence.trained, single, step).measures
+        ):
             return {}  # what a model makes (the fakes of a GAN) differs in its rounding only
         found = {}
         for path, held in ranks[0][step].items():
-            before, now = ([one for rank in ranks if (one := rank[number].get(path))] for number in (step - 1, step))
-            tensor = held.holder == "object" and not held.sharded and held.sketch is not None and held.numel >= LEAST
-            if tensor and len(before) == len(now) == len(ranks) and _apart(before) <= SAME < _apart(now):
-                found[path] = f"`{path}`: from step {step} on the samples are others than those of one process"
+            before, now = (
+                [one for rank in ranks if (one := rank[number].get(path))]
+                for number in (step - 1, step)
+            )
+            tensor = (
+                held.holder == "object"
+                and not held.sharded
+                and held.sketch is not None
+                and held.numel >= LEAST
+            )
+            if (
+                tensor
+                and len(before) == len(now) == len(ranks)
+                and _apart(before) <= SAME < _apart(now)
+            ):
+                found[path] = (
+                    f"`{path}`: from step {step} on the samples are others than those of one process"
+                )
         return found
 
 
 def _of_one_rank(run: Run) -> set[str]:
     """The modules with plain parameters of which each rank has other values from the beginning."""
     plain = {
-        name: entries for name, entries in run.parameters.items() if not any(e.managed or e.sharded for e in entries)
+        name: entries
+        for name, entries in run.parameters.items()
+        if not any(e.managed or e.sharded for e in entries)
     }
-    apart = (name for name, entries in plain.items() if any(e.sketch != entries[0].sketch for e in entries))
+    apart = (
+        name
+        for name, entries in plain.items()
+        if any(e.sketch != entries[0].sketch for e in entries)
+    )
     return {_BUFFER.sub("", name).rpartition(".")[0] for name in apart}
 
 
@@ -121,7 +182,9 @@ def _of_an_object(path: str, held: Held) -> bool:
 
 def _is_state(held: Held) -> bool:
     """Whether a value is state by its holder; a plain number of a module may count what it likes."""
-    return held.holder in KEPT and not (held.holder == "module" and held.dtype in ("int", "float", "bool"))
+    return held.holder in KEPT and not (
+        held.holder == "module" and held.dtype in ("int", "float", "bool")
+    )
 
 
 def _apart(values: list[Held]) -> float:

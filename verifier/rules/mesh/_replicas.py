@@ -10,7 +10,9 @@ NO_REPLICAS = "no parameter is both sharded and replicated"
 
 def replicas_at_start(run: Run) -> dict[str, list[Sketch]]:
     """`replicas_of` the weights at the first forward."""
-    return replicas_of(run, {name: [e.sketch for e in entries] for name, entries in run.parameters.items()})
+    return replicas_of(
+        run, {name: [e.sketch for e in entries] for name, entries in run.parameters.items()}
+    )
 
 
 def replicas_of(run: Run, sketches: dict[str, list[Sketch]]) -> dict[str, list[Sketch]]:
@@ -35,5 +37,7 @@ def replicas_apart(replicas: dict[str, list[Sketch]]) -> list[str]:
     return sorted(
         name
         for name, (first, *others) in replicas.items()
-        if any(not difference(first, other) <= 1e-9 * (1.0 + math.sqrt(first[0])) for other in others)
+        if any(
+            not difference(first, other) <= 1e-9 * (1.0 + math.sqrt(first[0])) for other in others
+        )
     )

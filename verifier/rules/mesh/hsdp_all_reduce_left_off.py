@@ -24,7 +24,11 @@ class HsdpAllReduceLeftOff(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        return "" if evidence.trained.all(Partial) or replicas_at_start(evidence.trained) else NO_REPLICAS
+        return (
+            ""
+            if evidence.trained.all(Partial) or replicas_at_start(evidence.trained)
+            else NO_REPLICAS
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -38,14 +42,21 @@ class HsdpAllReduceLeftOff(Rule):
         before = replicas_at_start(run)
         same = set(before) - set(replicas_apart(before))
         if not same:
-            return self.unknown("no parameter starts equal in all replicas: see hsdp-replicas-diverge-at-init")
+            return self.unknown(
+                "no parameter starts equal in all replicas: see hsdp-replicas-diverge-at-init"
+            )
         for step in range(1, run.steps() + 1):
             records = run.at_step(Stepped, step)
             entries = {n: run.parameters[n] for n in same}
-            weights = {n: [records[e.rank].weights.get(n, e.sketch) for e in es] for n, es in entries.items()}
+            weights = {
+                n: [records[e.rank].weights.get(n, e.sketch) for e in es]
+                for n, es in entries.items()
+            }
             if apart := replicas_apart(replicas_of(run, weights)):
                 what = f"the replicas of {count(len(apart), 'parameter')} ({some(apart)})"
-                return self.failed(f"after step {step} {what} differ: their gradients were not all-reduced", line)
+                return self.failed(
+                    f"after step {step} {what} differ: their gradients were not all-reduced", line
+                )
         what = f"{count(len(same), 'parameter')} equal in all replicas"
         return self.passed(f"{what} after each of {count(run.steps(), 'step')}")
 

@@ -33,4 +33,6 @@ class HsdpReplicasDivergeAtInit(Rule):
             number = max(len(r) for r in replicas.values())
             what = f"{which} differ between the {number} replicas at the first forward"
             return self.failed(what, run.line_of(Shard))
-        return self.passed(f"{count(len(replicas), 'parameter')} equal in all replicas at the first forward")
+        return self.passed(
+            f"{count(len(replicas), 'parameter')} equal in all replicas at the first forward"
+        )

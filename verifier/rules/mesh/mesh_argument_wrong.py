@@ -26,11 +26,17 @@ class MeshArgumentWrong(Rule):
     simulated = True
     shards = re.compile(r"shard|fsdp", re.I)
     replicates = re.compile(r"repl|ddp", re.I)
-    foreign = re.compile(r"^(tp|tensor|tensor_parallel|model_parallel|pp|pipe|pipeline|pipeline_parallel)$", re.I)
+    foreign = re.compile(
+        r"^(tp|tensor|tensor_parallel|model_parallel|pp|pipe|pipeline|pipeline_parallel)$", re.I
+    )
 
     def applies(self, evidence: Evidence) -> str:
         judged = not evidence.trained.models or any(_by_position(evidence.trained))
-        return "" if judged else "fully_shard is given no mesh of two named dims that it reads by position"
+        return (
+            ""
+            if judged
+            else "fully_shard is given no mesh of two named dims that it reads by position"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -48,7 +54,9 @@ class MeshArgumentWrong(Rule):
             return self.unknown("no forward of a model was seen")
         if not large:
             return self.unknown("both dims of the mesh have size 1: give a larger --nproc")
-        return self.passed(f"fully_shard replicates over dim 0 and shards over dim 1 of {large[0][1].names}")
+        return self.passed(
+            f"fully_shard replicates over dim 0 and shards over dim 1 of {large[0][1].names}"
+        )
 
     def detect(self, flow: Flow) -> Hits:
         seen: set[int] = set()
@@ -56,14 +64,25 @@ class MeshArgumentWrong(Rule):
             mesh = event.arg(1, "mesh")
             made = made_by(mesh, "dist.init_device_mesh") if mesh is not None else None
             names = made.arg(2, "mesh_dim_names") if made is not None else None
-            if made is None or names is None or names.kind not in ("tuple", "list") or id(made) in seen:
+            if (
+                made is None
+                or names is None
+                or names.kind not in ("tuple", "list")
+                or id(made) in seen
+            ):
                 continue
             words = [part.const for part in names.parts if isinstance(part.const, str)]
             if len(words) == 2 and "shard" in words[0] and "repl" in words[1]:
                 order = "replicates over the first dimension and shards over the second"
-                what, at = f"fully_shard {order}; {text(names.node or made.node)} says the reverse", made
+                what, at = (
+                    f"fully_shard {order}; {text(names.node or made.node)} says the reverse",
+                    made,
+                )
             elif len(words) == 2 and words[1] in _MODEL:
-                what, at = f"fully_shard is given the whole mesh: it also shards over {words[1]!r}", event
+                what, at = (
+                    f"fully_shard is given the whole mesh: it also shards over {words[1]!r}",
+                    event,
+                )
             else:
                 continue
             seen.add(id(made))
@@ -83,4 +102,13 @@ def _by_position(run: Run) -> Iterator[tuple[Wrap, Mesh]]:
             yield record, record.mesh
 
 
-_MODEL = ("tp", "tensor_parallel", "pp", "pipeline_parallel", "ep", "expert_parallel", "cp", "context_parallel")
+_MODEL = (
+    "tp",
+    "tensor_parallel",
+    "pp",
+    "pipeline_parallel",
+    "ep",
+    "expert_parallel",
+    "cp",
+    "context_parallel",
+)

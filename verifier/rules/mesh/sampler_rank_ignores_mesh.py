@@ -34,14 +34,20 @@ class SamplerRankIgnoresMesh(Rule):
         split, whole = _tensor_parallel_groups(run), _given_whole(evidence)
         groups = split or whole
         if run.all(ShardedInput):
-            return self.unknown("the inputs of the model are DTensors, whose samples cannot be compared")
+            return self.unknown(
+                "the inputs of the model are DTensors, whose samples cannot be compared"
+            )
         for step in range(1, run.steps() + 1):
             rows = run.rows(step)
             for group in groups:
                 other = next((rank for rank in group[1:] if rows[rank] != rows[group[0]]), None)
                 if other is not None:
                     shared = (rows[other] & rows[group[0]]).total()
-                    parts = "hold parts of the same layers" if split else "compute parts of the same sequences"
+                    parts = (
+                        "hold parts of the same layers"
+                        if split
+                        else "compute parts of the same sequences"
+                    )
                     what = f"ranks {group[0]} and {other} {parts}, but get different samples"
                     same = f"{shared} of {rows[group[0]].total()} are the same"
                     return self.failed(f"{what} at step {step} ({same})", run.data_line())
@@ -52,12 +58,16 @@ class SamplerRankIgnoresMesh(Rule):
 
     def detect(self, flow: Flow) -> Hits:
         meshes = [m for m in flow.ops("dist.init_device_mesh") if _splits_model(m)]
-        if not meshes or not flow.ops("tp.parallelize_module", "tensor.experimental.context_parallel"):
+        if not meshes or not flow.ops(
+            "tp.parallelize_module", "tensor.experimental.context_parallel"
+        ):
             return
         for event in flow.ops(SAMPLER):
             rank = event.arg(2, "rank")
             given = rank is not None and not is_const(rank, None)
-            by_world = not given or (made_by(rank, "dist.get_rank") is not None and rank is not None and rank.rank == 2)
+            by_world = not given or (
+                made_by(rank, "dist.get_rank") is not None and rank is not None and rank.rank == 2
+            )
             if by_world and not event.open:
                 what = "splits the data over all ranks, but the mesh has a dimension whose ranks need the same samples"
                 yield f"{text(event.node)} {what}", event
@@ -71,9 +81,14 @@ def _tensor_parallel_groups(run: Run) -> list[list[int]]:
         if not given:
             return []
         meshes[trace.rank] = max(given, key=len)
-    if any(rank not in ranks for rank, ranks in meshes.items()) or len(run.data_ranks) == run.world_size:
+    if (
+        any(rank not in ranks for rank, ranks in meshes.items())
+        or len(run.data_ranks) == run.world_size
+    ):
         return []
-    entries = [entry for copies in run.parameters.values() for entry in copies if entry.rank in meshes]
+    entries = [
+        entry for copies in run.parameters.values() for entry in copies if entry.rank in meshes
+    ]
     sharded = (e for e in entries if sum("S" in placement for placement in e.placements) > 1)
     if not any(set(meshes[e.rank]) < set(e.ranks) for e in sharded):
         return []
@@ -98,7 +113,16 @@ def _of(run: Run, group: list[int]) -> list[Counter[int]]:
     return [rows[rank] for rank in group if rank < len(rows)]
 
 
-_OTHER = ("tp", "cp", "sp", "tensor", "context", "tensor_parallel", "context_parallel", "sequence_parallel")
+_OTHER = (
+    "tp",
+    "cp",
+    "sp",
+    "tensor",
+    "context",
+    "tensor_parallel",
+    "context_parallel",
+    "sequence_parallel",
+)
 
 
 def _splits_model(event: Event) -> bool:
@@ -107,5 +131,11 @@ def _splits_model(event: Event) -> bool:
     if names is None or names.kind not in ("tuple", "list"):
         return False
     known = shape is not None and len(shape.parts) == len(names.parts)
-    sizes = [size.const for size in shape.parts] if shape is not None and known else [None] * len(names.parts)
-    return any(name.const in _OTHER and size != 1 for name, size in zip(names.parts, sizes, strict=True))
+    sizes = (
+        [size.const for size in shape.parts]
+        if shape is not None and known
+        else [None] * len(names.parts)
+    )
+    return any(
+        name.const in _OTHER and size != 1 for name, size in zip(names.parts, sizes, strict=True)
+    )

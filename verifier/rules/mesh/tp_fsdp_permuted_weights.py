@@ -33,10 +33,18 @@ class TpFsdpPermutedWeights(Rule):
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
         saved = train.whole_state("weights", after + 1)
-        runs = [run for run in (evidence.resume, *evidence.reshards) if run is not None and run.at_step(Step, 1)]
+        runs = [
+            run
+            for run in (evidence.resume, *evidence.reshards)
+            if run is not None and run.at_step(Step, 1)
+        ]
         for run in runs:
             mine = run.whole_state("weights", 1)
-            wrong = [name for name, a in saved.items() if (b := mine.get(name)) is not None and _permuted(a, b)]
+            wrong = [
+                name
+                for name, a in saved.items()
+                if (b := mine.get(name)) is not None and _permuted(a, b)
+            ]
             if wrong:
                 which = f"{count(len(wrong), 'parameter')} of {len(saved)} ({some(wrong)})"
                 what = f"after the resume on {count(run.world_size, 'rank')} {which} hold the saved values in another order"

@@ -20,13 +20,19 @@ class HeldRule(Rule):
         built = next((r for r in trace.of(Optimizer) if r.number == number), None)
         shapes = {tuple(shape) for shape in record.strangers}
         held = {name for r in firsts for name in r.held}.union(record.held)
-        others = [n for n, e in run.parameters.items() if e[0].trainable and tuple(e[0].shape) in shapes]
+        others = [
+            n for n, e in run.parameters.items() if e[0].trainable and tuple(e[0].shape) in shapes
+        ]
         missing = [name for name in others if name not in held]
         if not missing and not record.held:
             return self.unknown("the optimizer holds no parameter of a model that was seen")
         if not missing or (built is not None and built.after_forward) is not self.after_forward:
-            return self.passed(f"the optimizer holds {count(len(record.held), 'parameter')} of the model")
-        changes = [r.moved for step in range(1, run.steps() + 1) for r in run.at_step(Stepped, step)]
+            return self.passed(
+                f"the optimizer holds {count(len(record.held), 'parameter')} of the model"
+            )
+        changes = [
+            r.moved for step in range(1, run.steps() + 1) for r in run.at_step(Stepped, step)
+        ]
         still = sum(all(moved.get(name, [0.0])[0] == 0.0 for moved in changes) for name in missing)
         what = f"it does not hold {len(missing)} of {len(run.parameters)} parameters of the model ({some(missing)})"
         text = f"the optimizer was built {self.built}: {what}; {still} did not change in {count(run.steps(), 'step')}"

@@ -24,7 +24,9 @@ class GroupSettingUnread(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         return super().applies(evidence) or (
-            "" if evidence.trained.all(UnreadSettings) else "no group has a setting that its optimizer does not declare"
+            ""
+            if evidence.trained.all(UnreadSettings)
+            else "no group has a setting that its optimizer does not declare"
         )
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -41,7 +43,8 @@ class GroupSettingUnread(Rule):
                 given = ", ".join(f"`{name}` = {value}" for name, value in unread.items())
                 what = f"groups of {record.cls} are given {given}, which none of its {record.step} steps reads"
                 return self.failed(
-                    f"{what}; it reads {some(sorted(record.read), 8)}", train.line_of(Optimizer, number=number)
+                    f"{what}; it reads {some(sorted(record.read), 8)}",
+                    train.line_of(Optimizer, number=number),
                 )
         return self.passed("what the groups are given beside the optimizer's own settings is read")
 
@@ -52,7 +55,12 @@ def _read_by(evidence: Evidence, name: str, cls: str) -> bool:
     for file in evidence.sources.project:
         here = own if module == "__main__" or Path(file).stem == module.rpartition(".")[2] else ""
         tree = evidence.sources.tree(file)
-        others = {part for one in ast.walk(tree) if _steps(one) and one.name != here for part in ast.walk(one)}
+        others = {
+            part
+            for one in ast.walk(tree)
+            if _steps(one) and one.name != here
+            for part in ast.walk(one)
+        }
         if any(_reads(node, name) and node not in others for node in ast.walk(tree)):
             return True
     return False

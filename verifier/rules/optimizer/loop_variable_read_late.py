@@ -11,7 +11,9 @@ from ...source.project import Module
 from ..base import Flow, Hits, SourceRule
 
 _COLLECTS = frozenset({"append", "appendleft", "add", "insert", "setdefault"})
-_MODEL_PARTS = frozenset({"parameters", "named_parameters", "modules", "named_modules", "children", "named_children"})
+_MODEL_PARTS = frozenset(
+    {"parameters", "named_parameters", "modules", "named_modules", "children", "named_children"}
+)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 _FUNCTIONS = (ast.Lambda, ast.FunctionDef)
 
@@ -52,17 +54,32 @@ class LoopVariableReadLate(SourceRule):
 @lru_cache(maxsize=4096)
 def _in_file(module: Module) -> tuple[tuple[int, str, str], ...]:
     """(line, variable, text) of each such function of a file. Many scripts of a project share their files."""
-    made = {word: [n for n, line in enumerate(module.lines, 1) if word in line] for word in ("lambda", "def ")}
-    found = {(f.lineno, name): f for loop in _near(module.tree, made) for f, name in _read_late(loop)}
+    made = {
+        word: [n for n, line in enumerate(module.lines, 1) if word in line]
+        for word in ("lambda", "def ")
+    }
+    found = {
+        (f.lineno, name): f for loop in _near(module.tree, made) for f, name in _read_late(loop)
+    }
     return tuple((line, name, _text(function)) for (line, name), function in found.items())
 
 
 def _near(node: ast.AST, made: dict[str, list[int]]) -> Iterator[ast.AST]:
     """The nodes of a tree, without those parts on whose lines no function is made within another statement."""
     above = [one.lineno for one in getattr(node, "decorator_list", ())]
-    first, last = min([getattr(node, "lineno", 1), *above]), getattr(node, "end_lineno", None) or sys.maxsize
-    words = {"lambda": first, "def ": first + 1} if not isinstance(node, ast.expr) else {"lambda": first}
-    if any(bisect_left(made[word], start) < bisect_right(made[word], last) for word, start in words.items()):
+    first, last = (
+        min([getattr(node, "lineno", 1), *above]),
+        getattr(node, "end_lineno", None) or sys.maxsize,
+    )
+    words = (
+        {"lambda": first, "def ": first + 1}
+        if not isinstance(node, ast.expr)
+        else {"lambda": first}
+    )
+    if any(
+        bisect_left(made[word], start) < bisect_right(made[word], last)
+        for word, start in words.items()
+    ):
         yield node
         for child in ast.iter_child_nodes(node):
             yield from _near(child, made)
@@ -140,6 +157,9 @@ def _free(function: ast.Lambda | ast.FunctionDef) -> set[str]:
     body: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else [*function.body]
     given = {a.arg for a in walk(function.args) if isinstance(a, ast.arg)}
     own = set().union(
-        *({n.id for n in walk(b) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} for b in body)
+        *(
+            {n.id for n in walk(b) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            for b in body
+        )
     )
     return set().union(*map(names_read, body)) - given - own

@@ -28,7 +28,10 @@ class UnsupportedOptimizer(RaisedRule):
     def fits(self, run: Run, cause: RootCause) -> bool:
         if re.search(MIXED, cause.error):
             return culprit(run, cause)[0] == self.name
-        return any(f.optimizer is not None for f in stack(run, cause)) and re.search(MESHES, cause.error) is None
+        return (
+            any(f.optimizer is not None for f in stack(run, cause))
+            and re.search(MESHES, cause.error) is None
+        )
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         return run.line_of(Optimizer, last=True) or cause.location

@@ -1,7 +1,14 @@
 import ast
 from collections.abc import Iterable
 
-from ...analysis.comparison import first_updates_apart, gradients_apart, incomparable, limits, undecided, update_apart
+from ...analysis.comparison import (
+    first_updates_apart,
+    gradients_apart,
+    incomparable,
+    limits,
+    undecided,
+    update_apart,
+)
 from ...source.events import NEW, Flow, hit_at
 from ...source.flow_queries import LOCAL, text
 from ...source.lines import find_shard_use
@@ -37,7 +44,9 @@ class MatrixOptimizerOnLocalShard(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run, single = evidence.full_precision, evidence.single
         if run is None or run.steps() == 0 or not run.completed:
-            return self.unknown(evidence.missing.get("full_precision", "no run in full precision was completed"))
+            return self.unknown(
+                evidence.missing.get("full_precision", "no run in full precision was completed")
+            )
         cls = _own(evidence.trained)[0].rpartition(".")[2]
         line = run.line_of(ShardInStep) or find_shard_use(evidence.sources, cls)
         if line is None:
@@ -51,7 +60,9 @@ class MatrixOptimizerOnLocalShard(Rule):
         allowed = limits(evidence, self.name)
         gradients = max(gradients_apart(run, single, at_step=True).values(), default=0.0)
         if not gradients <= allowed.allowed["gradient at the step"]:
-            return self.unknown(f"{cls} uses local shards, and gets other gradients than in one process")
+            return self.unknown(
+                f"{cls} uses local shards, and gets other gradients than in one process"
+            )
         update, _ = update_apart(run, single, 1)
         limit = allowed.allowed["update"]
         if update <= limit and (hidden := first_updates_apart(evidence, self.name)):
@@ -63,7 +74,9 @@ class MatrixOptimizerOnLocalShard(Rule):
             text = f"the first update of {cls}, which uses local shards, is that of one process"
             return self.passed(text, measured=update, limit=limit)
         if not allowed.differ({"update": update}):
-            return self.unknown(f"{cls} uses local shards: {undecided('first update', update, allowed)}")
+            return self.unknown(
+                f"{cls} uses local shards: {undecided('first update', update, allowed)}"
+            )
         text = f"the first update of {cls}, which uses local shards, is {update:.0%} off that of one process (allowed: {limit:.1g})"
         text += f", from gradients that agree within {gradients:.1e}"
         return self.failed(text, line, measured=update, limit=limit)
@@ -77,11 +90,17 @@ class MatrixOptimizerOnLocalShard(Rule):
                 continue
             done.add(info.name)
             called = _words(n for method in info.methods.values() for n in ast.walk(method))
-            helpers = [f for f in ast.walk(info.home.tree) if isinstance(f, ast.FunctionDef) and f.name in called]
+            helpers = [
+                f
+                for f in ast.walk(info.home.tree)
+                if isinstance(f, ast.FunctionDef) and f.name in called
+            ]
             nodes = [n for body in [*info.methods.values(), *helpers] for n in ast.walk(body)]
             words = _words(nodes)
             multiplies = words & _MATRIX or any(isinstance(n, ast.MatMult) for n in nodes)
-            local = next((n for n in nodes if isinstance(n, ast.Attribute) and n.attr in LOCAL), None)
+            local = next(
+                (n for n in nodes if isinstance(n, ast.Attribute) and n.attr in LOCAL), None
+            )
             if multiplies and local is not None and not words & _GATHERS:
                 what = f"{info.name} multiplies matrices that are one rank's shard: {text(local)}"
                 yield what, hit_at("", "", info.home, local.lineno, f"{info.name}.step").location
@@ -89,14 +108,27 @@ class MatrixOptimizerOnLocalShard(Rule):
 
 def _own(run: Run) -> list[str]:
     """The classes of optimizers that are not torch's."""
-    return [record.cls for record in run.places(Optimizer) if not record.cls.startswith("torch.optim.")]
+    return [
+        record.cls for record in run.places(Optimizer) if not record.cls.startswith("torch.optim.")
+    ]
 
 
 _MATRIX = {"svd", "qr", "inverse", "eigh", "matrix_norm", "mm", "matmul", "bmm", "addmm"}
-_GATHERS = {"full_tensor", "redistribute", "all_gather", "all_gather_into_tensor", "gather", "all_reduce"}
+_GATHERS = {
+    "full_tensor",
+    "redistribute",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "all_reduce",
+}
 _GATHERS |= {"distribute_tensor"}
 
 
 def _words(nodes: Iterable[ast.AST]) -> set[str]:
     """Every name and attribute."""
-    return {n.id if isinstance(n, ast.Name) else n.attr for n in nodes if isinstance(n, ast.Name | ast.Attribute)}
+    return {
+        n.id if isinstance(n, ast.Name) else n.attr
+        for n in nodes
+        if isinstance(n, ast.Name | ast.Attribute)
+    }

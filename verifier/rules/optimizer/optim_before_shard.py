@@ -29,14 +29,27 @@ class OptimBeforeShard(HeldRule):
             for model in models:
                 shards = (e for e, module in flow.shards if model in holders(module))
                 later = [e for e in shards if covers(event, e) and not exclusive(event, e)]
-                again = [o for o, ms in flow.optimizers if o.index > (later[-1].index if later else 0) and model in ms]
-                if later and not again and not _regrouped(flow, event) and not _done_before(flow, event, later[-1]):
+                again = [
+                    o
+                    for o, ms in flow.optimizers
+                    if o.index > (later[-1].index if later else 0) and model in ms
+                ]
+                if (
+                    later
+                    and not again
+                    and not _regrouped(flow, event)
+                    and not _done_before(flow, event, later[-1])
+                ):
                     what = f"fully_shard in line {later[-1].line} replaces the parameters that this optimizer holds"
                     yield what, event
                     break
         # parameters listed before the sharding and passed to an optimizer after it
         eager = [*flow.ops(ITERATE), *flow.ops("builtins.list"), *flow.ops("builtins.sorted")]
-        made = [e for e in eager if e.args and e.args[0].kind == "made" and not isinstance(e.node, ast.GeneratorExp)]
+        made = [
+            e
+            for e in eager
+            if e.args and e.args[0].kind == "made" and not isinstance(e.node, ast.GeneratorExp)
+        ]
         iterations = [e for e in made if e.args[0].name in ("parameters", "named_parameters")]
         for event, models in flow.optimizers:
             for model in models:
@@ -44,9 +57,21 @@ class OptimBeforeShard(HeldRule):
                 if shard is None or _regrouped(flow, event):
                     continue
                 given = [part for one in event.given() for part in reach(one)]
-                taken = [e for e in iterations if e.args[0].event.on is model and e.args[0].attrs.get("*") is not None]
-                held = [e for e in taken if any(p is q for p in given for q in inner(e.args[0].attrs["*"]))]
-                if held and all(covers(e, shard) for e in held) and not any(e.index > shard.index for e in taken):
+                taken = [
+                    e
+                    for e in iterations
+                    if e.args[0].event.on is model and e.args[0].attrs.get("*") is not None
+                ]
+                held = [
+                    e
+                    for e in taken
+                    if any(p is q for p in given for q in inner(e.args[0].attrs["*"]))
+                ]
+                if (
+                    held
+                    and all(covers(e, shard) for e in held)
+                    and not any(e.index > shard.index for e in taken)
+                ):
                     what = f"its parameters were listed in line {held[0].line}, before fully_shard in line {shard.line}"
                     yield f"{what} replaced them", event
                     break
@@ -60,16 +85,22 @@ def _done_before(flow: Flow, event: Event, shard: Event) -> bool:
 
 def _regrouped(flow: Flow, event: Event) -> bool:
     """Whether the parameter groups are replaced, or the optimizer is passed to code that is not followed."""
-    replaced = any("param_groups" in m.source and _stores_groups(m.tree) for m in flow.project.modules)
+    replaced = any(
+        "param_groups" in m.source and _stores_groups(m.tree) for m in flow.project.modules
+    )
     return replaced or bool(flow.methods("add_param_group")) or flow.escapes(event.result)
 
 
 def _stores_groups(tree: ast.AST) -> bool:
     """Whether something is assigned to `param_groups`, or to an element or the "params" of one."""
-    for target in (target for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets):
+    for target in (
+        target for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets
+    ):
         key = target.slice if isinstance(target, ast.Subscript) else None
         other_key = isinstance(key, ast.Constant) and key.value != "params"
         stores = isinstance(target, ast.Attribute | ast.Subscript) and not other_key
-        if stores and any(isinstance(n, ast.Attribute) and n.attr == "param_groups" for n in ast.walk(target)):
+        if stores and any(
+            isinstance(n, ast.Attribute) and n.attr == "param_groups" for n in ast.walk(target)
+        ):
             return True
     return False

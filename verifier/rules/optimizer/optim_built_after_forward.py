@@ -39,7 +39,8 @@ class OptimBuiltAfterForward(HeldRule):
                     continue
                 between = flow.events[ran[0].index : event.index]
                 if not any(
-                    e.method in ("backward", "reshard", "state_dict") or e.op.startswith("dsd.") for e in between
+                    e.method in ("backward", "reshard", "state_dict") or e.op.startswith("dsd.")
+                    for e in between
                 ):
                     what = f"this optimizer holds temporary tensors: {text(ran[0].node)} in line {ran[0].line}"
                     yield f"{what} left the root unsharded", event

@@ -40,14 +40,22 @@ class MatchesDdp(OracleRule):
         if found.status != "fail":
             return found
         if own := divided_by_script(evidence):
-            return self.not_applicable(f"DDP averages {some(sorted(own))}, of which the script gives each rank a part")
+            return self.not_applicable(
+                f"DDP averages {some(sorted(own))}, of which the script gives each rank a part"
+            )
         # This is a fault only where one process differs too: code on local shards has no DDP equivalent.
         other = MatchesSingleProcess().judge(evidence)
         line = evidence.reference.line_of(Local) if evidence.reference is not None else None
         if other.status == "fail" or (other.status == "inconclusive" and line is None):
             return found
-        where = f"code on local shards at {line.file.rpartition('/')[2]}:{line.line}" if line else "code of this script"
+        where = (
+            f"code on local shards at {line.file.rpartition('/')[2]}:{line.line}"
+            if line
+            else "code of this script"
+        )
         if other.status == "inconclusive":
-            return self.unknown(f"{where} has no DDP equivalent, and one process is inconclusive: {other.evidence}")
+            return self.unknown(
+                f"{where} has no DDP equivalent, and one process is inconclusive: {other.evidence}"
+            )
         text = f"{where} has no DDP equivalent; judged by one process: {other.evidence}"
         return self.passed(text, measured=other.measured, limit=other.limit)

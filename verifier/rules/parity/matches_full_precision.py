@@ -30,14 +30,24 @@ class MatchesFullPrecision(Rule):
     needs = frozenset({"train", "full_precision", "rounded_weights"})
 
     def applies(self, evidence: Evidence) -> str:
-        return "" if low_precision(evidence.trained) else "the script computes in the dtype of its weights"
+        return (
+            ""
+            if low_precision(evidence.trained)
+            else "the script computes in the dtype of its weights"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         full, dtype = evidence.full_precision, low_precision(evidence.trained)
         if full is None or dtype is None:
-            return self.unknown(evidence.missing.get("full_precision", "no run in full precision was made"))
+            return self.unknown(
+                evidence.missing.get("full_precision", "no run in full precision was made")
+            )
         low, rounded = evidence.plain, evidence.rounded_weights
-        for run, role in ((rounded, "rounded_weights"), (low, "undropped"), (full, "full_precision")):
+        for run, role in (
+            (rounded, "rounded_weights"),
+            (low, "undropped"),
+            (full, "full_precision"),
+        ):
             if run is None or run.steps() == 0:
                 return self.unknown(evidence.missing.get(role, f"the {role} run made no step"))
             if run.global_batch(1) != full.global_batch(1):

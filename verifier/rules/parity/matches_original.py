@@ -25,4 +25,6 @@ class MatchesOriginal(OracleRule):
         return "" if known else "no original script is given (--reference)"
 
     def judge(self, evidence: Evidence) -> Finding:
-        return judge_against(self, evidence, "original", "the original", "give both the same global batch")
+        return judge_against(
+            self, evidence, "original", "the original", "give both the same global batch"
+        )

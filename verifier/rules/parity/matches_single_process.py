@@ -28,7 +28,9 @@ class MatchesSingleProcess(OracleRule):
         found = judge_against(self, evidence, "single", "one process", same_batch)
         if found.status == "fail" and (far := weights_apart(evidence, evidence.ending)) <= SAME_END:
             same = f"at the end of the script the weights are those of one process ({far:.1e} apart, allowed: {SAME_END:.0e})"
-            return self.passed(f"{same}: the first steps differ by rounding", measured=far, limit=SAME_END)
+            return self.passed(
+                f"{same}: the first steps differ by rounding", measured=far, limit=SAME_END
+            )
         if found.status == "fail" and parts_and_meets(evidence.trained):
             apart = "copies of the model part in training and are made equal again by the script: one process trains otherwise"
             return self.unknown(apart)

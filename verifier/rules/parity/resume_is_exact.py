@@ -52,11 +52,19 @@ class ResumeIsExact(Rule):
             theirs = [[m.loss for m in micros] for micros in train.micros(after + k)]
             mine = [[m.loss for m in micros] for micros in resume.micros(k)]
             pairs = zip(train.at_step(Stepped, after + k), resume.at_step(Stepped, k), strict=True)
-            weights = [(a.weights[n], b.weights[n]) for a, b in pairs for n in a.weights.keys() & b.weights.keys()]
+            weights = [
+                (a.weights[n], b.weights[n])
+                for a, b in pairs
+                for n in a.weights.keys() & b.weights.keys()
+            ]
             if theirs != mine or any(a != b for a, b in weights):
                 a, b = train.objective(after + k), resume.objective(k)
                 what = f"the loss of step {after + k} is {b!r} after the resume, {a!r} without"
-                what = what if a != b else f"the weights after step {after + k} differ from those without the resume"
+                what = (
+                    what
+                    if a != b
+                    else f"the weights after step {after + k} differ from those without the resume"
+                )
                 if k > 1 and (others := _other_samples(train, resume, after, k)):
                     what = f"{others}: {what}"
                 if frozen := _frozen(train.at_step(Step, after + 1), resume.at_step(Step, 1)):
@@ -67,17 +75,29 @@ class ResumeIsExact(Rule):
                     what = f"{what}; step {after + 1} begins there with {some(other, 3)}"
                     more = {"fix": OTHER}
                 return self.failed(f"{what}{saved_at(evidence)}", load_line(evidence), **more)
-        return self.passed(f"losses and weights of {count(steps, 'step')} after step {after} are bitwise equal")
+        return self.passed(
+            f"losses and weights of {count(steps, 'step')} after step {after} are bitwise equal"
+        )
 
     def _of_a_begun_step(self, evidence: Evidence, train: Run, resume: Run, after: int) -> Finding:
         """A checkpoint from the middle of a step holds its gradients too: the weights after that step are the same ones."""
         pairs = zip(train.at_step(Stepped, after + 1), resume.at_step(Stepped, 1), strict=True)
-        if all(a.weights[n] == b.weights[n] for a, b in pairs for n in a.weights.keys() & b.weights.keys()):
-            return self.passed(f"saved in the middle of step {after + 1}, after which the weights are bitwise equal")
+        if all(
+            a.weights[n] == b.weights[n]
+            for a, b in pairs
+            for n in a.weights.keys() & b.weights.keys()
+        ):
+            return self.passed(
+                f"saved in the middle of step {after + 1}, after which the weights are bitwise equal"
+            )
         early, whole = begun_before_save(train, after) or (0, 0)
         what = f"the save comes after {early} of the {whole} backward passes of step {after + 1}, and the weights after that step"
-        fix = "Save at the end of a step, or save the gradients that are accumulated until then, too."
-        return self.failed(f"{what} are others after the resume{saved_at(evidence)}", load_line(evidence), fix=fix)
+        fix = (
+            "Save at the end of a step, or save the gradients that are accumulated until then, too."
+        )
+        return self.failed(
+            f"{what} are others after the resume{saved_at(evidence)}", load_line(evidence), fix=fix
+        )
 
 
 def _other_samples(train: Run, resume: Run, after: int, k: int) -> str:
@@ -85,7 +105,9 @@ def _other_samples(train: Run, resume: Run, after: int, k: int) -> str:
     if train.global_batch(after + k) == resume.global_batch(k):
         return ""
     begins = any(
-        r.step == number for run, number in ((train, after + k), (resume, k)) for r in run.places(LoaderStarted)
+        r.step == number
+        for run, number in ((train, after + k), (resume, k))
+        for r in run.places(LoaderStarted)
     )
     there = ", in which an epoch begins," if begins else ""
     return f"{count(k - 1, 'step')} after the resume agree, and step {after + k}{there} trains on other samples"
@@ -95,7 +117,10 @@ def _frozen(theirs: list[Step], mine: list[Step]) -> str:
     """Which parameters have gradients on rank 0 in one of two steps alone, in words; "" if there are none."""
     if not theirs or not mine:
         return ""
-    without, after = ({n for n, grad in record.grads.items() if grad is not None} for record in (theirs[0], mine[0]))
+    without, after = (
+        {n for n, grad in record.grads.items() if grad is not None}
+        for record in (theirs[0], mine[0])
+    )
     for names, where in (
         (without - after, "without the resume and not after it"),
         (after - without, "after the resume alone"),

@@ -21,7 +21,9 @@ class LowRule(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         there = not evidence.trained.models or low_groups(evidence.trained, *self.dtypes)
-        return "" if there else f"no group computes in {' or '.join(self.dtypes) or 'low precision'}"
+        return (
+            "" if there else f"no group computes in {' or '.join(self.dtypes) or 'low precision'}"
+        )
 
 
 def low_policies_of_trained(flow: Flow, dtypes: tuple[str, ...] = LOW_DTYPES) -> list[Event]:

@@ -30,7 +30,9 @@ class AverageInLowPrecision(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         found = any(_lost(trace) for trace in evidence.trained.traces)
-        return "" if found else "no tensor of 16 bits that the loop holds follows a float32 parameter"
+        return (
+            "" if found else "no tensor of 16 bits that the loop holds follows a float32 parameter"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         followed: set[str] = set()
@@ -38,7 +40,9 @@ class AverageInLowPrecision(Rule):
             changes = _lost(trace)
             followed |= changes.keys()
             stuck = {
-                path: seen for path, seen in changes.items() if sum(s > _MOST_LOST for s, _ in seen) > len(seen) // 2
+                path: seen
+                for path, seen in changes.items()
+                if sum(s > _MOST_LOST for s, _ in seen) > len(seen) // 2
             }
             if stuck and any(len(seen) > 1 for seen in stuck.values()):
                 path, seen = max(stuck.items(), key=lambda item: max(share for share, _ in item[1]))
@@ -46,7 +50,9 @@ class AverageInLowPrecision(Rule):
                 text = f"{count(len(stuck), 'tensor')} of 16 bits ({some(sorted(stuck))}) cannot follow the float32 weights"
                 lost = f"a change of `{path}` left {share:.0%} of the elements that it should move as they were (allowed: {_MOST_LOST:.0%})"
                 return self.failed(f"{text}: {lost}", line, measured=share, limit=_MOST_LOST)
-        return self.passed(f"{count(len(followed), 'tensor')} of 16 bits followed float32 weights and moved with them")
+        return self.passed(
+            f"{count(len(followed), 'tensor')} of 16 bits followed float32 weights and moved with them"
+        )
 
 
 def _lost(trace: Trace) -> dict[str, list[tuple[float, Place | None]]]:

@@ -27,7 +27,9 @@ class Bf16MasterWeights(Rule):
         run = evidence.trained
         record = run.at_step(Step, 1)[0]
         held = [name for name in record.held if run.parameters[name][0].trainable]
-        rounded = next((r for r in run.traces[0].steps if r.rounded and len(r.rounded) == len(held)), None)
+        rounded = next(
+            (r for r in run.traces[0].steps if r.rounded and len(r.rounded) == len(held)), None
+        )
         if rounded is not None:
             text = f"before step {rounded.step} all {len(held)} float32 weights were rounded to a 16-bit dtype since the last step"
             fix = "Cast a copy (`{name: w.bfloat16() for name, w in state_dict.items()}`), not the model."
@@ -38,22 +40,37 @@ class Bf16MasterWeights(Rule):
                 "no parameter is trainable: the script changes weights itself, without gradients"
             )
         if not held:
-            return self.unknown("the optimizer holds no trainable parameter of a model that was seen")
+            return self.unknown(
+                "the optimizer holds no trainable parameter of a model that was seen"
+            )
         if not low:
             dtypes = sorted({run.parameters[name][0].dtype for name in held})
             return self.passed(f"the optimizer updates weights in {', '.join(dtypes)}")
         which = f"{some(low)} are {run.parameters[low[0]][0].dtype} in the optimizer"
         if not record.cls.startswith("torch.optim."):
             cls = record.cls.rpartition(".")[2]
-            return self.unknown(f"{which}; {cls} may keep float32 copies or round stochastically: not known")
-        changed = sum(r.moved[n][2] for r in run.at_step(Stepped, run.steps()) for n in low if n in r.moved)
+            return self.unknown(
+                f"{which}; {cls} may keep float32 copies or round stochastically: not known"
+            )
+        changed = sum(
+            r.moved[n][2] for r in run.at_step(Stepped, run.steps()) for n in low if n in r.moved
+        )
         share = changed / max(sum(e.local_numel for n in low for e in run.parameters[n]), 1)
-        return self.failed(f"{which}; the last step changed {share:.1%} of their elements", run.line_of(Shard))
+        return self.failed(
+            f"{which}; the last step changed {share:.1%} of their elements", run.line_of(Shard)
+        )
 
     def detect(self, flow: Flow) -> Hits:
-        if flow.methods("requires_grad_") or any(e.method == "requires_grad" for e in flow.ops(STORE)):
+        if flow.methods("requires_grad_") or any(
+            e.method == "requires_grad" for e in flow.ops(STORE)
+        ):
             return  # low precision may be intended for frozen parameters
-        by_torch = [m for event, models in flow.optimizers if event.op.startswith("torch.optim.") for m in models]
+        by_torch = [
+            m
+            for event, models in flow.optimizers
+            if event.op.startswith("torch.optim.")
+            for m in models
+        ]
         for root in flow.roots.values():
             shard = flow.first_shard.get(id(root))
             casts = [e for e in flow.events if e.on is root and cast_of(e) is not None]
@@ -71,5 +88,9 @@ def _born_low(flow: Flow, root: Value, shard: Event) -> list[Event]:
     dtype = born.kwargs.get("torch_dtype") or born.kwargs.get("dtype")
     if root.kind == "made" and is_dtype(dtype, LOW_DTYPES):
         return [born]
-    defaults = [e for e in flow.ops("torch.set_default_dtype") if e.index < born.index and not e.guards and e.args]
+    defaults = [
+        e
+        for e in flow.ops("torch.set_default_dtype")
+        if e.index < born.index and not e.guards and e.args
+    ]
     return [e for e in defaults[-1:] if is_dtype(e.args[0], LOW_DTYPES)]

@@ -42,7 +42,17 @@ class BuffersAndOddInputsNotCast(RaisedRule):
         run = evidence.train
         if found.status != "fail" or run is None or run.completed:
             return found
-        seen = [f for t in run.traces if (r := t.first(Raised)) for f in r.frames if f.own and f.module is not None]
-        kinds = {**seen[0].tensors, **{f"self.{n}": dtype for n, dtype in seen[0].buffers.items()}} if seen else {}
+        seen = [
+            f
+            for t in run.traces
+            if (r := t.first(Raised))
+            for f in r.frames
+            if f.own and f.module is not None
+        ]
+        kinds = (
+            {**seen[0].tensors, **{f"self.{n}": dtype for n, dtype in seen[0].buffers.items()}}
+            if seen
+            else {}
+        )
         dtypes = ", ".join(f"{name} is {dtype}" for name, dtype in kinds.items())
         return self.failed(f"{found.evidence}; there {dtypes}", found.location) if dtypes else found

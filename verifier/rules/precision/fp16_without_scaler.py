@@ -37,13 +37,18 @@ class Fp16WithoutScaler(LowRule):
         if (factor := _loss_scale(run)) is not None:
             return self.passed(f"the script scales the loss itself, by {factor:g}")
         calls = f"param_dtype is float16 in {count(len(half), 'call')} of fully_shard"
-        return self.failed(f"{calls} and the loss is not scaled: gradients below 6e-8 are zero", half[0].at_line)
+        return self.failed(
+            f"{calls} and the loss is not scaled: gradients below 6e-8 are zero", half[0].at_line
+        )
 
     def detect(self, flow: Flow) -> Hits:
         if not flow.certain or not trains(flow):
             return
         for event in low_policies_of_trained(flow, LOW_DTYPES[1:]):
-            if not any("scaler" in w.lower() or w in ("loss_scale", "scale_loss", "scale") for w in identifiers(flow)):
+            if not any(
+                "scaler" in w.lower() or w in ("loss_scale", "scale_loss", "scale")
+                for w in identifiers(flow)
+            ):
                 yield f"{text(event.node)} without a GradScaler: small gradients become 0", event
 
 

@@ -38,7 +38,11 @@ class MixedOrigDtypeInGroup(RaisedRule):
             if group is None or group is event.on or not covers(event, flow.first_shard[id(group)]):
                 continue
             root = root_of(group)
-            low = [e for e in flow.events[: event.index] if e.on is root and cast_of(e) is True and covers(e, event)]
+            low = [
+                e
+                for e in flow.events[: event.index]
+                if e.on is root and cast_of(e) is True and covers(e, event)
+            ]
             if low and is_known(flow, root):
                 what = f"{text(event.node)}: float32 in one group with what {text(low[0].node)} in line {low[0].line} casts"
                 yield what, event

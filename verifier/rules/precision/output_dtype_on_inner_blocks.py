@@ -53,12 +53,19 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
                 and is_known(flow, root)
                 and not _casts_inside(root)
             ):
-                yield "the blocks return float32 to modules of the root, whose parameters are cast to 16 bits", policy
+                yield (
+                    "the blocks return float32 to modules of the root, whose parameters are cast to 16 bits",
+                    policy,
+                )
                 return
 
 
 def _casts_inside(root: Value) -> bool:
     """Whether the model's own forward casts."""
     forward = root.cls.methods.get("forward")
-    lines = root.cls.home.lines[forward.lineno - 1 : forward.end_lineno] if forward is not None else [".to("]
+    lines = (
+        root.cls.home.lines[forward.lineno - 1 : forward.end_lineno]
+        if forward is not None
+        else [".to("]
+    )
     return any(word in line for line in lines for word in (".to(", ".type", "autocast", "bfloat16"))

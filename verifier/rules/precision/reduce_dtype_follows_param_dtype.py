@@ -25,7 +25,9 @@ class ReduceDtypeFollowsParamDtype(LowRule):
         unset = [record for record in low if record.reduce_dtype is None]
         if unset and (not evidence.trained.models or _reduces_low(evidence.trained)):
             calls = f"{len(unset)} of {count(len(low), 'call')} of fully_shard set no reduce_dtype"
-            return self.failed(f"{calls}: gradients are reduced in {unset[0].param_dtype}", unset[0].at_line)
+            return self.failed(
+                f"{calls}: gradients are reduced in {unset[0].param_dtype}", unset[0].at_line
+            )
         if not evidence.trained.models:
             return self.unknown("no forward of a model was seen")
         kinds = {f"param_dtype {r.param_dtype}, reduce_dtype {r.reduce_dtype}" for r in low}
@@ -51,6 +53,8 @@ def _reduces_low(run: Run) -> bool:
     fed = {name for record in steps for name, grad in record.grads.items() if grad is not None}
     for model in run.models:
         low = {g.module for g in model.groups if g.param_dtype in LOW and g.reduce_dtype is None}
-        if any(p.group in low and (p.name in fed if steps else p.trainable) for p in model.parameters):
+        if any(
+            p.group in low and (p.name in fed if steps else p.trainable) for p in model.parameters
+        ):
             return True
     return False

@@ -49,7 +49,11 @@ def given_a_sharded(flow: Flow, *functions: str) -> Iterator[Event]:
 
 def called_on_sharded(flow: Flow, *methods: str) -> Iterator[Event]:
     """The calls of methods on a module that was sharded before."""
-    return (e for e in flow.methods(*methods) if e.on is not None and flow.sharded_by(e.on, e) is not None)
+    return (
+        e
+        for e in flow.methods(*methods)
+        if e.on is not None and flow.sharded_by(e.on, e) is not None
+    )
 
 
 def elements(container: Value) -> list[Value]:

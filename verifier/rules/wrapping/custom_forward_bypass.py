@@ -20,7 +20,12 @@ class CustomForwardBypass(MixedRule):
     """
 
     def detect(self, flow: Flow) -> Hits:
-        names = [one for e in flow.ops("fsdp.register_fsdp_forward_method") for a in e.args[1:2] for one in choices(a)]
+        names = [
+            one
+            for e in flow.ops("fsdp.register_fsdp_forward_method")
+            for a in e.args[1:2]
+            for one in choices(a)
+        ]
         if any(one.kind != "const" for one in names):
             return
         registered = {one.const for one in names}
@@ -35,7 +40,9 @@ class CustomForwardBypass(MixedRule):
                 or event.function.rpartition(".")[2] in registered
             ):
                 continue
-            before = (one for one in flow.forwards(owner) if one.on is owner and one.index < event.index)
+            before = (
+                one for one in flow.forwards(owner) if one.on is owner and one.index < event.index
+            )
             if all(one.function != event.function for one in before):
                 what = f"{event.function} runs {text(event.node)} outside of forward: no hook gathers its parameters"
                 yield what, event
@@ -46,7 +53,12 @@ def _own_module_call(flow: Flow, event: Event) -> Value | None:
     if event.op != CALL or event.on is None or event.on.kind != "made" or event.on.owner is None:
         return None
     owner = event.on.owner
-    inside = event.function.rpartition(".")[2] not in ("forward", "__init__", "__call__", "<module>")
+    inside = event.function.rpartition(".")[2] not in (
+        "forward",
+        "__init__",
+        "__call__",
+        "<module>",
+    )
     if not inside or not is_known(flow, owner) or not event.function.startswith(f"{owner.name}."):
         return None
     alone = id(event.on) in flow.first_shard or not has_parameters(flow, event.on)

@@ -24,5 +24,7 @@ class DdpAroundFsdp(MixedRule):
         return wrapped_in_ddp(run, cause)
 
     def detect(self, flow: Flow) -> Hits:
-        for event in given_a_sharded(flow, "torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel"):
+        for event in given_a_sharded(
+            flow, "torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel"
+        ):
             yield f"{text(event.node)} wraps a model that is already sharded", event

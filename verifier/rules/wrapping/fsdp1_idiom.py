@@ -25,5 +25,7 @@ class Fsdp1Idiom(ShardedRule):
     )
 
     def detect(self, flow: Flow) -> Hits:
-        for event in called_on_sharded(flow, "clip_grad_norm_", "summon_full_params", "full_optim_state_dict"):
+        for event in called_on_sharded(
+            flow, "clip_grad_norm_", "summon_full_params", "full_optim_state_dict"
+        ):
             yield f"a module sharded by fully_shard has no `{event.method}`", event

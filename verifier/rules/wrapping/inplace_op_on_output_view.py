@@ -38,4 +38,7 @@ class InplaceOpOnOutputView(ShardedModelRule):
         if unsynced is None:
             return self.passed(f"{what}; every gradient was reduced nevertheless")
         names = some(unsynced.unsynced)
-        return self.failed(f"{what}; at step {unsynced.step} the gradients of {names} are not reduced", changed.at_line)
+        return self.failed(
+            f"{what}; at step {unsynced.step} the gradients of {names} are not reduced",
+            changed.at_line,
+        )

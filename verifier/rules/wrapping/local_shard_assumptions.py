@@ -39,10 +39,14 @@ class LocalShardAssumptions(Rule):
             return self.unknown("ranks call DTensor.from_local a different number of times")
         for records in zip(*per_rank, strict=False):
             first = records[0]
-            other = next((r for r in records[1:] if r.ranks == first.ranks and r.shape != first.shape), None)
+            other = next(
+                (r for r in records[1:] if r.ranks == first.ranks and r.shape != first.shape), None
+            )
             if other is not None and other.at_line == first.at_line:
                 shards = f"shards {tuple(first.local)} and {tuple(other.local)} on two ranks"
                 shapes = f"the global shapes {tuple(first.shape)} and {tuple(other.shape)}"
                 what = f"from_local of {shards} assumes {shapes}: `shape` was not given"
                 return self.failed(what, first.at_line)
-        return self.passed(f"{count(len(per_rank[0]), 'DTensor')} made by from_local, of one global shape on all ranks")
+        return self.passed(
+            f"{count(len(per_rank[0]), 'DTensor')} made by from_local, of one global shape on all ranks"
+        )

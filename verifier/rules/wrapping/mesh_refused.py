@@ -27,7 +27,9 @@ class MeshRefused(RaisedRule):
 
     def judge(self, evidence: Evidence) -> Finding:
         found = super().judge(evidence)
-        ranks = re.search(r"but found (\d+) ranks", found.evidence) if found.status == "fail" else None
+        ranks = (
+            re.search(r"but found (\d+) ranks", found.evidence) if found.status == "fail" else None
+        )
         if ranks is None:
             return found
         fix = f"Run on {ranks[1]} ranks (`--nproc {ranks[1]}`), or derive the mesh from the world size."

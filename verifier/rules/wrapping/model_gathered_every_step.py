@@ -27,20 +27,26 @@ class ModelGatheredEveryStep(ShardedModelRule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        size = sum(whole_bytes(run, name) for name, entries in run.parameters.items() if entries[0].sharded)
+        size = sum(
+            whole_bytes(run, name) for name, entries in run.parameters.items() if entries[0].sharded
+        )
         if size == 0:
             return self.unknown("no parameter is sharded")
         saved = {record.after_step + 1 for record in run.places(Checkpoint)}
         steps = [r for r in run.places(Traffic) if r.step > 1 and r.step not in saved]
         if not steps:
-            return self.unknown("no step without a checkpoint was counted: save less often, or compare more --steps")
+            return self.unknown(
+                "no step without a checkpoint was counted: save less often, or compare more --steps"
+            )
         least = min(r.weights for r in steps)
         what = f"the script gathers {least:,} bytes in each step (allowed: less than the {size:,} of all sharded parameters)"
         if least < size:
             return self.passed(what, measured=float(least), limit=float(size))
         line = next((entry.at_line for entry in steps[-1].lines), None)
         if line is not None and _under_a_condition(evidence.sources.tree(line.file), line.line):
-            return self.passed(f"{what}, under a condition that the steps that were run happen to fulfil")
+            return self.passed(
+                f"{what}, under a condition that the steps that were run happen to fulfil"
+            )
         return self.failed(what, line, measured=float(least), limit=float(size))
 
 
@@ -48,7 +54,9 @@ def _under_a_condition(tree: ast.Module, line: int) -> bool:
     """Whether a line stands in a branch within a loop."""
 
     def over(node: ast.AST) -> bool:
-        return isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+        return isinstance(node, ast.stmt) and node.lineno <= line <= (
+            node.end_lineno or node.lineno
+        )
 
     loops = [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.While) and over(n)]
     return any(isinstance(n, ast.If) and over(n) for loop in loops for n in ast.walk(loop))

@@ -23,7 +23,9 @@ class OpWithoutShardingStrategy(ShardedRule):
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         frames = stack(run, cause)
-        if cause.error == "AssertionError: " and not (frames and "torch/distributed/tensor/" in frames[0].file):
+        if cause.error == "AssertionError: " and not (
+            frames and "torch/distributed/tensor/" in frames[0].file
+        ):
             return False  # the text of `plain += sharded.norm()`; else an assertion of the script
         elsewhere = any(f.optimizer is not None for f in frames) or wrapped_in_ddp(run, cause)
         return not elsewhere and re.search(MESHES, cause.error) is None

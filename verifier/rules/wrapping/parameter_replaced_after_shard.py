@@ -31,7 +31,11 @@ class ParameterReplacedAfterShard(ShardedRule):
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops(STORE):
             outside = ".__init__" not in event.function and event.method in ("weight", "bias")
-            if event.on is None or not outside or made_by(event.args[0], "torch.nn.Parameter") is None:
+            if (
+                event.on is None
+                or not outside
+                or made_by(event.args[0], "torch.nn.Parameter") is None
+            ):
                 continue
             if flow.managed_by(event.on, event) is not None:
                 yield f"{text(event.node)} is replaced after fully_shard sharded it", event

@@ -35,8 +35,12 @@ class ParentBeforeChild(RaisedRule):
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         lines = [f.line for f in cause.frames]
-        meshes = set(re.findall(r"DeviceMesh\((\([^)]*\))", cause.error))  # two of them: tensor parallelism
-        return len(meshes) < 2 and any(r.at_line and r.at_line.line in lines for r in run.places(Shard))
+        meshes = set(
+            re.findall(r"DeviceMesh\((\([^)]*\))", cause.error)
+        )  # two of them: tensor parallelism
+        return len(meshes) < 2 and any(
+            r.at_line and r.at_line.line in lines for r in run.places(Shard)
+        )
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         """The call before the one that failed: the parent's."""
@@ -47,7 +51,9 @@ class ParentBeforeChild(RaisedRule):
     def detect(self, flow: Flow) -> Hits:
         for event, module in flow.shards:
             if any(
-                _ASKS.search(ast.unparse(guard.node.test)) for guard in event.guards if isinstance(guard.node, ast.If)
+                _ASKS.search(ast.unparse(guard.node.test))
+                for guard in event.guards
+                if isinstance(guard.node, ast.If)
             ):
                 continue  # it asks whether the module is sharded already
             for holder in list(holders(module))[1:]:
@@ -55,5 +61,8 @@ class ParentBeforeChild(RaisedRule):
                 if parent is None or (made is not None and made.index > parent.index):
                     continue  # what is made after the parent was sharded was no part of it
                 if parent is not event and covers(parent, event):
-                    yield f"{text(event.node)} is called after its parent was sharded in line {parent.line}", event
+                    yield (
+                        f"{text(event.node)} is called after its parent was sharded in line {parent.line}",
+                        event,
+                    )
                     break

@@ -30,8 +30,13 @@ class RankDivergentParamUse(ShardedModelRule):
             sets = {rank: missing.get(rank, frozenset()) for rank in reached}
             if record.filled or len(set(sets.values())) < 2:
                 continue
-            lacks = {rank: f"none of {some(sorted(names), 1)}" if names else "all" for rank, names in sets.items()}
-            differ = "; ".join(f"rank {rank} has {what}" for rank, what in sorted(lacks.items())[:3])
+            lacks = {
+                rank: f"none of {some(sorted(names), 1)}" if names else "all"
+                for rank, names in sets.items()
+            }
+            differ = "; ".join(
+                f"rank {rank} has {what}" for rank, what in sorted(lacks.items())[:3]
+            )
             what = f"the ranks reduce gradients of different parameters of group '{record.group or 'root'}'"
             return self.failed(f"at step {record.step} {what}: {differ}", record.at_line)
         if not found:
@@ -42,7 +47,9 @@ class RankDivergentParamUse(ShardedModelRule):
 
 def _incomplete(run: Run) -> list[tuple[Reduce, int, dict[int, frozenset[str]]]]:
     """(record, backwards of its rank before it, {rank: parameters without gradient}) of incomplete reductions, by step."""
-    found: dict[tuple[int, int, str, tuple[int, ...]], tuple[Reduce, int, dict[int, frozenset[str]]]] = {}
+    found: dict[
+        tuple[int, int, str, tuple[int, ...]], tuple[Reduce, int, dict[int, frozenset[str]]]
+    ] = {}
     for trace in run.traces:
         done = 0
         for record in trace.records:

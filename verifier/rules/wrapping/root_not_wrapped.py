@@ -36,10 +36,19 @@ class RootNotWrapped(Rule):
         if run.world_size == 1:
             return self.unknown(ONE_RANK)
         first = {name: entries[0] for name, entries in run.parameters.items()}
-        others = {*late_parameters(run), *divided_by_script(evidence)}  # params-added-after-shard judges the late ones
-        plain = [n for n, e in first.items() if e.trainable and not e.managed and not e.sharded and n not in others]
+        others = {
+            *late_parameters(run),
+            *divided_by_script(evidence),
+        }  # params-added-after-shard judges the late ones
+        plain = [
+            n
+            for n, e in first.items()
+            if e.trainable and not e.managed and not e.sharded and n not in others
+        ]
         if not plain:
-            return self.passed(f"{count(len(run.parameters) - len(others), 'parameter')} managed by FSDP")
+            return self.passed(
+                f"{count(len(run.parameters) - len(others), 'parameter')} managed by FSDP"
+            )
         line = run.line_of(Shard, last=True)
         if apart := [name for name in plain if gradients_differ(run, name)]:
             what = "plain tensors whose gradients are not reduced and differ between ranks"
@@ -50,7 +59,9 @@ class RootNotWrapped(Rule):
         if run.steps() == 0:
             return self.unknown(f"{what}, and {NO_STEP}")
         if run.role == "simulate":
-            return self.unknown(f"{what}; only a run on real ranks shows whether the script reduces their gradients")
+            return self.unknown(
+                f"{what}; only a run on real ranks shows whether the script reduces their gradients"
+            )
         return self.passed(f"{what}, with the same gradient on every rank")
 
     def detect(self, flow: Flow) -> Hits:
@@ -60,17 +71,39 @@ class RootNotWrapped(Rule):
             events = [(e, m) for e, m in flow.shards if root_of(m) is root]
             if not is_known(flow, root) or any(m is root for _, m in events):
                 continue
-            chosen = {one.name: one for e, m in events if m.kind == "item" for one in _classes_of(e, m)}
-            if any(m.kind == "item" and not _classes_of(e, m) for e, m in events) or root.name in chosen:
+            chosen = {
+                one.name: one for e, m in events if m.kind == "item" for one in _classes_of(e, m)
+            }
+            if (
+                any(m.kind == "item" and not _classes_of(e, m) for e, m in events)
+                or root.name in chosen
+            ):
                 continue
-            if not flow.forwards(root) or id(root) not in flow.trained or flow.escapes(root) or _script_reduces(flow):
+            if (
+                not flow.forwards(root)
+                or id(root) not in flow.trained
+                or flow.escapes(root)
+                or _script_reduces(flow)
+            ):
                 continue
             managed = {id(m) for _, m in events}
-            managed |= {id(part) for _, part in parts_of(root) for one in _modules(part) if one.name in chosen}
-            plain = [n for n, part in parts_of(root) if not _inside(part, managed) and has_parameters(flow, part)]
+            managed |= {
+                id(part)
+                for _, part in parts_of(root)
+                for one in _modules(part)
+                if one.name in chosen
+            }
+            plain = [
+                n
+                for n, part in parts_of(root)
+                if not _inside(part, managed) and has_parameters(flow, part)
+            ]
             if plain and not any(e.open for e, _ in events):
                 names = ", ".join(dict.fromkeys(plain))
-                yield f"only parts of the model are sharded: {names} of {root.name} stay plain tensors", events[-1][0]
+                yield (
+                    f"only parts of the model are sharded: {names} of {root.name} stay plain tensors",
+                    events[-1][0],
+                )
 
 
 _REDUCE = ("all_reduce", "reduce_scatter", "replicate", "DistributedDataParallel")
@@ -106,4 +139,6 @@ def _script_reduces(flow: Flow) -> bool:
     stored = any(e.method in ("requires_grad", "grad") for e in flow.ops(STORE))
     calls = flow.matching(lambda name: name.rpartition(".")[2] in _REDUCE)
     parts = (part for call in calls for given in call.given() for part in holders(given))
-    return stored or bool(flow.methods("requires_grad_")) or any(part.name == "grad" for part in parts)
+    return (
+        stored or bool(flow.methods("requires_grad_")) or any(part.name == "grad" for part in parts)
+    )

@@ -43,7 +43,11 @@ class RootOnlyWrap(Rule):
         return self.failed(what, run.line_of(Shard))
 
     def detect(self, flow: Flow) -> Hits:
-        if not flow.certain or not trains(flow) or len({id(module) for _, module in flow.shards}) != 1:
+        if (
+            not flow.certain
+            or not trains(flow)
+            or len({id(module) for _, module in flow.shards}) != 1
+        ):
             return
         for event, module in flow.shards:
             if not is_known(flow, module) or event.loops or "ignored_params" in event.kwargs:
@@ -53,8 +57,15 @@ class RootOnlyWrap(Rule):
                     continue
                 blocks = elements(part)
                 many = len(blocks) > 1 or any(a.name == "many" for a in part.event.args)
-                layers = [sum(has_parameters(flow, layer) for _, layer in parts_of(block)) for block in blocks]
-                if many and min(layers, default=0) > 1 and all(block.kind == "object" for block in blocks):
+                layers = [
+                    sum(has_parameters(flow, layer) for _, layer in parts_of(block))
+                    for block in blocks
+                ]
+                if (
+                    many
+                    and min(layers, default=0) > 1
+                    and all(block.kind == "object" for block in blocks)
+                ):
                     what = f"the modules of {module.name}.{name} are not sharded as separate groups"
                     yield f"fully_shard is called on the root alone: {what}", event
                     return

@@ -25,5 +25,10 @@ class ShardedTwice(ShardedRule):
     def detect(self, flow: Flow) -> Hits:
         for event, module in flow.shards:
             first = flow.first_shard[id(module)]
-            if first is not event and root_of(module) is module and is_known(flow, module) and covers(first, event):
+            if (
+                first is not event
+                and root_of(module) is module
+                and is_known(flow, module)
+                and covers(first, event)
+            ):
                 yield f"{text(event.node)}: already sharded in line {first.line}", event

@@ -31,15 +31,24 @@ class ShardsAreEven(ShardedModelRule):
     simulated = True
 
     def applies(self, evidence: Evidence) -> str:
-        return "not applicable with one rank" if evidence.trained.world_size == 1 else super().applies(evidence)
+        return (
+            "not applicable with one rank"
+            if evidence.trained.world_size == 1
+            else super().applies(evidence)
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         sharded = {name: entries for name, entries in run.parameters.items() if entries[0].sharded}
         if not sharded:
             return self.unknown("no parameter is sharded")
-        held = {n: max(int(e.local_numel) for e in es) * SIZE.get(es[0].dtype, 4) for n, es in sharded.items()}
-        ideal = {name: whole_bytes(run, name) / _ways(entries[0]) for name, entries in sharded.items()}
+        held = {
+            n: max(int(e.local_numel) for e in es) * SIZE.get(es[0].dtype, 4)
+            for n, es in sharded.items()
+        }
+        ideal = {
+            name: whole_bytes(run, name) / _ways(entries[0]) for name, entries in sharded.items()
+        }
         total, even = sum(held.values()), sum(ideal.values())
         limits = {"measured": float(total), "limit": UNEVEN * even}
         size = f"expected: {even / 2**20:.1f} MiB, allowed: {UNEVEN * even / 2**20:.1f} MiB"
@@ -48,10 +57,14 @@ class ShardsAreEven(ShardedModelRule):
             return self.passed(what, **limits)
         worst = max(held, key=lambda name: held[name] - ideal[name])
         shape, placements = sharded[worst][0].shape, ", ".join(sharded[worst][0].placements)
-        worst_text = f"{worst} of shape {shape}, placed {placements} on {count(run.world_size, 'rank')}"
+        worst_text = (
+            f"{worst} of shape {shape}, placed {placements} on {count(run.world_size, 'rank')}"
+        )
         return self.failed(f"{what}; worst: {worst_text}", run.line_of(Shard), **limits)
 
 
 def _ways(entry: Parameter) -> int:
     """Into how many parts the placements cut a parameter."""
-    return math.prod(size for size, place in zip(entry.mesh, entry.placements, strict=True) if "S" in place)
+    return math.prod(
+        size for size, place in zip(entry.mesh, entry.placements, strict=True) if "S" in place
+    )

@@ -39,7 +39,5 @@ class StaleUnshardedAfterStep(ShardedModelRule):
             return self.passed_with_steps(run, what)
         names = some(f"'{name or 'root'}'" for name in stale.groups)
         changed = "that step" if stale.stepped else "the script changed the parameters"
-        what = (
-            f"a forward after step {stale.after_step} uses weights of group {names} that were gathered before {changed}"
-        )
+        what = f"a forward after step {stale.after_step} uses weights of group {names} that were gathered before {changed}"
         return self.failed(f"{what}: the group was not resharded", stale.evaluated or stale.at_line)

@@ -39,7 +39,12 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
             for one in choices(module):
                 root = root_of(one)
                 shard = flow.sharded_by(one, event)
-                if root is one or shard is None or flow.sharded_by(root, event) is None or not is_known(flow, root):
+                if (
+                    root is one
+                    or shard is None
+                    or flow.sharded_by(root, event) is None
+                    or not is_known(flow, root)
+                ):
                     continue
                 forwards = flow.forwards(root)
                 if forwards and event.index < forwards[0].index and covers(event, forwards[0]):

@@ -35,7 +35,11 @@ class TiedWeightsSplitGroups(Rule):
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
         tied = run.places(Ties)
-        return "" if tied or not run.completed or not run.models else "no two parameters of the model are one tensor"
+        return (
+            ""
+            if tied or not run.completed or not run.models
+            else "no two parameters of the model are one tensor"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -43,9 +47,14 @@ class TiedWeightsSplitGroups(Rule):
         stopped = None if run.completed else root_cause(run)
         raised = stopped is not None and self.stops.search(stopped.error) is not None
         if (split := next((tie for tie in ties if tie.parameters > 1), None)) is not None:
-            names, what = " and ".join(split.names), "torch raised an error" if raised else "each trains separately"
+            names, what = (
+                " and ".join(split.names),
+                "torch raised an error" if raised else "each trains separately",
+            )
             now = f"are now {split.parameters} parameters of different groups: {what}"
-            return self.failed(f"{names} were tied when sharded, and {now}", split.line or run.line_of(Ties))
+            return self.failed(
+                f"{names} were tied when sharded, and {now}", split.line or run.line_of(Ties)
+            )
         if raised and stopped is not None:
             return self.failed(stopped.text, stopped.location)
         if not ties:
@@ -53,11 +62,20 @@ class TiedWeightsSplitGroups(Rule):
         return self.passed(f"{' and '.join(ties[0].names)} are one parameter of one group")
 
     def detect(self, flow: Flow) -> Hits:
-        lists = [event.args[0] for event, _ in flow.shards if event.args and event.args[0].kind in ("list", "tuple")]
+        lists = [
+            event.args[0]
+            for event, _ in flow.shards
+            if event.args and event.args[0].kind in ("list", "tuple")
+        ]
         together = [{id(module) for module in inner(given)} for given in lists]
         for event in flow.ops(STORE):
             value = event.args[0]
-            if event.method != "weight" or value.kind != "attr" or value.name != "weight" or event.on is None:
+            if (
+                event.method != "weight"
+                or value.kind != "attr"
+                or value.name != "weight"
+                or event.on is None
+            ):
                 continue
             one, other = event.on, value.owner
             if other is None or one is other or root_of(one) is not root_of(other):

@@ -28,19 +28,32 @@ class UnsupportedModuleOrParam(ShardedRule):
     def detect(self, flow: Flow) -> Hits:
         for event, module in flow.shards:
             if made_by(module, "torch.nn.ModuleList", "torch.nn.ModuleDict") is not None:
-                yield f"fully_shard is given a {module.name.rpartition('.')[2]}, which has no forward", event
+                yield (
+                    f"fully_shard is given a {module.name.rpartition('.')[2]}, which has no forward",
+                    event,
+                )
             elif is_known(flow, module) and "ignored_params" not in event.kwargs and not event.open:
                 for name, part in parts_of(module):
                     made = made_by(part, "torch.nn.Parameter")
                     if made is not None and made.args and _is_scalar(made.args[0]):
-                        yield f"{module.name}.{name} is a 0-d parameter, which fully_shard does not support", made
+                        yield (
+                            f"{module.name}.{name} is a 0-d parameter, which fully_shard does not support",
+                            made,
+                        )
 
 
 def _is_scalar(value: Value) -> bool:
     if value.kind != "made" or value.event is None:
         return False
     shape = value.event.arg(0, "size")
-    if value.name in ("torch.zeros", "torch.ones", "torch.empty", "torch.rand", "torch.randn") and shape is not None:
+    if (
+        value.name in ("torch.zeros", "torch.ones", "torch.empty", "torch.rand", "torch.randn")
+        and shape is not None
+    ):
         return shape.kind in ("tuple", "list") and not shape.parts and shape.name != "many"
     number = value.event.arg(0, "data")
-    return value.name == "torch.tensor" and number is not None and isinstance(number.const, int | float)
+    return (
+        value.name == "torch.tensor"
+        and number is not None
+        and isinstance(number.const, int | float)
+    )

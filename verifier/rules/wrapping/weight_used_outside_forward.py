@@ -23,13 +23,24 @@ class WeightUsedOutsideForward(MixedRule):
             if event.function.rpartition(".")[2] == "forward":
                 continue
             for value in event.given():
-                if value.kind != "attr" or value.name not in ("weight", "bias") or value.owner is None:
+                if (
+                    value.kind != "attr"
+                    or value.name not in ("weight", "bias")
+                    or value.owner is None
+                ):
                     continue
                 shard = flow.sharded_by(value.owner, event)
-                kept = shard is None or shard.open or is_const(shard.kwargs.get("reshard_after_forward"), False)
+                kept = (
+                    shard is None
+                    or shard.open
+                    or is_const(shard.kwargs.get("reshard_after_forward"), False)
+                )
                 called = any(value.owner is call.on for call in flow.ops(CALL))
                 if not kept and not called and not flow.methods("unshard"):
-                    yield f"{text(event.node)} uses a sharded weight outside of its module's forward", event
+                    yield (
+                        f"{text(event.node)} uses a sharded weight outside of its module's forward",
+                        event,
+                    )
                     break
 
 

@@ -78,9 +78,7 @@ class Rehearsal(Event):
     mesh_ranks: int = 0  # of the largest one, and the line that makes it
     mesh_line: Place | None = None
     tokens: int = 0  # integers that this rank gives to its models in one step
-    moved: int = (
-        0  # bytes that operators without matrix products read and write in the last step, each as a kernel of its own
-    )
+    moved: int = 0  # bytes that operators without matrix products read and write in the last step, each as a kernel of its own
     peaks: list[Peak] = field(default_factory=list)
     course: list[Moment] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)

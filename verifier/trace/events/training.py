@@ -63,12 +63,18 @@ class Step(Located):
     strangers: list[list[int]]  # shapes of what it updates and no model holds
     unsynced: list[str]
     grads: dict[str, list[float] | None]  # after the last backward and before any clip
-    after_backward: dict[str, list[float] | None]  # if there was a clip: before what the script did until then
+    after_backward: dict[
+        str, list[float] | None
+    ]  # if there was a clip: before what the script did until then
     grads_at_step: dict[str, list[float] | None]
     state: dict[str, dict[str, list[float] | float]]
     weights: dict[str, list[float]]
-    rounded: list[str]  # float32 parameters that a 16-bit dtype holds exactly now, and did not after the last step
-    halved: list[str] = field(default_factory=list)  # those that one holds exactly before the first step of the run
+    rounded: list[
+        str
+    ]  # float32 parameters that a 16-bit dtype holds exactly now, and did not after the last step
+    halved: list[str] = field(
+        default_factory=list
+    )  # those that one holds exactly before the first step of the run
 
 
 class Stepped(Event):

@@ -26,6 +26,17 @@ from . import (
 
 def install(session: Session) -> None:
     """From now on this process has one CUDA device for each rank of its node."""
-    for part in (devices, streams, memory, randomness, tensors, factories, autocast, profiling, saved, distributed):
+    for part in (
+        devices,
+        streams,
+        memory,
+        randomness,
+        tensors,
+        factories,
+        autocast,
+        profiling,
+        saved,
+        distributed,
+    ):
         part.install(session)
     placement.install(session)

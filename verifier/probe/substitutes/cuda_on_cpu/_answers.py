@@ -13,7 +13,9 @@ def answer(session: Session, module: str, answers: Mapping[str, Callable[..., An
 
 
 def _replace(session: Session, target: str, function: Callable[..., Any]) -> None:
-    session.around(target, replace=lambda call, proceed: function(*call.args, **call.kwargs), optional=True)
+    session.around(
+        target, replace=lambda call, proceed: function(*call.args, **call.kwargs), optional=True
+    )
 
 
 def always(value: Any) -> Callable[..., Any]:

@@ -42,18 +42,28 @@ def _with_math(call: Call) -> None:
     """`sdpa_kernel` without the backends that only a GPU has would leave none."""
     asked = call.given(0, "backends")
     found = [*(asked if isinstance(asked, list | tuple) else [asked]), SDPBackend.MATH]
-    call.args, call.kwargs = (found, *call.args[1:]), {k: v for k, v in call.kwargs.items() if k != "backends"}
+    call.args, call.kwargs = (
+        (found, *call.args[1:]),
+        {k: v for k, v in call.kwargs.items() if k != "backends"},
+    )
 
 
 def _attended(call: Call, proceed: Callable[[], Any]) -> Any:
     """Attention on DTensors, for which only the kernels of GPUs have strategies: on the parts, where each is whole."""
     q, k, v = (call.given(at, name) for at, name in enumerate(("query", "key", "value")))
-    if not isinstance(q, DTensor) or any(not isinstance(x, DTensor) or x.placements != q.placements for x in (k, v)):
+    if not isinstance(q, DTensor) or any(
+        not isinstance(x, DTensor) or x.placements != q.placements for x in (k, v)
+    ):
         return proceed()
-    if any(not (place.is_replicate() or place.is_shard(0) or place.is_shard(1)) for place in q.placements):
+    if any(
+        not (place.is_replicate() or place.is_shard(0) or place.is_shard(1))
+        for place in q.placements
+    ):
         return proceed()  # sharded along the sequence
     call.args = (q.to_local(), k.to_local(), v.to_local(), *call.args[3:])
-    call.kwargs = {name: value for name, value in call.kwargs.items() if name not in ("query", "key", "value")}
+    call.kwargs = {
+        name: value for name, value in call.kwargs.items() if name not in ("query", "key", "value")
+    }
     return _from_local(proceed(), q.device_mesh, q.placements, run_check=False)
 
 
@@ -64,10 +74,14 @@ def install(session: Session) -> None:
     for name in _FLAGS:
         session.around(f"torch:{name}", replace=_of_cpu, optional=True)
     session.around(
-        "torch:get_autocast_gpu_dtype", replace=lambda call, proceed: torch.get_autocast_dtype("cpu"), optional=True
+        "torch:get_autocast_gpu_dtype",
+        replace=lambda call, proceed: torch.get_autocast_dtype("cpu"),
+        optional=True,
     )
     session.around("torch.nn.functional:scaled_dot_product_attention", replace=_attended)
     CausalBias.__new__ = lambda cls, *args, **kwargs: empty_subclass(cls)  # type: ignore[assignment, method-assign]
     session.around("torch.nn.attention:sdpa_kernel", before=_with_math)
     session.around("torch.backends.cuda:enable_math_sdp", replace=always(None))
-    session.around("torch.backends.cuda:is_flash_attention_available", replace=always(True), optional=True)
+    session.around(
+        "torch.backends.cuda:is_flash_attention_available", replace=always(True), optional=True
+    )

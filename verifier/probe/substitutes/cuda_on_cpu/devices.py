@@ -66,8 +66,13 @@ def _properties(device: Any = None) -> SimpleNamespace:
         "regs_per_multiprocessor": 65536,
     }
     shape |= {"shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": 163 << 10}
-    shape |= {"shared_memory_per_multiprocessor": 164 << 10, "max_threads_per_multi_processor": 2048}
-    return SimpleNamespace(name=NAME, major=major, minor=minor, total_memory=total_memory(), gcnArchName="", **shape)
+    shape |= {
+        "shared_memory_per_multiprocessor": 164 << 10,
+        "max_threads_per_multi_processor": 2048,
+    }
+    return SimpleNamespace(
+        name=NAME, major=major, minor=minor, total_memory=total_memory(), gcnArchName="", **shape
+    )
 
 
 def install(session: Session) -> None:
@@ -95,7 +100,10 @@ def install(session: Session) -> None:
             "is_tf32_supported": always(True),
             "can_device_access_peer": always(True),
             "ipc_collect": always(None),
-            **dict.fromkeys(("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), always(0)),
+            **dict.fromkeys(
+                ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"),
+                always(0),
+            ),
             "set_sync_debug_mode": always(None),
             "get_sync_debug_mode": always(0),
             "is_current_stream_capturing": always(False),
@@ -112,7 +120,9 @@ def install(session: Session) -> None:
             "current_device_idx": lambda: _index(),
             "set_device_index": _set,
             "set_device_idx": _set,
-            "get_device_capability": always({"supported_dtypes": {torch.float32, torch.bfloat16, torch.float16}}),
+            "get_device_capability": always(
+                {"supported_dtypes": {torch.float32, torch.bfloat16, torch.float16}}
+            ),
         },
     )
     answer(session, "torch.cuda.nccl", {"version": always(NCCL), "is_available": always(True)})

@@ -12,7 +12,16 @@ from ...session import Session
 from .marks import CPU, device_from, device_of, mark_of, put
 
 _FROM_DATA = ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor")
-_LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "normal")
+_LIKE = (
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "normal",
+)
 _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
 
@@ -23,9 +32,15 @@ def _made(call: Call, proceed: Callable[[], Any]) -> Any:
         call.kwargs["device"] = asked = device_from(asked)
     found = proceed()
     drawn_by = getattr(call.kwargs.get("generator"), "device", None)
-    if drawn_by is not None and drawn_by.type != (there := device_of(found).type):  # in C++ both are the CPU
-        raise RuntimeError(f"Expected a '{there}' device type for generator but found '{drawn_by.type}'")
-    if isinstance(found, Tensor) and (mark_of(found) is None or (asked is not None and device_from(asked) == CPU)):
+    if drawn_by is not None and drawn_by.type != (
+        there := device_of(found).type
+    ):  # in C++ both are the CPU
+        raise RuntimeError(
+            f"Expected a '{there}' device type for generator but found '{drawn_by.type}'"
+        )
+    if isinstance(found, Tensor) and (
+        mark_of(found) is None or (asked is not None and device_from(asked) == CPU)
+    ):
         put(found, CPU)
     return found
 
@@ -33,7 +48,11 @@ def _made(call: Call, proceed: Callable[[], Any]) -> Any:
 def _from_data(call: Call, proceed: Callable[[], Any]) -> Any:
     """A tensor of the data, first on the CPU."""
     data, asked = call.given(0, "data"), call.kwargs.get("device")
-    target = torch.empty(0).device if asked is None and not isinstance(data, Tensor) else device_from(asked)
+    target = (
+        torch.empty(0).device
+        if asked is None and not isinstance(data, Tensor)
+        else device_from(asked)
+    )
     if target is None or target.type != "cuda":
         return _made(call, proceed)
     call.kwargs["device"] = CPU

@@ -73,7 +73,9 @@ def device_from(value: Any) -> torch.device | None:
     CUDA.begin()
     index = CUDA.current if device.index is None else device.index
     if index >= CUDA.count:
-        raise RuntimeError(f"CUDA error: invalid device ordinal ({index}; this node has {CUDA.count})")
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal ({index}; this node has {CUDA.count})"
+        )
     return torch.device("cuda", index)
 
 

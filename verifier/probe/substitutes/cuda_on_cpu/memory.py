@@ -13,7 +13,13 @@ from ._answers import always, answer
 from .devices import _PAGE, total_memory
 
 _fraction: dict[str, float] = {"of": 1.0}
-_KINDS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "inactive_split_bytes")
+_KINDS = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "requested_bytes",
+    "inactive_split_bytes",
+)
 
 
 def _held() -> int:
@@ -48,13 +54,22 @@ def _free() -> tuple[int, int]:
 
 def _stats() -> "OrderedDict[str, Any]":
     held, peak = _held(), _peak()
-    found: dict[str, Any] = {"num_alloc_retries": 0, "num_ooms": 0, "num_sync_all_streams": 0, "max_split_size": -1}
+    found: dict[str, Any] = {
+        "num_alloc_retries": 0,
+        "num_ooms": 0,
+        "num_sync_all_streams": 0,
+        "max_split_size": -1,
+    }
     for kind in _KINDS:
         for pool in ("all", "large_pool", "small_pool"):
-            values = (held, peak, peak, 0) if pool == "all" and "inactive" not in kind else (0, 0, 0, 0)
+            values = (
+                (held, peak, peak, 0) if pool == "all" and "inactive" not in kind else (0, 0, 0, 0)
+            )
             found |= {
                 f"{kind}.{pool}.{name}": value
-                for name, value in zip(("current", "peak", "allocated", "freed"), values, strict=True)
+                for name, value in zip(
+                    ("current", "peak", "allocated", "freed"), values, strict=True
+                )
             }
     return OrderedDict(sorted(found.items()))
 
@@ -78,16 +93,27 @@ def _set_fraction(fraction: float, device: Any = None) -> None:
 
 def install(session: Session) -> None:
     """Answer the memory functions of `torch.cuda` and `torch.accelerator`."""
-    held, peak, reset = (lambda device=None: _held()), (lambda device=None: _peak()), (lambda device=None: _reset())
+    held, peak, reset = (
+        (lambda device=None: _held()),
+        (lambda device=None: _peak()),
+        (lambda device=None: _reset()),
+    )
     both: dict[str, Callable[..., Any]] = {
         **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"), held),
         **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"), peak),
-        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), reset),
+        **dict.fromkeys(
+            ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
+            reset,
+        ),
         "memory_stats": lambda device=None: _stats(),
         "empty_cache": always(None),
         "reset_accumulated_memory_stats": always(None),
     }
-    answer(session, "torch.accelerator.memory", {**both, "get_memory_info": lambda device=None: _free()})
+    answer(
+        session,
+        "torch.accelerator.memory",
+        {**both, "get_memory_info": lambda device=None: _free()},
+    )
     more: dict[str, Callable[..., Any]] = {
         "mem_get_info": lambda device=None: _free(),
         "memory_stats_as_nested_dict": lambda device=None: _nested(),

@@ -21,9 +21,43 @@ from .randomness import drawn
 # Operations that a GPU refuses for inputs on two devices, except for numbers (tensors without dims).
 _TOGETHER = frozenset(
     (
-        *("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "where", "masked_fill", "masked_fill_", "cat"),
-        *("mm", "addmm", "bmm", "baddbmm", "embedding", "convolution", "native_layer_norm", "nll_loss_forward"),
-        *("gather", "scatter", "index_select", "mse_loss", "lt", "gt", "eq", "ne", "le", "ge", "stack"),
+        *(
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "add_",
+            "sub_",
+            "mul_",
+            "div_",
+            "where",
+            "masked_fill",
+            "masked_fill_",
+            "cat",
+        ),
+        *(
+            "mm",
+            "addmm",
+            "bmm",
+            "baddbmm",
+            "embedding",
+            "convolution",
+            "native_layer_norm",
+            "nll_loss_forward",
+        ),
+        *(
+            "gather",
+            "scatter",
+            "index_select",
+            "mse_loss",
+            "lt",
+            "gt",
+            "eq",
+            "ne",
+            "le",
+            "ge",
+            "stack",
+        ),
     )
 )
 
@@ -40,7 +74,11 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         asked = kwargs.get("device")
-        wanted = device_from(asked) if asked is not None and (asked.type == "cuda" or CUDA.moving) else None
+        wanted = (
+            device_from(asked)
+            if asked is not None and (asked.type == "cuda" or CUDA.moving)
+            else None
+        )
         if wanted is not None:
             kwargs = {**kwargs, "device": CPU}
             kwargs.pop("pin_memory", None)
@@ -56,7 +94,9 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return composed(func, args, kwargs)
         given = list(tensors_in((*args, *kwargs.values())))
         marks = [mark_of(tensor) for tensor in given]
-        there = wanted or next((mark for mark in marks if mark is not None and mark.type == "cuda"), None)
+        there = wanted or next(
+            (mark for mark in marks if mark is not None and mark.type == "cuda"), None
+        )
         if wanted is None and there is not None and _name(func) in _TOGETHER:
             _refuse_two_devices(given, marks, there)
         run = func if execute is None else functools.partial(execute, func, given, there)
@@ -67,7 +107,9 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if there is None and given and None not in marks:
             there = CPU
         if there is not None:
-            unseen = not hasattr(func, "overloadpacket")  # a higher-order operator, whose parts were not seen
+            unseen = not hasattr(
+                func, "overloadpacket"
+            )  # a higher-order operator, whose parts were not seen
             for tensor in tensors_in((result,)):
                 if wanted is not None or unseen or mark_of(tensor) is None:
                     put(tensor, there)
@@ -85,13 +127,13 @@ def install(session: Session) -> None:
     session.around("threading:Thread.run", replace=started)
 
 
-def _refuse_two_devices(given: list[Tensor], marks: list[torch.device | None], there: torch.device) -> None:
+def _refuse_two_devices(
+    given: list[Tensor], marks: list[torch.device | None], there: torch.device
+) -> None:
     """Raise what a GPU raises if some inputs were left on the CPU."""
     for tensor, mark in zip(given, marks, strict=True):
         if mark is not None and mark != there and tensor.dim() > 0:
-            message = (
-                f"Expected all tensors to be on the same device, but found at least two devices, {there} and {mark}!"
-            )
+            message = f"Expected all tensors to be on the same device, but found at least two devices, {there} and {mark}!"
             raise RuntimeError(message)
 
 

@@ -13,7 +13,9 @@ from ._answers import always, answer
 def _without_cuda(call: Call) -> None:
     asked: Any = call.kwargs.get("activities")
     if asked is not None:
-        call.kwargs["activities"] = [one for one in asked if one != ProfilerActivity.CUDA] or [ProfilerActivity.CPU]
+        call.kwargs["activities"] = [one for one in asked if one != ProfilerActivity.CUDA] or [
+            ProfilerActivity.CPU
+        ]
 
 
 def _in_eager_mode(call: Call) -> None:
@@ -25,7 +27,11 @@ def install(session: Session) -> None:
     """Patch `torch.profiler.profile`, `torch.cuda.nvtx` and `torch.compile`."""
     session.around("torch:compile", before=_in_eager_mode)
     session.around("torch.profiler:profile.__init__", before=_without_cuda)
-    session.around("torch.profiler:supported_activities", replace=lambda call, _: {ProfilerActivity.CPU}, optional=True)
+    session.around(
+        "torch.profiler:supported_activities",
+        replace=lambda call, _: {ProfilerActivity.CPU},
+        optional=True,
+    )
     answer(
         session,
         "torch.cuda.nvtx",

@@ -27,7 +27,9 @@ class _State:
         self.seed, self.offset = _DEFAULT_SEED, 0
 
     def as_tensor(self) -> Tensor:
-        values = torch.tensor([_signed(self.seed), _signed(self.offset)], dtype=torch.int64, device="cpu")
+        values = torch.tensor(
+            [_signed(self.seed), _signed(self.offset)], dtype=torch.int64, device="cpu"
+        )
         return values.view(torch.uint8)
 
     def load(self, state: Tensor) -> None:
@@ -52,7 +54,9 @@ def drawn(device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operation whose random numbers come from the generator of `device`."""
     state, generator = _state(device), torch.default_generator
     before = generator.get_state()
-    generator.manual_seed((state.seed * 0x9E3779B97F4A7C15 + state.offset * 0xBF58476D1CE4E5B9 + 1) % _RANGE)
+    generator.manual_seed(
+        (state.seed * 0x9E3779B97F4A7C15 + state.offset * 0xBF58476D1CE4E5B9 + 1) % _RANGE
+    )
     try:
         result = func(*args, **kwargs)
     finally:

@@ -67,7 +67,11 @@ def _moved(call: Call, proceed: Proceed, target: torch.device | None, waits: boo
 def _has_its_own(tensor: Tensor) -> bool:
     """Whether a tensor is of a library's class that has functions of torch of its own."""
     own = getattr(type(tensor).__torch_function__, "__func__", None)
-    return tensor.layout is not torch.jagged and own is not None and own is not Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    return (
+        tensor.layout is not torch.jagged
+        and own is not None
+        and own is not Tensor.__torch_function__.__func__
+    )  # type: ignore[attr-defined]
 
 
 def _copied(call: Call, proceed: Proceed, target: torch.device) -> Any:
@@ -102,7 +106,9 @@ def _type(call: Call, proceed: Proceed) -> Any:
     tensor, wanted = call.args[0], call.given(1, "dtype")
     if wanted is None:
         name = str(proceed())
-        return name.replace("torch.", "torch.cuda.", 1) if device_of(tensor).type == "cuda" else name
+        return (
+            name.replace("torch.", "torch.cuda.", 1) if device_of(tensor).type == "cuda" else name
+        )
     if not isinstance(wanted, str):
         return proceed()
     dtype = getattr(torch, wanted.rpartition(".")[2]).dtype
@@ -134,13 +140,18 @@ def install(session: Session) -> None:
     around("torch:Tensor.cuda", replace=_cuda)
     around("torch:Tensor.cpu", replace=_cpu)
     around("torch:Tensor.type", replace=_type)
-    around("torch:Tensor.type_as", replace=lambda call, proceed: call.args[0].to(call.given(1, "other")))
+    around(
+        "torch:Tensor.type_as",
+        replace=lambda call, proceed: call.args[0].to(call.given(1, "other")),
+    )
     around("torch:Tensor.numpy", replace=_numpy)
     around(WRAPPER, replace=_wrapped)
     around("torch:Tensor.pin_memory", replace=lambda call, proceed: call.args[0])
     around("torch:Tensor.is_pinned", replace=always(False))
     around("torch:Tensor.get_device", replace=lambda call, proceed: _number(call.args[0]))
-    around("torch:UntypedStorage.clone", replace=lambda call, proceed: keep(call.args[0], proceed()))
+    around(
+        "torch:UntypedStorage.clone", replace=lambda call, proceed: keep(call.args[0], proceed())
+    )
     answer_groups(device_of)
     answer_numbers(device_from)
     Tensor.device = property(device_of)  # type: ignore[assignment]

@@ -51,10 +51,16 @@ _FUNCTIONAL = {
 
 def is_collective(func: Any) -> bool:
     """Whether an operator is one of torch.distributed."""
-    return getattr(func, "namespace", "") in ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+    return getattr(func, "namespace", "") in (
+        "c10d",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+    )
 
 
-def communicate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execute: Callable[[], Any]) -> Any:
+def communicate(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execute: Callable[[], Any]
+) -> Any:
     """The result of a collective. `execute` gives that of a functional one on shapes."""
     name = schema(func).name.partition("::")[2]
     if func.namespace != "c10d":
@@ -66,10 +72,14 @@ def communicate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execut
         return result
     if (kind := _KINDS.get(name)) is not None:
         boxed = next(
-            one for one in (*args, *kwargs.values()) if isinstance(one, torch.ScriptObject) and is_process_group(one)
+            one
+            for one in (*args, *kwargs.values())
+            if isinstance(one, torch.ScriptObject) and is_process_group(one)
         )
         sides = [_bytes(list(tensors_in((value,)))) for value in args]
-        Recorder.now.collective(kind, dist.ProcessGroup.unbox(boxed), max(sides, default=0), _dtype(args))
+        Recorder.now.collective(
+            kind, dist.ProcessGroup.unbox(boxed), max(sides, default=0), _dtype(args)
+        )
     given = list(tensors_in(args))
     if _bytes(given) <= SMALL and not any(is_hollow(one) for one in given):
         return func(*args, **kwargs)  # such as pickled objects

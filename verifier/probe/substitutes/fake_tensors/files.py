@@ -36,7 +36,13 @@ def install(session: Session) -> None:
     def loads(call: Call) -> None:
         call.args = call.args[:5]  # the sixth is the number of workers
         call.kwargs["num_workers"] = 0
-        for name in ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context", "worker_init_fn"):
+        for name in (
+            "prefetch_factor",
+            "persistent_workers",
+            "timeout",
+            "multiprocessing_context",
+            "worker_init_fn",
+        ):
             call.kwargs.pop(name, None)
 
     session.around("torch:save", replace=saved)

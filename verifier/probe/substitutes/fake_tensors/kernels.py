@@ -32,7 +32,11 @@ def _on_cuda(value: Any) -> bool:
 
 def _attended(call: Call, proceed: Callable[[], Any]) -> Any:
     q, k, v = (call.given(at, name) for at, name in enumerate(("query", "key", "value")))
-    mask, drop, causal = call.given(3, "attn_mask"), call.given(4, "dropout_p", 0.0), call.given(5, "is_causal", False)
+    mask, drop, causal = (
+        call.given(3, "attn_mask"),
+        call.given(4, "dropout_p", 0.0),
+        call.given(5, "is_causal", False),
+    )
     if not all(_on_cuda(one) for one in (q, k, v)) or q.dim() != 4 or isinstance(mask, CausalBias):
         return proceed()
     if torch.is_autocast_enabled("cpu"):
@@ -61,7 +65,9 @@ def _dropped(call: Call, proceed: Callable[[], Any]) -> Any:
 def _normed(call: Call, proceed: Callable[[], Any]) -> Any:
     value, weight = call.given(0, "input"), call.given(2, "weight")
     both = [value] if weight is None else [value, weight]
-    if not all(map(_on_cuda, both)) and not all(isinstance(one, DTensor) and _on_cuda(local(one)) for one in both):
+    if not all(map(_on_cuda, both)) and not all(
+        isinstance(one, DTensor) and _on_cuda(local(one)) for one in both
+    ):
         return proceed()
     if torch.is_autocast_enabled("cpu"):
         value, weight = value.float(), None if weight is None else weight.float()

@@ -47,7 +47,9 @@ _MOST_RESULTS = 1 << 14
 FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
 
 
-def execute(func: Any, given: Sequence[Tensor], there: torch.device | None, *args: Any, **kwargs: Any) -> Any:
+def execute(
+    func: Any, given: Sequence[Tensor], there: torch.device | None, *args: Any, **kwargs: Any
+) -> Any:
     """The result of an operator; `given` are its tensors, `there` the device on which its result lies."""
     if is_collective(func):
         return communicate(func, args, kwargs, lambda: _executed(func, args, kwargs, given, there))
@@ -58,19 +60,30 @@ def execute(func: Any, given: Sequence[Tensor], there: torch.device | None, *arg
         Recorder.now.moves(moved(func, given, result))
     else:
         causal = _causal(func)
-        masked = causal is not None and (args[causal] if causal < len(args) else kwargs.get("is_causal", False))
-        Recorder.now.computed(int(count(*args, **kwargs, out_val=result)), given[0].dtype, bool(masked))
+        masked = causal is not None and (
+            args[causal] if causal < len(args) else kwargs.get("is_causal", False)
+        )
+        Recorder.now.computed(
+            int(count(*args, **kwargs, out_val=result)), given[0].dtype, bool(masked)
+        )
     return result
 
 
 @functools.cache
 def _causal(func: Any) -> int | None:
     """The position of the argument that says whether attention is causal."""
-    return next((at for at, argument in enumerate(schema(func).arguments) if argument.name == "is_causal"), None)
+    return next(
+        (at for at, argument in enumerate(schema(func).arguments) if argument.name == "is_causal"),
+        None,
+    )
 
 
 def _executed(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor], there: torch.device | None
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    given: Sequence[Tensor],
+    there: torch.device | None,
 ) -> Any:
     manner, name = _manner(func)
     # FSDP2 makes an empty chunk for each rank beyond the rows
@@ -117,7 +130,11 @@ def _new(func: Any, args: Any, kwargs: Any, hidden: bool, on_cuda: bool, has_inp
         return func(*args, **kwargs)  # only its values give its shape
     results = [shapes] if isinstance(shapes, Tensor) else shapes
     if not hidden:
-        tensors = [one for one in results if isinstance(one, Tensor)] if isinstance(results, list | tuple) else []
+        tensors = (
+            [one for one in results if isinstance(one, Tensor)]
+            if isinstance(results, list | tuple)
+            else []
+        )
         if not any(_unknown(one, on_cuda) for one in tensors):
             return func(*args, **kwargs)
     return tree_map_only(Tensor, functools.partial(_made, _manner(func)[1]), shapes)
@@ -188,7 +205,9 @@ def _changed(func: Any, args: Any, kwargs: Any) -> Any:
 def _takes_device(func: Any) -> bool:
     """Whether it makes tensors of no inputs."""
     arguments = schema(func).arguments
-    return any(a.name == "device" for a in arguments) and not any("Tensor" in str(a.type) for a in arguments)
+    return any(a.name == "device" for a in arguments) and not any(
+        "Tensor" in str(a.type) for a in arguments
+    )
 
 
 @functools.cache

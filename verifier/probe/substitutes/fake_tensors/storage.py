@@ -32,7 +32,9 @@ class _Range:
         """Reserve the addresses, at the first use."""
         for size in _SIZES:
             try:
-                self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+                self.memory = mmap.mmap(
+                    -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+                )
             except OSError:
                 continue
             self.size, self.next = size, _ALIGNED
@@ -63,7 +65,9 @@ def hollow(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Te
     if _RANGE.next + needed > _RANGE.size:
         _RANGE.next = _ALIGNED
         if needed > _RANGE.size:
-            raise MachineRefuses(f"one tensor of {needed >> 30} GiB is larger than the addresses of this process")
+            raise MachineRefuses(
+                f"one tensor of {needed >> 30} GiB is larger than the addresses of this process"
+            )
     at, _RANGE.next = _RANGE.next, _RANGE.next + (needed + _ALIGNED - 1) // _ALIGNED * _ALIGNED
     return _frombuffer(memory, dtype=dtype, count=count, offset=at).as_strided(size, stride)
 

@@ -11,7 +11,15 @@ from ...compat.operators import schema, tensors_in
 # They read a part of their first tensor, or nothing of it.
 _PARTS = frozenset(
     (
-        *("embedding", "index", "gather", "index_select", "nll_loss_forward", "nll_loss_backward", "select_backward"),
+        *(
+            "embedding",
+            "index",
+            "gather",
+            "index_select",
+            "nll_loss_forward",
+            "nll_loss_backward",
+            "select_backward",
+        ),
         *(
             "slice_backward",
             "embedding_dense_backward",
@@ -24,7 +32,9 @@ _PARTS = frozenset(
         *("ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like"),
     )
 )
-_PARTS_IN_PLACE = frozenset(("index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_", "index_copy_"))
+_PARTS_IN_PLACE = frozenset(
+    ("index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_", "index_copy_")
+)
 
 
 def moved(func: Any, given: Sequence[Tensor], result: Any) -> int:
@@ -50,8 +60,12 @@ def _bytes(tensor: Tensor) -> int:
 def _manner(func: Any) -> tuple[str, bool, bool]:
     """(name, whether it writes to an argument, whether its result is a view or no tensor)."""
     known = schema(func)
-    aliases = [argument.alias_info for argument in known.arguments if argument.alias_info is not None]
+    aliases = [
+        argument.alias_info for argument in known.arguments if argument.alias_info is not None
+    ]
     writes = any(one.is_write for one in aliases)
-    views = not writes and (bool(aliases) or not any("Tensor" in str(one.type) for one in known.returns))
+    views = not writes and (
+        bool(aliases) or not any("Tensor" in str(one.type) for one in known.returns)
+    )
     name = known.name.partition("::")[2]
     return name, writes, views or name == "_unsafe_view"

@@ -57,7 +57,9 @@ def places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
         if one is None or one.dtype is not torch.bool:
             found.append(one)
         else:
-            found += (_every(one) if is_hollow(one) else torch.ops.aten.nonzero.default(one)).unbind(1)
+            found += (
+                _every(one) if is_hollow(one) else torch.ops.aten.nonzero.default(one)
+            ).unbind(1)
     return found
 
 
@@ -68,7 +70,9 @@ def _selected(tensor: Tensor, mask: Tensor) -> Tensor:
 
 def _counted(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """As many of each: a router that balances its experts."""
-    return _balanced(tensor.numel(), max(minlength, 1), torch.int64 if weights is None else weights.dtype)
+    return _balanced(
+        tensor.numel(), max(minlength, 1), torch.int64 if weights is None else weights.dtype
+    )
 
 
 def _added(tensor: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
@@ -100,7 +104,9 @@ def _repeated(repeats: Tensor, output_size: int | None = None) -> Tensor:
     return hollow((size,), (1,), torch.int64)
 
 
-def _copied_in(inputs: Any, output: Tensor, splits: Any, size: int, rank: int) -> tuple[Tensor, Tensor]:
+def _copied_in(
+    inputs: Any, output: Tensor, splits: Any, size: int, rank: int
+) -> tuple[Tensor, Tensor]:
     return output.narrow(0, size * rank, size), output
 
 
