@@ -1,8 +1,10 @@
-"""Since which release of torch the names of references/converting.md exist: looked up in the sources of the wheels.
+"""Since which release of torch the names of references/converting.md exist: looked up in the
+sources of the wheels.
 
     python benchmarks/api_by_version.py FOLDER [--out benchmarks/results/api_by_version.json]
 
-The wheels are fetched with pip (network; some gigabytes, one at a time) and only their Python files are kept in FOLDER.
+The wheels are fetched with pip (network; some gigabytes, one at a time) and only their Python files
+are kept in FOLDER.
 """
 
 from __future__ import annotations

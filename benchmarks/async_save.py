@@ -1,13 +1,16 @@
-"""How long a save in the background holds the training loop, beside a save that the loop waits for: the same state, the same disk.
+"""How long a save in the background holds the training loop, beside a save that the loop waits for:
+the same state, the same disk.
 
     python benchmarks/async_save.py --out benchmarks/results/async_save.json
 
-The generated `Checkpointer` of each mode (sync, thread, process) saves the same state, about 1 GB with AdamW, one after the other
-in the same processes, several times. `held` is how long the loop stands still: `save`, and `before_update` right after it. The
-generated loop has a forward and a backward pass between the two, beside which the copy is made; here nothing hides it, so this is
-the most that it can cost. `slowed` is what the steps after it last longer until all is written: that takes time of the same
-cores. The first save of a mode is a row of its own, `first`, and not in the ratio: it allocates the memory that later saves copy
-to. Of several ranks a row is that of the one which was held longest.
+The generated `Checkpointer` of each mode (sync, thread, process) saves the same state, about 1 GB
+with AdamW, one after the other in the same processes, several times. `held` is how long the loop
+stands still: `save`, and `before_update` right after it. The generated loop has a forward and a
+backward pass between the two, beside which the copy is made; here nothing hides it, so this is the
+most that it can cost. `slowed` is what the steps after it last longer until all is written: that
+takes time of the same cores. The first save of a mode is a row of its own, `first`, and not in the
+ratio: it allocates the memory that later saves copy to. Of several ranks a row is that of the one
+which was held longest.
 """
 
 from __future__ import annotations
@@ -231,8 +234,9 @@ def main() -> int:
         for mode, ratio in run["ratio"].items():
             spread = run["ratios"][mode]
             print(
-                f"{run['ranks']} ranks, {run['bytes'] / 1e9:.2f} GB, {mode}: held {run['seconds_held'][mode]:.2f} s, "
-                f"sync {run['seconds_held']['sync']:.2f} s: {ratio:.3f} (from {min(spread):.3f} to {max(spread):.3f})"
+                f"{run['ranks']} ranks, {run['bytes'] / 1e9:.2f} GB, {mode}: held"
+                f" {run['seconds_held'][mode]:.2f} s, sync {run['seconds_held']['sync']:.2f} s:"
+                f" {ratio:.3f} (from {min(spread):.3f} to {max(spread):.3f})"
             )
     return 0 if all(ratio <= LIMIT for run in runs for ratio in run["ratio"].values()) else 1
 

@@ -1,9 +1,10 @@
-"""`fsdp2 verify` on scripts that behave badly: verdict, exit code, seconds, and what is left of their processes.
+"""`fsdp2 verify` on scripts that behave badly: verdict, exit code, seconds, and what is left of
+their processes.
 
     python benchmarks/awkward.py [--only NAME] [--launcher torchrun]
 
-Every case is a small script that trains, with one awkward act of rank 1 in its third step (`ACTS`), or a target that is none. The
-tests (tests/verifier/test_awkward.py) run the same cases.
+Every case is a small script that trains, with one awkward act of rank 1 in its third step (`ACTS`),
+or a target that is none. The tests (tests/verifier/test_awkward.py) run the same cases.
 """
 
 from __future__ import annotations
@@ -59,7 +60,11 @@ if os.fork() == 0:
 
 @dataclass(frozen=True)
 class Awkward:
-    """One case. `act` runs on rank 1, or on all ranks if `everywhere`; `says` must stand in the finding on the run's end."""
+    """One case.
+
+    `act` runs on rank 1, or on all ranks if `everywhere`; `says` must stand in the finding on the
+    run's end.
+    """
 
     name: str
     act: str
@@ -87,8 +92,8 @@ ACTS = (
     ),
     Awkward(
         "ignores_sigterm",
-        'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsubprocess.Popen(["sleep", "600"], start_new_session=True)\n'
-        "while True:\n    time.sleep(600)",
+        'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsubprocess.Popen(["sleep", "600"],'
+        " start_new_session=True)\nwhile True:\n    time.sleep(600)",
         "fail",
         ("rank 1 was not in a collective",),
     ),
@@ -265,7 +270,8 @@ def main() -> int:
     for row in rows(options.only, options.launcher):
         text = row.text.replace("\n", " ")[:110]
         print(
-            f"{row.name:<22}{row.exit:>5}{row.seconds:>9.1f}{len(row.left):>6}{row.kept:>10,}  {text}",
+            f"{row.name:<22}{row.exit:>5}{row.seconds:>9.1f}{len(row.left):>6}{row.kept:>10,} "
+            f" {text}",
             flush=True,
         )
         bad += len(row.left)

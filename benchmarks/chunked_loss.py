@@ -1,11 +1,13 @@
-"""Memory and time of the loss in chunks beside the plain one, at a vocabulary of 128k, in one process.
+"""Memory and time of the loss in chunks beside the plain one, at a vocabulary of 128k, in one
+process.
 
     python benchmarks/chunked_loss.py --out benchmarks/results/chunked_loss.json
 
-A step is the product with the head, the loss and their backward, on 4,096 tokens in float32 (bfloat16 takes minutes on a CPU). Its memory
-is the growth of the resident memory at its peak (the kernel's VmHWM, reset before), less the gradients of hidden states and head, which
-both ways leave: what is left holds the logits, and is given as a part of them. Steps run in turns, so that a noisy machine slows both.
-Figures are medians of the rounds.
+A step is the product with the head, the loss and their backward, on 4,096 tokens in float32
+(bfloat16 takes minutes on a CPU). Its memory is the growth of the resident memory at its peak (the
+kernel's VmHWM, reset before), less the gradients of hidden states and head, which both ways leave:
+what is left holds the logits, and is given as a part of them. Steps run in turns, so that a noisy
+machine slows both. Figures are medians of the rounds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""`fsdp2 convert` on every DDP and FSDP1 script of the evals and of the hosts: what passes untouched, and what needs how many edits.
+"""`fsdp2 convert` on every DDP and FSDP1 script of the evals and of the hosts: what passes
+untouched, and what needs how many edits.
 
     python benchmarks/convert.py --out benchmarks/results/convert.json [--only NAME]
 
-Each script is converted and verified; one that does not pass gets its `edits`, and is verified again. The grader of the evals, which knows
-nothing of the verifier, judges the same file: `right` says whether its checks of mathematics hold; `wishes` are checks of what a task
-asks for beyond a conversion. The catalogues of constructs in tests/migrate are no training to verify: their constructs are counted.
+Each script is converted and verified; one that does not pass gets its `edits`, and is verified
+again. The grader of the evals, which knows nothing of the verifier, judges the same file: `right`
+says whether its checks of mathematics hold; `wishes` are checks of what a task asks for beyond a
+conversion. The catalogues of constructs in tests/migrate are no training to verify: their
+constructs are counted.
 """
 
 from __future__ import annotations
@@ -87,13 +90,19 @@ SCRIPTS = (
         "ddp-trainer",
         "ddp",
         TASK / "ddp-trainer" / "start",
-        verify="--steps 5 --save-args 'checkpoint={checkpoint}/c.pt save_at=3' --resume-args 'resume={checkpoint}/c.pt'",
+        verify=(
+            "--steps 5 --save-args 'checkpoint={checkpoint}/c.pt save_at=3' --resume-args"
+            " 'resume={checkpoint}/c.pt'"
+        ),
     ),
     Script(
         "ddp-sft",
         "ddp",
         TASK / "ddp-sft" / "start",
-        verify="--steps 5 --save-args '--out {checkpoint}' --resume-args '--resume {checkpoint}/step_3'",
+        verify=(
+            "--steps 5 --save-args '--out {checkpoint}' --resume-args '--resume"
+            " {checkpoint}/step_3'"
+        ),
         args="--steps 6",
     ),
 )
@@ -189,7 +198,10 @@ def graded(script: Script, work: Path) -> dict[str, Any]:
         ignore=shutil.ignore_patterns("new.py", "again.py", "report.json", "__pycache__"),
     )
     shutil.copy(work / "new.py", solution / script.file)
-    patient = f"import sys, grade; grade.SECONDS = grade.ONE_LAUNCH = {PATIENCE}; sys.exit(grade.main(sys.argv[1:]))"
+    patient = (
+        f"import sys, grade; grade.SECONDS = grade.ONE_LAUNCH = {PATIENCE};"
+        " sys.exit(grade.main(sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", patient, script.name, str(solution)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "evals")
     if done.returncode == 3:

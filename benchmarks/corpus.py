@@ -1,7 +1,8 @@
-"""The corpus: scripts with one seeded fault each (tests/faults) and right scripts (tests/zoo, tests/hosts).
+"""The corpus: scripts with one seeded fault each (tests/faults) and right scripts (tests/zoo,
+tests/hosts).
 
-A case is a script whose docstring holds `key: value` lines on how to run it, a folder with a `verify.yaml`, or a YAML file that
-says which right script or folder is edited, and how:
+A case is a script whose docstring holds `key: value` lines on how to run it, a folder with a
+`verify.yaml`, or a YAML file that says which right script or folder is edited, and how:
 
     rule: mesh-argument-wrong            the rule that must name it
     host: zoo/hsdp.py                    below tests/: a script, or a folder with a verify.yaml
@@ -54,24 +55,32 @@ class Case:
 
     @property
     def tier(self) -> str:
-        """The tier that can see the fault; a key `tier: simulate` is for what only a large world size shows."""
+        """The tier that can see the fault; a key `tier: simulate` is for what only a large world
+        size shows.
+        """
         return str(self.about.get("tier", "ranks"))
 
     @property
     def silent(self) -> bool:
-        """Whether the script with its fault exits 0 and trains; a script says it in its header, as `silent: false` if not."""
+        """Whether the script with its fault exits 0 and trains; a script says it in its header, as
+        `silent: false` if not.
+        """
         return bool(self.about.get("silent", True))
 
     @property
     def kind(self) -> str:
-        """`script`, `edit` (of a right script) or `project` (an edit of several modules that belong together)."""
+        """`script`, `edit` (of a right script) or `project` (an edit of several modules that belong
+        together).
+        """
         if self.host is None:
             return "script" if self.path.is_file() else "project"
         return "project" if self.host.is_dir() else "edit"
 
     @property
     def fixed_size(self) -> bool:
-        """Whether the case needs its own number of ranks, such as four for a mesh of two dimensions."""
+        """Whether the case needs its own number of ranks, such as four for a mesh of two
+        dimensions.
+        """
         config = self.path / "verify.yaml" if self.path.is_dir() else None
         own = yaml.safe_load(config.read_text(encoding="utf-8")) if config is not None else {}
         return int(self.settings.get("nproc", own.get("nproc", 2))) > 2
@@ -97,7 +106,8 @@ class Case:
             text = file.read_text(encoding="utf-8")
             if text.count(edit["old"]) != 1:
                 raise ValueError(
-                    f"{self.path}: `old` stands {text.count(edit['old'])} times in {file.name}, not once"
+                    f"{self.path}: `old` stands {text.count(edit['old'])} times in {file.name}, not"
+                    " once"
                 )
             file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
         return copy
@@ -115,7 +125,8 @@ def right() -> list[Case]:
     return [load(path) for path in [*sorted((TESTS / "zoo").glob("*.py")), *hosts]]
 
 
-# What `make test` starts ranks for: a fault of each family, and right scripts that use most of them (tests/verifier/test_corpus.py).
+# What `make test` starts ranks for: a fault of each family, and right scripts that use most of them
+# (tests/verifier/test_corpus.py).
 IN_EVERY_TEST_RUN = (
     "zoo/hsdp",
     "zoo/minimal",
@@ -138,7 +149,8 @@ IN_EVERY_TEST_RUN = (
     "faults/rank_dependent_init_no_broadcast",
     "faults/uneven_experts",
 )
-# One right script for each way in which they differ most; the rest of the zoo runs in `make detection`.
+# One right script for each way in which they differ most; the rest of the zoo runs in `make
+# detection`.
 REPRESENTATIVE = (
     "zoo/minimal",
     "zoo/accumulation_token_mean",
@@ -158,7 +170,9 @@ REPRESENTATIVE = (
 
 
 def representative(cases: list[Case]) -> list[Case]:
-    """The part that `make test-all` runs: the first fault of each rule, and the right scripts of REPRESENTATIVE."""
+    """The part that `make test-all` runs: the first fault of each rule, and the right scripts of
+    REPRESENTATIVE.
+    """
     seen: dict[str, Case] = {}
     for case in sorted(cases, key=lambda case: case.kind == "project"):  # short ones first
         if case.rule is not None:

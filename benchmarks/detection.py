@@ -1,14 +1,18 @@
-"""How often the verifier is right: every seeded fault and every right script, through the whole verifier.
+"""How often the verifier is right: every seeded fault and every right script, through the whole
+verifier.
 
-    python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/reliability.md
+    python benchmarks/detection.py --out benchmarks/results/corpus.json --table
+    references/reliability.md
 
-A fault is found if its rule fails, or a rule that its case names under `also`, or one that only compares (with DDP, one process, the
-run that went on); it is named if its own rule is the first failure of the report. A right script with any failing rule is a false
-alarm; right scripts run on 1, 2 and 4 ranks, or on the number that their header asks for. To save time a fault runs without resume
-where its rule needs none, and right scripts reshard at 2 ranks only. `--only NAME` runs the cases
-whose name contains it; `--from FILE` makes the table from stored results and runs nothing; `--again FILE` keeps the correct rows
-of FILE and runs the others, new cases among them. `--out` gets a summary (counts, one line a run); evidence and
-consequences go to `--details` (of a whole run: build/detection.json, which git ignores). `--from` and `--again` read either file.
+A fault is found if its rule fails, or a rule that its case names under `also`, or one that only
+compares (with DDP, one process, the run that went on); it is named if its own rule is the first
+failure of the report. A right script with any failing rule is a false alarm; right scripts run on
+1, 2 and 4 ranks, or on the number that their header asks for. To save time a fault runs without
+resume where its rule needs none, and right scripts reshard at 2 ranks only. `--only NAME` runs the
+cases whose name contains it; `--from FILE` makes the table from stored results and runs nothing;
+`--again FILE` keeps the correct rows of FILE and runs the others, new cases among them. `--out`
+gets a summary (counts, one line a run); evidence and consequences go to `--details` (of a whole
+run: build/detection.json, which git ignores). `--from` and `--again` read either file.
 """
 
 from __future__ import annotations
@@ -57,7 +61,9 @@ Job = tuple[Case, dict[str, Any]]
 
 
 def jobs(only: str | None) -> list[Job]:
-    """(case, settings) of every run: the faults once, then the right scripts at each world size that they can take."""
+    """(case, settings) of every run: the faults once, then the right scripts at each world size
+    that they can take.
+    """
     todo: list[Job] = []
     for case in faults():
         assert case.rule is not None
@@ -135,7 +141,8 @@ def run(todo: list[Job], workers: int) -> tuple[list[dict[str, Any]], dict[str, 
             row["found"]
         ]
         print(
-            f"{state:<12}{row['case']:<50}{row['ranks']:>3} ranks{row['seconds']:>6} s  {', '.join(row['failed'])}",
+            f"{state:<12}{row['case']:<50}{row['ranks']:>3} ranks{row['seconds']:>6} s "
+            f" {', '.join(row['failed'])}",
             flush=True,
         )
         return row
@@ -240,8 +247,8 @@ def main() -> int:
         options.table.write_text(in_page(page, results), encoding="utf-8")
         BY_RULE.write_text(by_rule(results), encoding="utf-8")
     print(
-        f"{results['found']} of {results['faults']} faults found, "
-        f"{results['false_alarms']} false alarms on {results['right_scripts']} right scripts in {results['right_runs']} runs"
+        f"{results['found']} of {results['faults']} faults found, {results['false_alarms']} false"
+        f" alarms on {results['right_scripts']} right scripts in {results['right_runs']} runs"
     )
     return 1 if results["found"] < results["faults"] or results["false_alarms"] else 0
 

@@ -1,9 +1,11 @@
-"""How small a gradient error is still found: a factor 1 + eps on gradients, halved until no rule fails.
+"""How small a gradient error is still found: a factor 1 + eps on gradients, halved until no rule
+fails.
 
     python benchmarks/detection_limit.py --out benchmarks/results/detection_limit.json
 
-The host is a right script (tests/zoo/minimal.py) on 2 ranks; the error is put in by an edit, at one of four places, under SGD
-and under AdamW, and once with an active clip. For each: the smallest eps that is found and the next smaller one, which is not.
+The host is a right script (tests/zoo/minimal.py) on 2 ranks; the error is put in by an edit, at one
+of four places, under SGD and under AdamW, and once with an active clip. For each: the smallest eps
+that is found and the next smaller one, which is not.
 """
 
 from __future__ import annotations
@@ -28,19 +30,22 @@ OPTIMIZER = "torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.1)"
 BACKWARD = "        loss.backward()\n"
 SMALLEST = 30  # eps = 2^-30 is below what float32 holds
 CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)\n"
-SHARDED = "        for p in {which}:\n            if hasattr(p, 'device_mesh'):\n                p.grad.mul_({factor})\n"
+SHARDED = (
+    "        for p in {which}:\n            if hasattr(p, 'device_mesh'):\n               "
+    " p.grad.mul_({factor})\n"
+)
 LOSS = "loss, over the world size"
 PLACES = {
     LOSS: "        (loss * (1 + {eps} * (world - 1))).backward()\n{clip}",
-    "every sharded gradient, after backward": BACKWARD
-    + SHARDED.replace("{which}", "model.parameters()")
-    + "{clip}",
-    "one sharded matrix, after backward": BACKWARD
-    + SHARDED.replace("{which}", "[model.head.weight]")
-    + "{clip}",
-    "every sharded gradient, before the step": BACKWARD
-    + "{clip}"
-    + SHARDED.replace("{which}", "model.parameters()"),
+    "every sharded gradient, after backward": (
+        BACKWARD + SHARDED.replace("{which}", "model.parameters()") + "{clip}"
+    ),
+    "one sharded matrix, after backward": (
+        BACKWARD + SHARDED.replace("{which}", "[model.head.weight]") + "{clip}"
+    ),
+    "every sharded gradient, before the step": (
+        BACKWARD + "{clip}" + SHARDED.replace("{which}", "model.parameters()")
+    ),
 }
 OPTIMIZERS = {"SGD": "torch.optim.SGD(model.parameters(), lr=0.3)", "AdamW": OPTIMIZER}
 
@@ -112,7 +117,8 @@ def main() -> int:
             table.append(row)
             state = "clip" if clip else "no clip"
             print(
-                f"{optimizer:<6} {state:<8} {place:<40} {row['found']:.1e}  {', '.join(row['rules'])}",
+                f"{optimizer:<6} {state:<8} {place:<40} {row['found']:.1e} "
+                f" {', '.join(row['rules'])}",
                 flush=True,
             )
         versions = launcher.versions

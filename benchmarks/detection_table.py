@@ -1,4 +1,6 @@
-"""The results of `detection.py`: the last section of references/reliability.md, and rule by rule in tests/faults/README.md."""
+"""The results of `detection.py`: the last section of references/reliability.md, and rule by rule in
+tests/faults/README.md.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def _head(results: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield from ABOUT
     yield ""
-    yield f"torch {environment['torch']}, Python {environment['python']}, {environment['platform']}, {environment['cores']} cores, gloo."
+    yield (
+        f"torch {environment['torch']}, Python {environment['python']}, {environment['platform']},"
+        f" {environment['cores']} cores, gloo."
+    )
     yield ""
     yield "| measure | value | 95 % interval |"
     yield "|---|---|---|"
@@ -88,9 +93,15 @@ def _head(results: dict[str, Any]) -> Iterator[str]:
         results["right_runs"],
     )
     seconds = [row["seconds"] for row in rows]
-    yield f"| seconds for one verification: median, longest | {statistics.median(seconds):.1f}, {max(seconds):.1f} | |"
+    yield (
+        f"| seconds for one verification: median, longest | {statistics.median(seconds):.1f},"
+        f" {max(seconds):.1f} | |"
+    )
     yield ""
-    yield "The corpus is this project's own, so the shares say how the rules do on the faults that it knows, not on all there are."
+    yield (
+        "The corpus is this project's own, so the shares say how the rules do on the faults that it"
+        " knows, not on all there are."
+    )
     yield "Rule by rule: `tests/faults/README.md` in the repository."
     yield ""
 
@@ -110,7 +121,10 @@ def _by_kind(results: dict[str, Any]) -> Iterator[str]:
 def _by_rule(results: dict[str, Any]) -> Iterator[str]:
     yield "# Seeded faults, rule by rule"
     yield ""
-    yield "Made by `make detection` from `benchmarks/results/corpus.json`; do not edit. What it means: `references/reliability.md`."
+    yield (
+        "Made by `make detection` from `benchmarks/results/corpus.json`; do not edit. What it"
+        " means: `references/reliability.md`."
+    )
     yield ""
     yield "| rule that should name it | found | interval | named first | tier | seconds |"
     yield "|---|---|---|---|---|---|"
@@ -122,7 +136,10 @@ def _by_rule(results: dict[str, Any]) -> Iterator[str]:
         low, high = wilson(found, len(rows))
         tiers = ", ".join(sorted({row["tier"] for row in rows}))
         seconds = statistics.median(row["seconds"] for row in rows)
-        yield f"| {rule} | {found} of {len(rows)} | {low:.0%} to {high:.0%} | {named} | {tiers} | {seconds:.1f} |"
+        yield (
+            f"| {rule} | {found} of {len(rows)} | {low:.0%} to {high:.0%} | {named} | {tiers} |"
+            f" {seconds:.1f} |"
+        )
 
 
 def _missed(results: dict[str, Any]) -> Iterator[str]:
@@ -132,7 +149,10 @@ def _missed(results: dict[str, Any]) -> Iterator[str]:
         yield "### Missed"
         yield ""
         for row in missed:
-            yield f"- `{row['case']}` ({row['rule']}): the report says {', '.join(row['failed']) or 'nothing'}"
+            yield (
+                f"- `{row['case']}` ({row['rule']}): the report says"
+                f" {', '.join(row['failed']) or 'nothing'}"
+            )
         yield ""
     if alarms:
         yield "### False alarms"
@@ -143,21 +163,29 @@ def _missed(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _limit() -> Iterator[str]:
-    """The smallest gradient error that is seen, if it has been measured (benchmarks/detection_limit.py)."""
+    """The smallest gradient error that is seen, if it has been measured
+    (benchmarks/detection_limit.py).
+    """
     path = RESULTS / "detection_limit.json"
     if not path.exists():
         return
     limits = json.loads(path.read_text(encoding="utf-8"))
     yield "### Detection limit"
     yield ""
-    yield "The smallest factor 1 + eps on gradients that is still found, in `zoo/minimal` on 2 ranks (`benchmarks/detection_limit.py`). A"
+    yield (
+        "The smallest factor 1 + eps on gradients that is still found, in `zoo/minimal` on 2 ranks"
+        " (`benchmarks/detection_limit.py`). A"
+    )
     yield "factor before an active clip is undone by the clip and has no effect to be found."
     yield ""
     yield "| optimizer | where the factor stands | clip | found from | missed at |"
     yield "|---|---|---|---|---|"
     for row in limits["rows"]:
         found = [f"{row[key]:.1e}" if row[key] is not None else "-" for key in ("found", "missed")]
-        yield f"| {row['optimizer']} | {row['place']} | {'yes' if row['clip'] else 'no'} | {found[0]} | {found[1]} |"
+        yield (
+            f"| {row['optimizer']} | {row['place']} | {'yes' if row['clip'] else 'no'} | {found[0]}"
+            f" | {found[1]} |"
+        )
 
 
 def _share(label: str, hits: int, total: int) -> str:

@@ -1,4 +1,6 @@
-"""launch/kubernetes.yaml and launch/sky.yaml: read by the types or the parser of their makers; their scripts run as nodes."""
+"""launch/kubernetes.yaml and launch/sky.yaml: read by the types or the parser of their makers;
+their scripts run as nodes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ Variables = Callable[[int], dict[str, str]]
 
 
 def noticed(reported: dict[str, Any]) -> str:
-    return f"{reported['mistakes'] - len(reported['unnoticed'])} of {reported['mistakes']} seeded mistakes noticed"
+    return (
+        f"{reported['mistakes'] - len(reported['unnoticed'])} of {reported['mistakes']} seeded"
+        " mistakes noticed"
+    )
 
 
 def kubernetes(place: Place) -> Iterator[dict[str, Any]]:
@@ -33,9 +38,14 @@ def kubernetes(place: Place) -> Iterator[dict[str, Any]]:
         place.pythons["kubeflow"], "engine_trainjob.py", project / "launch" / "kubernetes.yaml"
     )
     yield {
-        "how": f"the types of Kubeflow Trainer (kubeflow_trainer_api {reported['version']}), made strict",
+        "how": (
+            f"the types of Kubeflow Trainer (kubeflow_trainer_api {reported['version']}), made"
+            " strict"
+        ),
         "disturbed": f"{reported['mistakes']} seeded mistakes",
-        "happened": f"{len(reported['wrong'])} errors in launch/kubernetes.yaml; {noticed(reported)}",
+        "happened": (
+            f"{len(reported['wrong'])} errors in launch/kubernetes.yaml; {noticed(reported)}"
+        ),
         "printed": reported["wrong"],
         "ok": not reported["wrong"] and not reported["unnoticed"],
     }
@@ -45,7 +55,10 @@ def kubernetes(place: Place) -> Iterator[dict[str, Any]]:
     job = yaml.safe_load((project / "launch" / "kubernetes.yaml").read_text(encoding="utf-8"))
     script = job["spec"]["trainer"]["args"][0]
     with machines() as pair:
-        how = "the container's script in 2 network namespaces with the variables of Trainer (no cluster here)"
+        how = (
+            "the container's script in 2 network namespaces with the variables of Trainer (no"
+            " cluster here)"
+        )
         yield pods(place, pair, project, script, pet, how)
 
 
@@ -63,7 +76,9 @@ def skypilot(place: Place) -> Iterator[dict[str, Any]]:
     yield {
         "how": f"SkyPilot {reported['version']}, Task.from_yaml_config",
         "disturbed": f"{reported['mistakes']} seeded mistakes",
-        "happened": f"launch/sky.yaml read: {reported['read']['num_nodes']} nodes; {noticed(reported)}",
+        "happened": (
+            f"launch/sky.yaml read: {reported['read']['num_nodes']} nodes; {noticed(reported)}"
+        ),
         "printed": [json.dumps(reported["read"])],
         "ok": reported["read"]["run"] and not reported["unnoticed"],
     }
@@ -77,7 +92,10 @@ def skypilot(place: Place) -> Iterator[dict[str, Any]]:
     )
     script = yaml.safe_load((project / "launch" / "sky.yaml").read_text(encoding="utf-8"))["run"]
     with machines() as pair:
-        how = "the script `run` in 2 network namespaces with the variables of SkyPilot (no cloud here)"
+        how = (
+            "the script `run` in 2 network namespaces with the variables of SkyPilot (no cloud"
+            " here)"
+        )
         yield recovered(place, pair, project, script, sky_variables, how)
 
 
@@ -150,7 +168,10 @@ def pods(
         for run in runs:
             run.kill()
     (out,) = (project / "checkpoints").iterdir()
-    happened = f"{failures} pods failed and started again, from the newest checkpoint; done after {seconds:.0f} s"
+    happened = (
+        f"{failures} pods failed and started again, from the newest checkpoint; done after"
+        f" {seconds:.0f} s"
+    )
     return place.judged(out, said(), how, "the second pod killed", happened)
 
 
@@ -173,5 +194,8 @@ def recovered(
         for run in runs:
             run.kill()
     (out,) = (project / "checkpoints").iterdir()
-    happened = f"the other node ended after {ended:.0f} s; all started again and were done after {seconds:.0f} s"
+    happened = (
+        f"the other node ended after {ended:.0f} s; all started again and were done after"
+        f" {seconds:.0f} s"
+    )
     return place.judged(out, said(), how, "the second node lost", happened)

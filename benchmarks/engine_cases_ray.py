@@ -49,7 +49,10 @@ def case(place: Place, cluster: RayCluster, python: Path, disturbed: str) -> dic
     finally:
         run.kill()
     out = next((project / "out").glob("ray-*"))
-    happened = f"{after}Ray started all ranks again; done after {seconds:.0f} s with status {run.process.returncode}"
+    happened = (
+        f"{after}Ray started all ranks again; done after {seconds:.0f} s with status"
+        f" {run.process.returncode}"
+    )
     how = f"{ray_version(python)}, 2 nodes on one machine, launch/ray_train.py, 4 workers"
     return place.judged(out, run.said(), how, disturbed, happened, left=len(ranks_in(project)))
 

@@ -85,7 +85,10 @@ def node_lost(place: Place, found: Cluster) -> dict[str, Any]:
         f"the job was queued again ({restarts} time), the node was down after {down:.0f} s; "
         f"when it came back the job went on: {state} after {seconds:.0f} s"
     )
-    how = f"{slurm_version()}, 2 slurmd (SlurmdTimeout=10), sbatch launch/slurm.sbatch, 2 ranks a node"
+    how = (
+        f"{slurm_version()}, 2 slurmd (SlurmdTimeout=10), sbatch launch/slurm.sbatch, 2 ranks a"
+        " node"
+    )
     until(lambda: not steps_on(found.folder, "n2"), 60, "no step left")
     return place.judged(
         project / "out" / f"job-{job}", read(log), how, "the second node lost", happened

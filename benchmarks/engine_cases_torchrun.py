@@ -38,7 +38,10 @@ def alone(place: Place) -> dict[str, Any]:
         run.note_members()
         left = len([pid for pid in run.alive() if run.process.poll() is not None])
         run.kill()
-    happened = f"torchrun started the ranks again; all done after {seconds:.0f} s with status {run.process.returncode}"
+    happened = (
+        f"torchrun started the ranks again; all done after {seconds:.0f} s with status"
+        f" {run.process.returncode}"
+    )
     return place.judged(
         project / "out",
         run.said(),

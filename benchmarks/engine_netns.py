@@ -15,7 +15,9 @@ from engine_tools import Missing, Started
 NODES = ("fsdp2-a", "fsdp2-b")
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 NOBODY = "02:00:00:00:00:99"  # the address of no network card
-RETRIES = 6  # after about half a minute TCP gives up on a peer that is silent; 15, a quarter of an hour, is Linux's own
+# after about half a minute TCP gives up on a peer that is silent; 15, a quarter of an hour, is
+# Linux's own
+RETRIES = 6
 
 
 class Machines:

@@ -1,4 +1,6 @@
-"""A Slurm of two nodes on this machine: munged, slurmctld and two slurmd, all in one folder, all ended at the end."""
+"""A Slurm of two nodes on this machine: munged, slurmctld and two slurmd, all in one folder, all
+ended at the end.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,8 @@ def cluster(folder: Path, cpus: int) -> Iterator[Cluster]:
     folder.chmod(0o755)
     host, (control, *ports) = socket.gethostname(), free_ports(1 + len(NODES))
     lines = [
-        f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} State=UNKNOWN"
+        f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}"
+        " State=UNKNOWN"
         for name, port in zip(NODES, ports, strict=True)
     ]
     text = CONF.format(folder=folder, host=host, port=control, nodes="\n".join(lines))

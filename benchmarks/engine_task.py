@@ -1,4 +1,6 @@
-"""Read a task with SkyPilot's own parser: prints {"version", "read", "unnoticed"} as JSON. (pip install skypilot)
+"""Read a task with SkyPilot's own parser: prints {"version", "read", "unnoticed"} as JSON.
+
+(pip install skypilot)
 
     python engine_task.py launch/sky.yaml
 

@@ -1,4 +1,6 @@
-"""What the proofs of the launch engines share: a small project, processes with an end, what a run left behind."""
+"""What the proofs of the launch engines share: a small project, processes with an end, what a run
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,9 @@ def starts(text: str) -> list[int]:
 
 
 def apart(one: dict[int, float], other: dict[int, float]) -> float:
-    """The largest relative difference of two runs; infinite if they do not have the same steps, each once."""
+    """The largest relative difference of two runs; infinite if they do not have the same steps,
+    each once.
+    """
     if sorted(one) != list(range(1, STEPS + 1)) or sorted(other) != sorted(one):
         return float("inf")
     return max(abs(one[step] - other[step]) / abs(other[step]) for step in one)

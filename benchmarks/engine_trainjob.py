@@ -1,9 +1,11 @@
-"""Hold a TrainJob against the OpenAPI types of Kubeflow Trainer, made strict: prints {"version", "wrong", "unnoticed"} as JSON.
+"""Hold a TrainJob against the OpenAPI types of Kubeflow Trainer, made strict: prints {"version",
+"wrong", "unnoticed"} as JSON.
 
     python engine_trainjob.py launch/kubernetes.yaml       (pip install kubeflow_trainer_api jsonschema pyyaml)
 
-The package kubeflow_trainer_api is generated from the OpenAPI document of github.com/kubeflow/trainer (Apache-2.0), as the CRD is.
-What the CRD says beyond types (lengths, the form of the name) is from pkg/apis/trainer/v1alpha1/trainjob_types.go at commit 0015772c.
+The package kubeflow_trainer_api is generated from the OpenAPI document of
+github.com/kubeflow/trainer (Apache-2.0), as the CRD is. What the CRD says beyond types (lengths,
+the form of the name) is from pkg/apis/trainer/v1alpha1/trainjob_types.go at commit 0015772c.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ MISTAKES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "text for a number": lambda job: job["spec"]["trainer"].update(numNodes="2"),
     "no runtime": lambda job: job["spec"].pop("runtimeRef"),
     "a volume without a name": lambda job: pod(job)["volumes"][0].pop("name"),
-    "podTemplateOverrides, which 2.2 has removed": lambda job: job["spec"].update(
-        podTemplateOverrides=[]
+    "podTemplateOverrides, which 2.2 has removed": (
+        lambda job: job["spec"].update(podTemplateOverrides=[])
     ),
     "a name that is no label": lambda job: job["metadata"].update(name="Launched_1"),
 }

@@ -1,13 +1,17 @@
-"""Each engine of `launch`, started as its users start it, disturbed, and held against an undisturbed run.
+"""Each engine of `launch`, started as its users start it, disturbed, and held against an
+undisturbed run.
 
-    python benchmarks/engines.py --out benchmarks/results/engines.json [--table references/scaling.md] [--only slurm]
+    python benchmarks/engines.py --out benchmarks/results/engines.json [--table
+    references/scaling.md] [--only slurm]
         [--ray PYTHON] [--kubeflow PYTHON] [--sky PYTHON]
 
-It needs root (network namespaces, Slurm's daemons), Debian's iproute2, slurm-wlm and munge, and for each option a Python that has
-ray[train], kubeflow_trainer_api or skypilot. What is missing is said in the row of its engine. All that it starts ends with it.
+It needs root (network namespaces, Slurm's daemons), Debian's iproute2, slurm-wlm and munge, and for
+each option a Python that has ray[train], kubeflow_trainer_api or skypilot. What is missing is said
+in the row of its engine. All that it starts ends with it.
 
-A row is good if the run has each step once and its losses are those of one undisturbed process; `starts` are the steps from which
-the ranks went on. `make test-engines` makes the environments and runs it.
+A row is good if the run has each step once and its losses are those of one undisturbed process;
+`starts` are the steps from which the ranks went on. `make test-engines` makes the environments and
+runs it.
 """
 
 from __future__ import annotations

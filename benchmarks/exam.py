@@ -2,12 +2,14 @@
 
     python benchmarks/exam.py tests/exam/round1 --out benchmarks/results/exam_round1.json
 
-A case is a folder with a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is wrong and how its author proved it)
-and `right/train.py`; a fault has `wrong/train.py` too, which differs from its right twin in as few lines as possible. Each script is
-verified with the defaults and these arguments; a case that turned out to be wrong itself (`not_right`: why) is left out. A fault is
-found if it fails a rule that its twin does not fail (a warning is no failure); a right script whose verdict is `fail` is a false alarm.
-`named`: the first such finding says what to change, as a reader judged it. A round counts once, at first sight: what is published is
-measured before anything is changed for it.
+A case is a folder with a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is
+wrong and how its author proved it) and `right/train.py`; a fault has `wrong/train.py` too, which
+differs from its right twin in as few lines as possible. Each script is verified with the defaults
+and these arguments; a case that turned out to be wrong itself (`not_right`: why) is left out. A
+fault is found if it fails a rule that its twin does not fail (a warning is no failure); a right
+script whose verdict is `fail` is a false alarm. `named`: the first such finding says what to
+change, as a reader judged it. A round counts once, at first sight: what is published is measured
+before anything is changed for it.
 """
 
 from __future__ import annotations
@@ -125,7 +127,9 @@ def summary(
 
 
 def by_law(rounds: list[list[dict[str, Any]]]) -> list[str]:
-    """Markdown rows: a law, the faults that fail it, those that fail only laws and comparisons, right scripts that fail it."""
+    """Markdown rows: a law, the faults that fail it, those that fail only laws and comparisons,
+    right scripts that fail it.
+    """
     laws = {name for name, rule in RULES.items() if rule.family == "laws"}
     general = laws | {name for name, rule in RULES.items() if rule.family == "parity"}
     rows = [row for rows in rounds for row in rows]
@@ -159,7 +163,8 @@ def main() -> int:
             if options.only in case:
                 rows.append({"case": case, "kind": kind, **judge(script, settings, launcher)})
                 print(
-                    f"{kind:<6}{rows[-1]['verdict']:<13}{case:<40}{rows[-1]['first']}: {rows[-1]['evidence']}",
+                    f"{kind:<6}{rows[-1]['verdict']:<13}{case:<40}{rows[-1]['first']}:"
+                    f" {rows[-1]['evidence']}",
                     flush=True,
                 )
         results = summary(rows, launcher.versions, options.named.split(","))

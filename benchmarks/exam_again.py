@@ -1,10 +1,12 @@
-"""Scripts of past rounds of the exam, judged again: is what was found still found, and does a right script fail?
+"""Scripts of past rounds of the exam, judged again: is what was found still found, and does a right
+script fail?
 
     python benchmarks/exam_again.py --seconds 3600 --jobs 2
 
-Takes scripts by chance, first those that were never judged again, and of these the faults that had been found. Such a fault is
-judged by the rule that named it, and by all rules only if that does not find it; right scripts are judged by all.
-benchmarks/results/exam_again.json says for each round what came out; what is judged now takes the place of what stands there.
+Takes scripts by chance, first those that were never judged again, and of these the faults that had
+been found. Such a fault is judged by the rule that named it, and by all rules only if that does not
+find it; right scripts are judged by all. benchmarks/results/exam_again.json says for each round
+what came out; what is judged now takes the place of what stands there.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ def outcome(key: Key, row: dict[str, Any], twin: dict[str, Any]) -> str:
 
 
 def rule_of(row: dict[str, Any]) -> str:
-    """The rule that named a fault at first sight, which its twin does not fail; "" where none did."""
+    """The rule that named a fault at first sight, which its twin does not fail; "" where none
+    did.
+    """
     new = row.get("new") or [""]
     return row["first"] if row["first"] in new else new[0]
 

@@ -1,11 +1,13 @@
-"""Every spec of examples/: generated, linted, trained and verified; and its losses on 1, 2 and 4 ranks.
+"""Every spec of examples/: generated, linted, trained and verified; and its losses on 1, 2 and 4
+ranks.
 
     python benchmarks/examples.py --out benchmarks/results/examples.json
     python benchmarks/examples.py --out benchmarks/results/examples.json --missing   # those that have no row in it
 
-The verdict is that of `fsdp2 verify`, which trains on the spec's ranks, on one rank, as DDP, and resumes and reshards. `apart` is the
-largest relative difference of the losses of any two of its runs on different numbers of ranks, `allowed` the tolerance that the
-verifier derived from a perturbed run.
+The verdict is that of `fsdp2 verify`, which trains on the spec's ranks, on one rank, as DDP, and
+resumes and reshards. `apart` is the largest relative difference of the losses of any two of its
+runs on different numbers of ranks, `allowed` the tolerance that the verifier derived from a
+perturbed run.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ COMPARED = ("train", "single", "reference", "resume", "reshard")
 
 
 def specs() -> list[Path]:
-    """One file each, or a folder with a spec.yaml, the model's module and a script that draws the data."""
+    """One file each, or a folder with a spec.yaml, the model's module and a script that draws the
+    data.
+    """
     return sorted([*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples").glob("*/spec.yaml")])
 
 
@@ -134,7 +138,10 @@ def main() -> int:
             if options.only in str(path.relative_to(ROOT / "examples")) and name not in there:
                 rows.append(found := row(with_data(path, Path(folder)), Path(folder)))
                 ranks = ",".join(map(str, found["ranks"]))
-                reported = f"{found['verdict']:<14}{found['apart']:<10.1e}{found['seconds']:>7}  {' '.join(found['findings'])}"
+                reported = (
+                    f"{found['verdict']:<14}{found['apart']:<10.1e}{found['seconds']:>7} "
+                    f" {' '.join(found['findings'])}"
+                )
                 print(
                     f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{reported}",
                     flush=True,

@@ -1,12 +1,15 @@
 """Public trainers, unmodified: a plain run, a verification, and what its findings are worth.
 
-    python benchmarks/field.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--quick] [--out benchmarks/results/field.json]
+    python benchmarks/field.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--quick]
+    [--out benchmarks/results/field.json]
 
-`DIR/NAME` (or the name under `checkout`) is a checkout of the repository that `benchmarks/field/NAME.yaml` names;
-`ENVIRONMENTS/NAME/bin/python` (else this Python) has its packages. Each YAML says repository, commit, packages, command, options of
-`fsdp2 verify`, and the judgement of every failure by an experiment of its own. A script under `prepare` writes data, tokenizer and
-configuration into a folder, `{data}` in the command, the environment, and `root` (the working folder); `{checkout}` is the checkout.
-The trainer's code is never edited: a checkout with changes is refused.
+`DIR/NAME` (or the name under `checkout`) is a checkout of the repository that
+`benchmarks/field/NAME.yaml` names; `ENVIRONMENTS/NAME/bin/python` (else this Python) has its
+packages. Each YAML says repository, commit, packages, command, options of `fsdp2 verify`, and the
+judgement of every failure by an experiment of its own. A script under `prepare` writes data,
+tokenizer and configuration into a folder, `{data}` in the command, the environment, and `root` (the
+working folder); `{checkout}` is the checkout. The trainer's code is never edited: a checkout with
+changes is refused.
 """
 
 from __future__ import annotations
@@ -80,7 +83,9 @@ def python_of(entry: dict[str, Any], environments: Path | None) -> str:
 def timed(
     command: list[str], entry: dict[str, Any], root: Path, limit: float
 ) -> tuple[int, float, str]:
-    """(exit code, seconds, last error on stderr) of a command in the trainer's folder; the code is 124 where the time was over."""
+    """(exit code, seconds, last error on stderr) of a command in the trainer's folder; the code is
+    124 where the time was over.
+    """
     started = time.monotonic()
     settings = os.environ | {key: str(value) for key, value in entry["environment"].items()}
     try:
@@ -196,7 +201,9 @@ def measure(entry: dict[str, Any], folder: Path, python: str, quick: bool) -> di
 
 
 def judged(report: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
-    """The failures of a report, each with its judgement, and the reasons of what is inconclusive."""
+    """The failures of a report, each with its judgement, and the reasons of what is
+    inconclusive.
+    """
     known = {one["rule"]: one for one in entry["judgement"]}
     failures, reasons = [], {}
     for finding in report["findings"]:

@@ -1,14 +1,18 @@
-"""Silent faults seeded in public trainers and in their libraries: which of them a verification finds.
+"""Silent faults seeded in public trainers and in their libraries: which of them a verification
+finds.
 
-    python benchmarks/field_seeds.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--seeds ID,ID] [--known] [--full]
+    python benchmarks/field_seeds.py --checkouts DIR [--environments DIR] [--only NAME,NAME]
+    [--seeds ID,ID] [--known] [--full]
 
-Folders are those of `benchmarks/field.py`. `benchmarks/field/seeds/NAME.yaml` lists the seeds of a trainer: `id`, `in` (`checkout`, or an
-installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault is), `rules` (those that say so), and `full` where all of
-them need runs that `--quick` leaves out. The edit is made in a copy in a temporary folder, never in the checkout or the environment. The
-first verification is without an edit (`--known`: its failures are read from `benchmarks/results/field.json`, and the static tier is run).
-A seed counts as found where a rule fails that does not fail without it, as named where the first such finding is of one of its rules,
-and as located where that finding names a line of the seeded file: its own, one on the way there from the user's (`location.through`), or
-that of a caller (`callers`).
+Folders are those of `benchmarks/field.py`. `benchmarks/field/seeds/NAME.yaml` lists the seeds of a
+trainer: `id`, `in` (`checkout`, or an installed package), `file`, `old` and `new` (an edit),
+`wrong` (what the fault is), `rules` (those that say so), and `full` where all of them need runs
+that `--quick` leaves out. The edit is made in a copy in a temporary folder, never in the checkout
+or the environment. The first verification is without an edit (`--known`: its failures are read from
+`benchmarks/results/field.json`, and the static tier is run). A seed counts as found where a rule
+fails that does not fail without it, as named where the first such finding is of one of its rules,
+and as located where that finding names a line of the seeded file: its own, one on the way there
+from the user's (`location.through`), or that of a caller (`callers`).
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ def seeds_of(path: Path) -> list[dict[str, Any]]:
     for seed in seeds:
         if wrong := KEYS ^ (seed.keys() - {"full"}):
             raise SystemExit(
-                f"{path}: {seed.get('id', 'a seed')}: missing or unknown: {', '.join(sorted(wrong))}"
+                f"{path}: {seed.get('id', 'a seed')}: missing or unknown:"
+                f" {', '.join(sorted(wrong))}"
             )
     return seeds
 
@@ -103,9 +108,11 @@ def row_of(
         "found": bool(new),
         "named": first.get("rule") in seed["rules"],
         "located": any(file.endswith(seed["file"]) for file in files),
-        "first": f"{first['rule']} at {Path(place['file']).name}:{place['line']}"
-        if place
-        else first.get("rule", ""),
+        "first": (
+            f"{first['rule']} at {Path(place['file']).name}:{place['line']}"
+            if place
+            else first.get("rule", "")
+        ),
         "others": [one["rule"] for one in new[1:]],
         "seconds": round(seconds, 1),
     }
@@ -114,7 +121,10 @@ def row_of(
 def measured(
     name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one trainer, one after another. Raises SystemExit where its checkout cannot be used."""
+    """The rows of one trainer, one after another.
+
+    Raises SystemExit where its checkout cannot be used.
+    """
     entry = entry_of(HERE / f"{name}.yaml")
     folder = options.checkouts / entry.get("checkout", name)
     if trouble := checked_out(entry, folder):
@@ -138,7 +148,9 @@ def measured(
 
 
 def known(name: str, ready: Ready) -> set[str]:
-    """The rules that fail without a seed: those of `benchmarks/results/field.json`, and those of the static tier now."""
+    """The rules that fail without a seed: those of `benchmarks/results/field.json`, and those of
+    the static tier now.
+    """
     rows = json.loads((HERE.parent / "results" / "field.json").read_text(encoding="utf-8"))["rows"]
     static = dataclasses.replace(
         ready, entry={**ready.entry, "verify": [*ready.entry["verify"], "--tier", "static"]}

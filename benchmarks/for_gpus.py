@@ -1,4 +1,6 @@
-"""Scripts of the corpus in the spelling of GPUs: NCCL, a device for each rank, CUDA for meshes, tensors and generators."""
+"""Scripts of the corpus in the spelling of GPUs: NCCL, a device for each rank, CUDA for meshes,
+tensors and generators.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ RESPELLED = (
 
 
 def for_gpus(text: str) -> str:
-    """The script with NCCL, and CUDA for its meshes and tensors. Raises ValueError where no line begins a process group."""
+    """The script with NCCL, and CUDA for its meshes and tensors.
+
+    Raises ValueError where no line begins a process group.
+    """
     for old, new in WORDS.items():
         text = text.replace(old, new)
     if (begun := BEGUN.search(text)) is None:

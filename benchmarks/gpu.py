@@ -1,12 +1,14 @@
-"""All that needs GPUs, for `gpu.sh`: verdicts with `--device cuda`, and what the scaffold's projects do there.
+"""All that needs GPUs, for `gpu.sh`: verdicts with `--device cuda`, and what the scaffold's
+projects do there.
 
     python benchmarks/gpu.py OUT.json [--rehearse] [--parts verdicts training saves]
 
-- verdicts: right scripts and faults of the corpus, spelled for GPUs (for_gpus.py), through the whole verifier. With fewer GPUs than
-  ranks, the ranks share them (`--oversubscribe`).
-- training: a decoder of the scaffold with one option changed at a time, on one rank a GPU: MFU and peak memory of
-  a rank; the first row is a bare loop around the same model. MFU counts all tokens of a batch, those that the loss ignores too.
-  `--beside "torchrun ... -m torchtitan.train ..."` adds a row for another trainer that logs as torchtitan does, at its own settings.
+- verdicts: right scripts and faults of the corpus, spelled for GPUs (for_gpus.py), through the
+  whole verifier. With fewer GPUs than ranks, the ranks share them (`--oversubscribe`).
+- training: a decoder of the scaffold with one option changed at a time, on one rank a GPU: MFU and
+  peak memory of a rank; the first row is a bare loop around the same model. MFU counts all tokens
+  of a batch, those that the loss ignores too. `--beside "torchrun ... -m torchtitan.train ..."`
+  adds a row for another trainer that logs as torchtitan does, at its own settings.
 - saves: async_save.py.
 
 OUT is written after each verdict, option and part, so an interruption loses little.
@@ -232,7 +234,9 @@ def training(rehearse: bool, keep: Keep) -> dict[str, Any]:
 
 
 def beside(command: str) -> dict[str, Any]:
-    """The row of another trainer, from the lines that it logs as torchtitan does: `memory: 30.04GiB(38%)  tps: 99,000  mfu: 36.50%`."""
+    """The row of another trainer, from the lines that it logs as torchtitan does: `memory:
+    30.04GiB(38%)  tps: 99,000  mfu: 36.50%`.
+    """
     try:
         done = subprocess.run(
             shlex.split(command), capture_output=True, text=True, timeout=3 * LIMIT, check=False
@@ -252,7 +256,10 @@ def beside(command: str) -> dict[str, Any]:
 
 
 def launched(project: Path, ranks: int, *command: Any) -> list[str]:
-    """The lines that a script prints under torchrun. Raises RuntimeError with the first of its errors."""
+    """The lines that a script prints under torchrun.
+
+    Raises RuntimeError with the first of its errors.
+    """
     launcher = [
         sys.executable,
         "-m",
@@ -275,7 +282,9 @@ def launched(project: Path, ranks: int, *command: Any) -> list[str]:
 
 
 def measured(out: Path) -> dict[str, float]:
-    """Medians of metrics.jsonl of the one run below `out`, without its first steps; the peak is the last."""
+    """Medians of metrics.jsonl of the one run below `out`, without its first steps; the peak is the
+    last.
+    """
     (file,) = out.rglob("metrics.jsonl")
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     later = [line for line in lines if line["step"] > WARM and line.get("mfu")]
@@ -303,14 +312,29 @@ def table(results: dict[str, Any]) -> list[str]:
     quiet = len(rights) - len(judged["rights_failed"])
     named = sum(row["first"] == row["rule"] for row in seeded)
     model = trained["model"]
-    of_model = f"{model['layers']} layers of width {model['width']}, {trained['micro_batch']} sequences of {model['sequence_length']}"
+    of_model = (
+        f"{model['layers']} layers of width {model['width']}, {trained['micro_batch']} sequences of"
+        f" {model['sequence_length']}"
+    )
     return [
         HEADING,
         "",
-        "Made by `benchmarks/gpu.sh` and `benchmarks/gpu.py --table` from `benchmarks/results/gpu.json`; do not edit.",
-        f"{known['gpus'][0]}, torch {known['torch']}, {len(known['gpus'])} device, which {RANKS} or more ranks share",
-        f"(`--device cuda --oversubscribe`, NCCL over loopback): {len(rights) - quiet} of {len(rights)} right scripts failed,",
-        f"{len(seeded) - len(judged['missed'])} of {len(seeded)} seeded faults found, {named} named by the first finding.",
+        (
+            "Made by `benchmarks/gpu.sh` and `benchmarks/gpu.py --table` from"
+            " `benchmarks/results/gpu.json`; do not edit."
+        ),
+        (
+            f"{known['gpus'][0]}, torch {known['torch']}, {len(known['gpus'])} device, which"
+            f" {RANKS} or more ranks share"
+        ),
+        (
+            f"(`--device cuda --oversubscribe`, NCCL over loopback): {len(rights) - quiet} of"
+            f" {len(rights)} right scripts failed,"
+        ),
+        (
+            f"{len(seeded) - len(judged['missed'])} of {len(seeded)} seeded faults found, {named}"
+            " named by the first finding."
+        ),
         "",
         f"A project of the scaffold on {trained['ranks']} rank: a decoder, {of_model} tokens in a",
         "micro-batch, bfloat16. The first row is a loop",

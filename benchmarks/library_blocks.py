@@ -1,4 +1,5 @@
-"""The code blocks and claims of the references that need a package beside torch, run on two ranks with pinned versions.
+"""The code blocks and claims of the references that need a package beside torch, run on two ranks
+with pinned versions.
 
     python benchmarks/library_blocks.py FOLDER
 

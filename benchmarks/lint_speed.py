@@ -1,9 +1,11 @@
-"""How long `fsdp2 lint` takes on a script of 500 lines, process start included, side by side with torchfix.
+"""How long `fsdp2 lint` takes on a script of 500 lines, process start included, side by side with
+torchfix.
 
-    python benchmarks/lint_speed.py --torchfix /path/to/torchfix [--runs 20] [--script PATH] [--out FILE]
+    python benchmarks/lint_speed.py --torchfix /path/to/torchfix [--runs 20] [--script PATH] [--out
+    FILE]
 
-The two programs run in turns, so that a busy machine is as busy for one as for the other. Processor time is what a machine with
-nothing else to do would show.
+The two programs run in turns, so that a busy machine is as busy for one as for the other. Processor
+time is what a machine with nothing else to do would show.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ LINES = 500
 
 
 def script_of(lines: int) -> str:
-    """A right FSDP2 script of about this many lines: a trainer, and functions of other right scripts that it could use."""
+    """A right FSDP2 script of about this many lines: a trainer, and functions of other right
+    scripts that it could use.
+    """
     head = (ZOO / PARTS[0]).read_text(encoding="utf-8").splitlines()
     cut = next(number for number, line in enumerate(head) if line.startswith("def parse_args"))
     body: list[str] = []
@@ -115,7 +119,8 @@ def main() -> int:
         }
         for name, reported in result[kind].items():
             print(
-                f"{kind:<10} {name:<12} min {reported['min'] * 1000:6.0f} ms   median {reported['median'] * 1000:6.0f} ms"
+                f"{kind:<10} {name:<12} min {reported['min'] * 1000:6.0f} ms   median"
+                f" {reported['median'] * 1000:6.0f} ms"
             )
         if "torchfix" in times:
             own, other = result[kind]["fsdp2 lint"], result[kind]["torchfix"]
@@ -123,7 +128,8 @@ def main() -> int:
                 key: round(own[key] / other[key], 3) for key in ("min", "median")
             }
             print(
-                f"{kind:<10} ratio        min {own['min'] / other['min']:6.2f}      median {own['median'] / other['median']:6.2f}"
+                f"{kind:<10} ratio        min {own['min'] / other['min']:6.2f}      median"
+                f" {own['median'] / other['median']:6.2f}"
             )
     if options.out is not None:
         write(options.out, result)

@@ -1,11 +1,15 @@
-"""Tokens a second that the generated loader reads from JSON lines, beside those of lingua and torchtitan on the same file, in one process.
+"""Tokens a second that the generated loader reads from JSON lines, beside those of lingua and
+torchtitan on the same file, in one process.
 
-    python benchmarks/loader_text_speed.py --lingua CHECKOUT --torchtitan CHECKOUT --out benchmarks/results/loader_text_speed.json
+    python benchmarks/loader_text_speed.py --lingua CHECKOUT --torchtitan CHECKOUT --out
+    benchmarks/results/loader_text_speed.json
 
-Tokens are the bytes of the text: lingua has such a tokenizer, torchtitan gets one (`Bytes`), so that no tokenizer's speed is measured. Each
-loader fills windows of LENGTH tokens, one document after the other, in its own order, in this process (torchtitan reads ahead in a thread).
-They read in turns, so that a noisy machine slows all; a figure is the median of the rounds. lingua and torchtitan encode while
-they read; a generated project encodes once (`prepare.py`): `once` counts that time too, for a run that reads every token a single time.
+Tokens are the bytes of the text: lingua has such a tokenizer, torchtitan gets one (`Bytes`), so
+that no tokenizer's speed is measured. Each loader fills windows of LENGTH tokens, one document
+after the other, in its own order, in this process (torchtitan reads ahead in a thread). They read
+in turns, so that a noisy machine slows all; a figure is the median of the rounds. lingua and
+torchtitan encode while they read; a generated project encodes once (`prepare.py`): `once` counts
+that time too, for a run that reads every token a single time.
 """
 
 from __future__ import annotations

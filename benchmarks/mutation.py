@@ -1,9 +1,12 @@
-"""Would the tests notice a rule that does nothing? Each rule in turn passes everything, and its tests must go red.
+"""Would the tests notice a rule that does nothing?
+
+Each rule in turn passes everything, and its tests must go red.
 
     python benchmarks/mutation.py --out benchmarks/results/mutation.json [--only RULE]
 
-A mutant is a rule whose `judge` returns a pass. The tests that can kill it are those of tests/verifier that name the rule: the
-seeded faults of the corpus. Only the fast part runs; a mutant that lives is a rule without a proof.
+A mutant is a rule whose `judge` returns a pass. The tests that can kill it are those of
+tests/verifier that name the rule: the seeded faults of the corpus. Only the fast part runs; a
+mutant that lives is a rule without a proof.
 """
 
 from __future__ import annotations
@@ -70,7 +73,8 @@ def main() -> int:
         living += [rule] * lives
         print(f"{'LIVES' if lives else 'killed':<8}{rule}", flush=True)
     print(
-        f"{len(rules) - len(living)} of {len(rules)} mutants killed in {time.monotonic() - started:.0f} s"
+        f"{len(rules) - len(living)} of {len(rules)} mutants killed in"
+        f" {time.monotonic() - started:.0f} s"
     )
     if options.out:
         write(options.out, {"mutants": len(rules), "living": living})

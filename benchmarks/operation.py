@@ -1,11 +1,13 @@
-"""What a scaffold's metrics cost in each step, and what is left of them after a kill -9: TensorBoard and W&B, the real packages.
+"""What a scaffold's metrics cost in each step, and what is left of them after a kill -9:
+TensorBoard and W&B, the real packages.
 
     pip install tensorboard wandb
     python benchmarks/operation.py --out benchmarks/results/operation.json
 
-cost: microseconds of `step_begins` and `train_step` together, on rank 0, the median of 1,000 calls; a line goes to a file.
-crash: two ranks are killed in the middle of a run, which then resumes. `steps_once` holds if a logger has each step exactly once.
-profile: the records of a run with --profile beside those of one without: `unchanged` holds if they are the same bit for bit.
+cost: microseconds of `step_begins` and `train_step` together, on rank 0, the median of 1,000 calls;
+a line goes to a file. crash: two ranks are killed in the middle of a run, which then resumes.
+`steps_once` holds if a logger has each step exactly once. profile: the records of a run with
+--profile beside those of one without: `unchanged` holds if they are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -139,7 +141,9 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """The records of a .wandb file: the log format of LevelDB, blocks of 32 KiB, after a header of 7 bytes."""
+    """The records of a .wandb file: the log format of LevelDB, blocks of 32 KiB, after a header of
+    7 bytes.
+    """
     from wandb.proto import wandb_internal_pb2
 
     data, place, part = file.read_bytes(), 7, b""

@@ -1,11 +1,13 @@
-"""A pairwise sample of specs: every two settings that a spec may have together stand together in one that is verified.
+"""A pairwise sample of specs: every two settings that a spec may have together stand together in
+one that is verified.
 
     python benchmarks/pairwise.py --out benchmarks/results/pairwise.json
     python benchmarks/pairwise.py --out benchmarks/results/pairwise.json --add --minutes 30
 
-Each is generated, linted, trained and verified as `examples.py` does it. What `spec check` refuses is no pair. With `--add`, the rows of
-the file stay, and combinations are run that hold pairs which none of them holds; an axis that is newer than a row has its first setting
-there. `possible` in the file is the number of pairs there are, `pairs` of those that have been run.
+Each is generated, linted, trained and verified as `examples.py` does it. What `spec check` refuses
+is no pair. With `--add`, the rows of the file stay, and combinations are run that hold pairs which
+none of them holds; an axis that is newer than a row has its first setting there. `possible` in the
+file is the number of pairs there are, `pairs` of those that have been run.
 """
 
 from __future__ import annotations
@@ -225,7 +227,9 @@ def build():
 
 
 def sample(left: set[Pair], folder: Path) -> Iterator[Combination]:
-    """Combinations that hold all of these pairs: each begins with one not held yet and takes in what it can."""
+    """Combinations that hold all of these pairs: each begins with one not held yet and takes in
+    what it can.
+    """
     while left:
         labels = dict(min(left))
         for axis in AXES:
@@ -280,7 +284,9 @@ def settings(labels: Combination) -> list[tuple[str, Any]]:
 
 
 def refusal(labels: Combination, folder: Path) -> str:
-    """What `spec check` says against a combination, or that one of its settings is replaced by another; empty if nothing."""
+    """What `spec check` says against a combination, or that one of its settings is replaced by
+    another; empty if nothing.
+    """
     path = folder / "tried.yaml"
     path.write_text(written(labels, "tried"), encoding="utf-8")
     try:

@@ -4,10 +4,11 @@
     python benchmarks/replay.py judge FOLDER [--only NAME]                    after it: every finding that differs
     python benchmarks/replay.py findings FOLDER                               what was found when it was recorded
 
-A recording holds, for each case of the corpus, its script, the request and answer of each run, and what its ranks wrote.
-To judge again, the verifier plans and judges as always, but a run that was recorded is answered from the recording:
-seconds for a case in place of a minute. A run with other settings than any recorded one is reported; then the change is one
-to the plan or to the probe, and the case must be recorded again.
+A recording holds, for each case of the corpus, its script, the request and answer of each run, and
+what its ranks wrote. To judge again, the verifier plans and judges as always, but a run that was
+recorded is answered from the recording: seconds for a case in place of a minute. A run with other
+settings than any recorded one is reported; then the change is one to the plan or to the probe, and
+the case must be recorded again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.trace.seal import mark
 from verified_fsdp2.verifier.verdict import Verdict
 
-# what differs each time: numbers of folders, time limits (by the load of the machine) and the mark of the lines
+PACKAGE = str(Path(__file__).resolve().parents[1] / "verifier")
+# what differs each time: numbers of folders, time limits (by the load of the machine) and the mark
+# of the lines
 _VARIES = ("folder", "secret", "timeout", "world", "starting_point")
 
 
@@ -46,7 +49,9 @@ class NotRecorded(Exception):
 
 
 class RecordingLauncher:
-    """Passes runs on to a real launcher; keeps request, answer and what the ranks wrote below `tape`."""
+    """Passes runs on to a real launcher; keeps request, answer and what the ranks wrote below
+    `tape`.
+    """
 
     def __init__(self, launcher: Launcher, tape: Path) -> None:
         self._launcher, self._tape = launcher, tape
@@ -77,8 +82,9 @@ class RecordingLauncher:
 class ReplayLauncher:
     """Answers runs from `tape`."""
 
-    def __init__(self, tape: Path, versions: dict[str, Any]) -> None:
+    def __init__(self, tape: Path, versions: dict[str, Any], package: str) -> None:
         self.versions, self.choice = versions, Choice.of(versions.get("isolation", {}))
+        self._package = package  # where the verifier lay that recorded
         self._left = {path.parent: _read(path) for path in sorted(tape.glob("*/run.json"))}
         self._answers: dict[int, dict[str, Any]] = {}
 
@@ -96,7 +102,11 @@ class ReplayLauncher:
                     path, Path(request.folder, path.name), run["request"]["secret"], request.secret
                 )
             else:
-                shutil.copyfile(path, Path(request.folder, path.name))
+                text = path.read_text(encoding="utf-8", errors="surrogateescape")
+                text = text.replace(self._package, PACKAGE)
+                Path(request.folder, path.name).write_text(
+                    text, encoding="utf-8", errors="surrogateescape"
+                )
         number = int(found.name.partition("-")[0])
         self._answers[number] = run["answer"]
         return number
@@ -170,7 +180,9 @@ def _nearest(wanted: dict[str, Any], left: dict[Path, Any]) -> str:
 
 
 def _sealed(source: Path, target: Path, old: str, new: str) -> None:
-    """Copy a trace with the marks of another secret; a line that the probe did not write gets none."""
+    """Copy a trace with the marks of another secret; a line that the probe did not write gets
+    none.
+    """
     lines = source.read_text(encoding="utf-8", errors="replace").split("\n")
     found = []
     for number, line in enumerate(lines[:-1], 1):
@@ -214,7 +226,9 @@ def _case_folder(base: Path, case: Case, settings: dict[str, Any]) -> Path:
 
 
 def _copied(case: Case, into: Path) -> Path:
-    """The script or folder to verify: always a copy, so that its path is the same for every clone."""
+    """The script or folder to verify: always a copy, so that its path is the same for every
+    clone.
+    """
     script = case.target(into)
     if script.is_relative_to(TESTS):
         copy = into / script.name
@@ -246,6 +260,7 @@ def record(base: Path, case: Case, settings: dict[str, Any], launcher: Launcher)
     files = RecordingWorlds(work, target.folders, target.cwd, launcher.choice, target.allow_writes)
     chosen = select((), (), case.tier)
     verdict = verify_with(taped, target, work, chosen, tier=case.tier, files=files)  # type: ignore[arg-type]
+    known |= {"cwd": str(Path.cwd()), "package": PACKAGE}
     known |= {"versions": launcher.versions, "ends": files.ends, "listings": files.listings}
     known |= {"findings": findings(verdict, folder)}
     shutil.rmtree(work, ignore_errors=True)
@@ -260,7 +275,8 @@ def judge(folder: Path) -> list[str]:
     target = resolve(Path(known["script"]), known["settings"])
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
-    taped = ReplayLauncher(folder / "tape", known["versions"])
+    os.chdir(known["cwd"])
+    taped = ReplayLauncher(folder / "tape", known["versions"], known["package"])
     files = ReplayedWorlds(
         known, work, target.folders, target.cwd, taped.choice, target.allow_writes
     )
@@ -278,7 +294,9 @@ def judge(folder: Path) -> list[str]:
 
 
 def differences(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[str]:
-    """A line for each field of each finding that is another one; for each finding that only one has; for another order."""
+    """A line for each field of each finding that is another one; for each finding that only one
+    has; for another order.
+    """
     before, after = {f["rule"]: f for f in old}, {f["rule"]: f for f in new}
     lines = [f"- {rule} {before[rule]['status']}" for rule in before if rule not in after]
     lines += [

@@ -1,4 +1,6 @@
-"""How results are stored: JSON with one row a line, so that a diff of two measurements shows the rows that changed."""
+"""How results are stored: JSON with one row a line, so that a diff of two measurements shows the
+rows that changed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def with_section(page: str, lines: list[str]) -> str:
 
 
 def text(value: Any, indent: int = 0) -> str:
-    """JSON in which a list of two rows or more, and what holds one, has a line for each item; all else is on one line."""
+    """JSON in which a list of two rows or more, and what holds one, has a line for each item; all
+    else is on one line.
+    """
     if indent and not _has_rows(value):
         return json.dumps(value, ensure_ascii=False)
     pad, end = "\n" + " " * (indent + 1), "\n" + " " * indent

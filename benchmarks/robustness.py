@@ -1,12 +1,15 @@
-"""The gate on malformed inputs, in hostile surroundings and interrupted: what it answers, how long it takes, what it leaves behind.
+"""The gate on malformed inputs, in hostile surroundings and interrupted: what it answers, how long
+it takes, what it leaves behind.
 
     python benchmarks/robustness.py --out benchmarks/results/robustness.json
 
-Five parts: malformed inputs (robustness_inputs.py), scripts that do what they should not (robustness_scripts.py), damaged checkpoints,
-signals at random moments, and many verifications at a time (robustness_signals.py). Every input comes from a fixed seed.
+Five parts: malformed inputs (robustness_inputs.py), scripts that do what they should not
+(robustness_scripts.py), damaged checkpoints, signals at random moments, and many verifications at a
+time (robustness_signals.py). Every input comes from a fixed seed.
 
-A trial is clean if the exit code is one of 0, 1, 2 and 4, nothing on stderr is a traceback, the message is bounded, it ends within
-its limit, no process is left, and no file is written but below `out`.
+A trial is clean if the exit code is one of 0, 1, 2 and 4, nothing on stderr is a traceback, the
+message is bounded, it ends within its limit, no process is left, and no file is written but below
+`out`.
 """
 
 from __future__ import annotations
@@ -160,7 +163,9 @@ def described(trial: Trial) -> str:
 def in_a_process(
     kind: str, number: int, argv: list[str], folder: Path, limit: float, own: tuple[str, ...] = ()
 ) -> Trial:
-    """A command in a process of its own; `own` are files that a script may change because they are its own."""
+    """A command in a process of its own; `own` are files that a script may change because they are
+    its own.
+    """
     before = snapshot(folder)
     code, seconds, err, left = ended(fsdp2(argv), folder, limit)
     found = [
@@ -217,7 +222,8 @@ def scripts(folder: Path) -> Iterator[tuple[str, list[Trial]]]:
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(hostile("raises hostile text"))
         reports = [word for kind in FORMATS for word in ("--report", f"{kind}=out/r.{kind}")]
-        argv = ["verify", os.path.join("in", os.fsdecode(name)), "--timeout", "15", *reports]  # noqa: PTH118
+        script = os.path.join("in", os.fsdecode(name))  # noqa: PTH118
+        argv = ["verify", script, "--timeout", "15", *reports]
         trials.append(in_a_process(str(name), n, argv, folder, 60.0))
     yield "hostile name of a script", trials
 

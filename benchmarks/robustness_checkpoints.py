@@ -1,4 +1,6 @@
-"""Damaged checkpoints handed to `train.py --resume` of a generated project: it goes on from another, starts anew, or refuses in words."""
+"""Damaged checkpoints handed to `train.py --resume` of a generated project: it goes on from
+another, starts anew, or refuses in words.
+"""
 
 from __future__ import annotations
 

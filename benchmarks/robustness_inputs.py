@@ -1,6 +1,8 @@
-"""Malformed inputs of every command, from a seed: `KINDS[kind](chance, folder)` writes one below `folder/in` and gives the command line.
+"""Malformed inputs of every command, from a seed: `KINDS[kind](chance, folder)` writes one below
+`folder/in` and gives the command line.
 
-The bases are right (examples, scripts of the zoo, a report, a project); each is then damaged as bytes, as lines, or as a tree of values.
+The bases are right (examples, scripts of the zoo, a report, a project); each is then damaged as
+bytes, as lines, or as a tree of values.
 """
 
 from __future__ import annotations
@@ -142,9 +144,18 @@ ODD_CODE = (
     b"\ndef f(x=lambda: f()): return x()\nfully_shard(f(), **{**{}})\n",
     b"\nfrom . import *\nfrom .. import a\nfrom ..... import b\nimport a, a.a.a\n",
     b"\nx = y = z = x if x else lambda *x: (yield)\n",
-    b"\nmatch model:\n    case [*_, {'a': b, **c}]:\n        fully_shard(b)\n    case _ if (q := model):\n        optimizer.step()\n",
-    b"\nfor optimizer.x[0], *model in [(1, 2)]:\n    while True:\n        optimizer.step()\n    else:\n        del optimizer\n",
-    b"\nasync def g():\n    async with a as b, c:\n        async for d in e: await fully_shard(*[m for m in model])\n",
+    (
+        b"\nmatch model:\n    case [*_, {'a': b, **c}]:\n        fully_shard(b)\n    case _ if (q"
+        b" := model):\n        optimizer.step()\n"
+    ),
+    (
+        b"\nfor optimizer.x[0], *model in [(1, 2)]:\n    while True:\n        optimizer.step()\n   "
+        b" else:\n        del optimizer\n"
+    ),
+    (
+        b"\nasync def g():\n    async with a as b, c:\n        async for d in e: await"
+        b" fully_shard(*[m for m in model])\n"
+    ),
     b"\nx = " + b"(" * 80 + b"model" + b")" * 80 + b"\n",
     b"\nmodel" + b".a" * 900 + b"()\n",
     b"\nfully_shard" + b"(model)" * 80 + b"\n",

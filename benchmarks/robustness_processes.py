@@ -1,4 +1,6 @@
-"""Trials in processes of their own: everything that they start carries a mark in its environment, by which survivors are found."""
+"""Trials in processes of their own: everything that they start carries a mark in its environment,
+by which survivors are found.
+"""
 
 from __future__ import annotations
 

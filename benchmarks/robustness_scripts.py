@@ -1,4 +1,6 @@
-"""Scripts that do what a training script should not: one right script with a few lines more, and names of files that are no names."""
+"""Scripts that do what a training script should not: one right script with a few lines more, and
+names of files that are no names.
+"""
 
 from __future__ import annotations
 

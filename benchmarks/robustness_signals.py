@@ -1,4 +1,6 @@
-"""Signals at random moments of a verification, and many verifications at a time: who is left, and what is said."""
+"""Signals at random moments of a verification, and many verifications at a time: who is left, and
+what is said.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +98,8 @@ def right(trial: dict[str, Any], number: signal.Signals) -> bool:
     if trial["whole"]:
         return not trial["survivors"] and not trial["leftovers"]
     early = trial["report"] == "none" and trial["after"] < STARTS  # nothing had begun yet
-    codes = (
-        (*CODES[number], 1) if early else CODES[number]
-    )  # 1: Python's own `site` was interrupted
+    # 1: Python's own `site` was interrupted
+    codes = (*CODES[number], 1) if early else CODES[number]
     handled = trial["code"] in codes and not trial["survivors"]
     if number == signal.SIGKILL:
         return handled

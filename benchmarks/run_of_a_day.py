@@ -1,12 +1,15 @@
-"""A run of a day on a small scale: the commands of examples/day/README.md, as a user gives them, and what they print.
+"""A run of a day on a small scale: the commands of examples/day/README.md, as a user gives them,
+and what they print.
 
     python benchmarks/run_of_a_day.py --out benchmarks/results/run_of_a_day.json
 
-A tokenizer is made, a small mixture of experts is trained on the standard library, stopped by SIGTERM on 2 ranks, killed by SIGKILL on 4
-and finished on 1. Then LoRA teaches it to answer, the adapters are merged, and transformers opens what is exported. Three things are
-checked: each logged step is there once with finite values, the logits of transformers are those of the model that was trained, and
-the answer that the chat model gives is one that it was taught. `load` is the machine's, over the last 15 minutes: what else it
-did took part of the time. `--work FOLDER` keeps the projects.
+A tokenizer is made, a small mixture of experts is trained on the standard library, stopped by
+SIGTERM on 2 ranks, killed by SIGKILL on 4 and finished on 1. Then LoRA teaches it to answer, the
+adapters are merged, and transformers opens what is exported. Three things are checked: each logged
+step is there once with finite values, the logits of transformers are those of the model that was
+trained, and the answer that the chat model gives is one that it was taught. `load` is the
+machine's, over the last 15 minutes: what else it did took part of the time. `--work FOLDER` keeps
+the projects.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ QUESTION = "One piece of advice on bread?"
 TERMINATED, KILLED = 60, 100  # after the save of this step
 LIMIT = 1e-4  # of the difference of two logits
 SHOWN = re.compile(
-    r"^(step +\d+00 |step +60 |saved|resume|stopped|model|mesh|end |validation|json|asyncio|loss |error|exported|out/|\S*tokens/)"
+    r"^(step +\d+00 |step +60 |saved|resume|stopped|model|mesh|end |validation|json|asyncio|loss"
+    r" |error|exported|out/|\S*tokens/)"
 )
 PATIENCE = 3600
 COMPARE = """

@@ -1,11 +1,14 @@
-"""One bit flipped in each of 20 places of a checkpoint: refused every time, by name, and the previous checkpoint taken.
+"""One bit flipped in each of 20 places of a checkpoint: refused every time, by name, and the
+previous checkpoint taken.
 
     python benchmarks/scaffold_bitflip.py --out benchmarks/results/scaffold_bitflip.json
 
-Two ranks of a generated project save twice. Each trial is a copy of the run with one bit of the newer checkpoint flipped: in the data
-of each rank, in `.metadata`, in `SHA256SUMS`. A resume on 1 or 2 ranks must warn with the name of the file, put the checkpoint aside
-and go on from the older one. The control is a copy with no bit flipped: it must go on from the newer one. `dcp_alone` is what
-`torch.distributed.checkpoint` does with the same damage, without the project: "loads", or the error.
+Two ranks of a generated project save twice. Each trial is a copy of the run with one bit of the
+newer checkpoint flipped: in the data of each rank, in `.metadata`, in `SHA256SUMS`. A resume on 1
+or 2 ranks must warn with the name of the file, put the checkpoint aside and go on from the older
+one. The control is a copy with no bit flipped: it must go on from the newer one. `dcp_alone` is
+what `torch.distributed.checkpoint` does with the same damage, without the project: "loads", or the
+error.
 """
 
 from __future__ import annotations
@@ -84,9 +87,11 @@ def load_alone(checkpoint: Path) -> None:
 
     stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     state: dict[str, Any] = {
-        name: torch.empty(value.size, dtype=value.properties.dtype)
-        if hasattr(value, "size")
-        else None
+        name: (
+            torch.empty(value.size, dtype=value.properties.dtype)
+            if hasattr(value, "size")
+            else None
+        )
         for name, value in stored.items()
     }
     dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
@@ -180,10 +185,12 @@ def main() -> int:
     silent = sum(row["dcp_alone"] == "loads" for row in rows)
     right = control["ended"] and control["resumed_from"] == NEWER and not control["named"]
     print(
-        f"{good} of {len(rows)} flipped bits refused and the older checkpoint taken; DCP alone loads {silent} of them"
+        f"{good} of {len(rows)} flipped bits refused and the older checkpoint taken; DCP alone"
+        f" loads {silent} of them"
     )
     print(
-        f"without a flip: goes on from step {control['resumed_from']}, {'no' if right else 'a'} warning"
+        f"without a flip: goes on from step {control['resumed_from']}, {'no' if right else 'a'}"
+        " warning"
     )
     return 0 if good == len(rows) and right else 1
 

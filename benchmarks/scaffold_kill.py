@@ -1,13 +1,15 @@
-"""Kill a random rank of a generated project at random moments, resume on other ranks: no sample lost or repeated, the same loss.
+"""Kill a random rank of a generated project at random moments, resume on other ranks: no sample
+lost or repeated, the same loss.
 
     python benchmarks/scaffold_kill.py --out benchmarks/results/scaffold_kill.json
 
-A run saves every second step (sync, thread and process in turn). At a random moment a random rank gets SIGKILL; other trials send
-SIGTERM to torchrun. Then the run is resumed on another number of ranks and goes to its end. Each rank writes down the samples of
-every optimizer step that it makes (`record` below runs train.py as it is, with two listeners). The steps up to the checkpoint from
-the first part and those after it from the second must be the samples of the undisturbed run, in its order. The losses must be
-those of the undisturbed run within TIMES the largest difference between undisturbed runs on 1, 2 and 4 ranks. Controls: projects
-that are broken on purpose must be noticed.
+A run saves every second step (sync, thread and process in turn). At a random moment a random rank
+gets SIGKILL; other trials send SIGTERM to torchrun. Then the run is resumed on another number of
+ranks and goes to its end. Each rank writes down the samples of every optimizer step that it makes
+(`record` below runs train.py as it is, with two listeners). The steps up to the checkpoint from the
+first part and those after it from the second must be the samples of the undisturbed run, in its
+order. The losses must be those of the undisturbed run within TIMES the largest difference between
+undisturbed runs on 1, 2 and 4 ranks. Controls: projects that are broken on purpose must be noticed.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ CONTROLS = {
 
 
 def record(log: Path) -> None:
-    """Inside a rank: run train.py of this folder, and write down the samples of each optimizer step."""
+    """Inside a rank: run train.py of this folder, and write down the samples of each optimizer
+    step.
+    """
     sys.path.insert(0, str(Path.cwd()))
     import data
     import torch.distributed as dist
@@ -95,7 +99,9 @@ def record(log: Path) -> None:
 
 
 def samples_of(log: Path) -> dict[int, list[int]]:
-    """{data position: the samples of that step over all ranks, in the order of the ranks}; what not all ranks did is partial."""
+    """{data position: the samples of that step over all ranks, in the order of the ranks}; what not
+    all ranks did is partial.
+    """
     lines = [
         json.loads(line) for file in log.glob("*.jsonl") for line in file.read_text().splitlines()
     ]
@@ -362,8 +368,8 @@ def main() -> int:
     good = sum(row["ok"] for row in results["trials"])
     noticed = sum(row["noticed"] for row in results["controls"])
     print(
-        f"{good} of {len(results['trials'])} trials end as the undisturbed run (losses within {results['limit']:.1e}); "
-        f"{noticed} of {len(CONTROLS)} broken projects noticed"
+        f"{good} of {len(results['trials'])} trials end as the undisturbed run (losses within"
+        f" {results['limit']:.1e}); {noticed} of {len(CONTROLS)} broken projects noticed"
     )
     return 0 if good == len(results["trials"]) and noticed == len(CONTROLS) else 1
 

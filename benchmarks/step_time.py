@@ -1,10 +1,12 @@
-"""What the generated training loop costs beside a bare hand-written FSDP2 loop: the same model, batch and optimizer.
+"""What the generated training loop costs beside a bare hand-written FSDP2 loop: the same model,
+batch and optimizer.
 
     python benchmarks/step_time.py --out benchmarks/results/step_time.json
 
-Both run in the same processes, a step of the one after a step of the other: the generated `train()` runs unmodified, and each time
-it asks for its next batch, one bare step is made first. So a noisy machine slows both. A ratio is that of the medians of one
-round, over all ranks but the first steps; several rounds give the spread.
+Both run in the same processes, a step of the one after a step of the other: the generated `train()`
+runs unmodified, and each time it asks for its next batch, one bare step is made first. So a noisy
+machine slows both. A ratio is that of the medians of one round, over all ranks but the first steps;
+several rounds give the spread.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ SPEC = {
 
 
 def measure(project: Path, steps: int) -> None:
-    """Inside a rank: run the generated `train()` with a bare step before each of its own, and print both medians."""
+    """Inside a rank: run the generated `train()` with a bare step before each of its own, and print
+    both medians.
+    """
     sys.path.insert(0, str(project))
     os.chdir(project)
     import data
@@ -146,7 +150,8 @@ def main() -> int:
     if options.out:
         write(options.out, results)
     print(
-        f"a step: generated / bare = {results['ratio']:.3f} (from {min(ratios):.3f} to {max(ratios):.3f}); limit {LIMIT}"
+        f"a step: generated / bare = {results['ratio']:.3f} (from {min(ratios):.3f} to"
+        f" {max(ratios):.3f}); limit {LIMIT}"
     )
     return 0 if results["ratio"] <= LIMIT else 1
 

@@ -1,12 +1,14 @@
-"""Models of Hugging Face transformers, there and back: local folder -> sharded on 2 ranks -> checkpoint -> exported folder, bit by bit.
+"""Models of Hugging Face transformers, there and back: local folder -> sharded on 2 ranks ->
+checkpoint -> exported folder, bit by bit.
 
     python benchmarks/transformers_models.py --out benchmarks/results/transformers_models.json
 
-Needs transformers, peft and safetensors. The models (Llama, Qwen 3, GPT-2; tiny, random) are made on the spot; nothing is fetched.
-`full`: each rank reads its shards of the folder's safetensors; what they hold together, their logits, and what export.py makes of
-their checkpoint are compared with `from_pretrained` of the folder. `full_tp`: the same on 4 ranks with matrices split over 2.
-`lora`: four steps of train.py; then the frozen weights are compared with the folder, and the logits with those of peft, which opens
-the exported adapters beside the folder's model.
+Needs transformers, peft and safetensors. The models (Llama, Qwen 3, GPT-2; tiny, random) are made
+on the spot; nothing is fetched. `full`: each rank reads its shards of the folder's safetensors;
+what they hold together, their logits, and what export.py makes of their checkpoint are compared
+with `from_pretrained` of the folder. `full_tp`: the same on 4 ranks with matrices split over 2.
+`lora`: four steps of train.py; then the frozen weights are compared with the folder, and the logits
+with those of peft, which opens the exported adapters beside the folder's model.
 """
 
 from __future__ import annotations
@@ -170,7 +172,9 @@ def main() -> int:
 
 
 def right(row: dict[str, Any]) -> bool:
-    """Everything is bitwise as it was; the adapters have moved, and peft computes what training computed."""
+    """Everything is bitwise as it was; the adapters have moved, and peft computes what training
+    computed.
+    """
     untrained, trained = row["full"], row["lora"]
     split = row.get("full_tp", untrained)
     parts = (untrained, trained, split)

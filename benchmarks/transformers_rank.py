@@ -1,9 +1,10 @@
-"""What one rank of a generated project holds, reported by rank 0 as JSON: run by transformers_models.py under torchrun.
+"""What one rank of a generated project holds, reported by rank 0 as JSON: run by
+transformers_models.py under torchrun.
 
     torchrun --nproc-per-node 2 transformers_rank.py PROJECT FOLDER OUT [CHECKPOINT]
 
-Builds the model as train.py does, holds it against FOLDER as transformers itself opens it, and saves it as a checkpoint; with
-CHECKPOINT, loads that first.
+Builds the model as train.py does, holds it against FOLDER as transformers itself opens it, and
+saves it as a checkpoint; with CHECKPOINT, loads that first.
 """
 
 from __future__ import annotations

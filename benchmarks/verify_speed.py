@@ -1,10 +1,12 @@
-"""What a full verification costs, in plain launches: the quickstart scaffold, `torchrun` and `fsdp2 verify` in turn.
+"""What a full verification costs, in plain launches: the quickstart scaffold, `torchrun` and `fsdp2
+verify` in turn.
 
     python benchmarks/verify_speed.py [--repeats 5] [--out benchmarks/results/verify_speed.json]
 
-Each round runs one plain `torchrun --nproc-per-node 2 train.py` of as many steps as the verification compares, then one `fsdp2
-verify` (single, reference, perturbed, train, resume, two reshards). The ratio is that of the medians of wall-clock time; processor
-time, which other work on the machine disturbs less, stands beside it. The load before the first round is written down.
+Each round runs one plain `torchrun --nproc-per-node 2 train.py` of as many steps as the
+verification compares, then one `fsdp2 verify` (single, reference, perturbed, train, resume, two
+reshards). The ratio is that of the medians of wall-clock time; processor time, which other work on
+the machine disturbs less, stands beside it. The load before the first round is written down.
 """
 
 from __future__ import annotations

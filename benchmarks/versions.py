@@ -1,11 +1,15 @@
-"""Each version of torch and Python: installed, doctor, right scripts, a fault of every family, the quickstart's project.
+"""Each version of torch and Python: installed, doctor, right scripts, a fault of every family, the
+quickstart's project.
 
-    python benchmarks/versions.py FOLDER [--only 2.9.1 ...] --out benchmarks/results/versions.json --table references/reliability.md
+    python benchmarks/versions.py FOLDER [--only 2.9.1 ...] --out benchmarks/results/versions.json
+    --table references/reliability.md
 
-An environment a version is made in FOLDER (with pip; about 2 GB each, and 4 GB for each major version of CUDA) and kept. Builds for
-CUDA import NVIDIA's libraries even on a machine without a GPU: those of the newest torch are installed once for each major version of
-CUDA, beside the environments, and a .pth file leads there. Then fsdp2 is installed; where torch has exactly the libraries that it asks
-for, pip may change no other package. Rows that were not run again keep their results.
+An environment a version is made in FOLDER (with pip; about 2 GB each, and 4 GB for each major
+version of CUDA) and kept. Builds for CUDA import NVIDIA's libraries even on a machine without a
+GPU: those of the newest torch are installed once for each major version of CUDA, beside the
+environments, and a .pth file leads there. Then fsdp2 is installed; where torch has exactly the
+libraries that it asks for, pip may change no other package. Rows that were not run again keep their
+results.
 """
 
 from __future__ import annotations
@@ -246,7 +250,10 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             cells = [f"refused: {r['refused']}", "", ""]
         else:
             cells = [
-                f"{r['right'] - len(r['right_failed']) - len(r.get('right_stopped', ()))} of {r['right']}",
+                (
+                    f"{r['right'] - len(r['right_failed']) - len(r.get('right_stopped', ()))} of"
+                    f" {r['right']}"
+                ),
                 f"{r['faults'] - len(r['missed'])} of {r['faults']}",
                 r["quickstart"],
             ]

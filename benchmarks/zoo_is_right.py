@@ -1,11 +1,14 @@
-"""Are the right scripts right? Shown without the verifier: none of its code runs here, only two public hooks of torch.
+"""Are the right scripts right?
+
+Shown without the verifier: none of its code runs here, only two public hooks of torch.
 
     python benchmarks/zoo_is_right.py --out benchmarks/results/zoo_is_right.json
 
-Every script of tests/zoo runs on 1, 2 and 4 ranks, or on those of them that its mesh allows. After each optimizer step the
-whole weights are gathered. A right script ends at the same weights at every size: `apart` is |difference| / |total update| after
-STEPS steps, and where the script resumes, its weights after each step are those of the run that went on. What cannot be
-compared so is listed with the reason.
+Every script of tests/zoo runs on 1, 2 and 4 ranks, or on those of them that its mesh allows. After
+each optimizer step the whole weights are gathered. A right script ends at the same weights at every
+size: `apart` is |difference| / |total update| after STEPS steps, and where the script resumes, its
+weights after each step are those of the run that went on. What cannot be compared so is listed with
+the reason.
 """
 
 from __future__ import annotations
@@ -59,7 +62,10 @@ def words(case: Case, key: str, folder: Path) -> list[str]:
 def launch(
     script: Path, ranks: int, argv: list[str], dump: Path, patience: float = SECONDS
 ) -> bool:
-    """Run the script on `ranks` processes; every rank 0 step leaves `dump/STEP.pt`. Returns whether all ended well."""
+    """Run the script on `ranks` processes; every rank 0 step leaves `dump/STEP.pt`.
+
+    Returns whether all ended well.
+    """
     dump.mkdir(parents=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -118,7 +124,9 @@ def keep_weights(rank: int, dump: Path) -> None:
     made: dict[int, int] = {}
 
     def helper() -> bool:
-        """torch's state-dict helpers step an optimizer once to create its state: that is no training."""
+        """torch's state-dict helpers step an optimizer once to create its state: that is no
+        training.
+        """
         frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_name != "_init_optim_state":
             frame = frame.f_back

@@ -1,11 +1,14 @@
-"""Is the grader right? Right solutions pass; every untouched start and every seeded wrong solution fails as foreseen.
+"""Is the grader right?
+
+Right solutions pass; every untouched start and every seeded wrong solution fails as foreseen.
 
     python evals/check_grader.py --out benchmarks/results/grader.json                      # all tasks: half an hour
     python evals/check_grader.py --only single-gpt                                         # tasks whose name contains this
     python evals/check_grader.py --only single-gpt --out benchmarks/results/grader.json    # these rows anew, the others kept
 
-A wrong solution fails for the right reason if the checks that fail are exactly those that its task names; where a run is to
-end with an error, the task also names words of that error, or several, where it depends on timing which rank is first.
+A wrong solution fails for the right reason if the checks that fail are exactly those that its task
+names; where a run is to end with an error, the task also names words of that error, or several,
+where it depends on timing which rank is first.
 """
 
 from __future__ import annotations
@@ -114,7 +117,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def others(path: Path, graded: list[Task], environment: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of the other tasks in the file that is there, if they were made in the same environment."""
+    """The rows of the other tasks in the file that is there, if they were made in the same
+    environment.
+    """
     if not path.exists():
         return []
     results = json.loads(path.read_text(encoding="utf-8"))

@@ -2,9 +2,10 @@
 
     python evals/grade.py TASK FOLDER [--text] [--grading FILE] [--slow N]
 
-Prints JSON (with --text a table). Exit code 0 if every check holds, 1 if not, 2 for bad usage, 3 if the grader could not judge,
-such as on a machine that is too slow for its own oracle. A check that could not be made, because a run that it needs failed, has
-`passed: null`. `--grading` writes the same as a grading.json of the Agent Skills evaluation guide.
+Prints JSON (with --text a table). Exit code 0 if every check holds, 1 if not, 2 for bad usage, 3 if
+the grader could not judge, such as on a machine that is too slow for its own oracle. A check that
+could not be made, because a run that it needs failed, has `passed: null`. `--grading` writes the
+same as a grading.json of the Agent Skills evaluation guide.
 """
 
 from __future__ import annotations
@@ -130,7 +131,9 @@ def run_solution(
 def grade(
     task: Task, solution: Path, slow: float = 1.0, known: tuple[Path, Oracle] | None = None
 ) -> dict[str, Any]:
-    """Run a solution, and what every check says of it; `known` is the oracle and its folder if it ran before."""
+    """Run a solution, and what every check says of it; `known` is the oracle and its folder if it
+    ran before.
+    """
     begin = time.monotonic()
     until = begin + SECONDS * slow
     checks: list[dict[str, Any]] = []

@@ -23,7 +23,9 @@ def one_line(text: str) -> str:
 
 
 def evals() -> dict[str, Any]:
-    """evals.json in the format of the Agent Skills evaluation guide, with `name` and `should_trigger` besides."""
+    """evals.json in the format of the Agent Skills evaluation guide, with `name` and
+    `should_trigger` besides.
+    """
     rows: list[dict[str, Any]] = []
     for name in names():
         task = load(name)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""`python -m verified_fsdp2.skill`, or `python <folder>/skill` on a plain copy of the pack that was never installed."""
+"""`python -m verified_fsdp2.skill`, or `python <folder>/skill` on a plain copy of the pack that was
+never installed.
+"""
 
 import os
 import sys

@@ -1,4 +1,6 @@
-"""Writes files into a folder: all of them or none, never through a link, and no existing file is lost."""
+"""Writes files into a folder: all of them or none, never through a link, and no existing file is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _RollbackFailed(Exception):
-    """A file could neither be replaced nor restored; the old files are still in the staging folder."""
+    """A file could neither be replaced nor restored; the old files are still in the staging
+    folder.
+    """
 
 
 def write_files(contents: Contents, out: Path) -> None:
@@ -26,7 +30,8 @@ def write_files(contents: Contents, out: Path) -> None:
     try:
         with defer_signals():
             target.parent.mkdir(parents=True, exist_ok=True)
-            # inside an existing folder, which may be a mount point: files cannot be renamed across file systems
+            # inside an existing folder, which may be a mount point: files cannot be renamed across
+            # file systems
             folder = target if target.exists() else target.parent
             staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=folder))
             try:
@@ -49,7 +54,10 @@ def write_files(contents: Contents, out: Path) -> None:
 
 
 def obstacle(out: Path, path: str, replace_link: bool = False) -> str:
-    """Why nothing may be written to `out/path`; empty if it may. A link is never written through."""
+    """Why nothing may be written to `out/path`; empty if it may.
+
+    A link is never written through.
+    """
     for parent in reversed(Path(path).parents[:-1]):
         if os.path.lexists(out / parent) and (
             (out / parent).is_symlink() or not (out / parent).is_dir()

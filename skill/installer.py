@@ -1,13 +1,18 @@
-"""Installs a lean copy of the pack where coding agents look for skills: all or nothing, never over an edited file.
+"""Installs a lean copy of the pack where coding agents look for skills: all or nothing, never over
+an edited file.
 
 Where each client looks, by its own documentation (read in November 2026):
 
 - Claude Code: code.claude.com/docs/en/skills, "Where skills live".
 - Codex: developers.openai.com/codex/skills, "Where to save skills".
-- Cursor: cursor.com/docs/context/skills, "Skill directories"; it also loads `.agents/skills`, and `.claude/skills` of project and user.
-- Gemini CLI: geminicli.com/docs/cli/using-agent-skills, "Discovery tiers"; `.agents/skills` is an alias, which wins.
-- OpenCode: opencode.ai/v2/docs/skills, "Discovery"; it also loads `.claude/skills` and `.agents/skills`.
-- GitHub Copilot: docs.github.com/en/copilot, "Create skills"; it also loads `.claude/skills` and `.agents/skills`.
+- Cursor: cursor.com/docs/context/skills, "Skill directories"; it also loads `.agents/skills`, and
+  `.claude/skills` of project and user.
+- Gemini CLI: geminicli.com/docs/cli/using-agent-skills, "Discovery tiers"; `.agents/skills` is an
+  alias, which wins.
+- OpenCode: opencode.ai/v2/docs/skills, "Discovery"; it also loads `.claude/skills` and
+  `.agents/skills`.
+- GitHub Copilot: docs.github.com/en/copilot, "Create skills"; it also loads `.claude/skills` and
+  `.agents/skills`.
 """
 
 from __future__ import annotations
@@ -50,7 +55,8 @@ SHARED = {
 }
 _FILES = ("SKILL.md", "LICENSE", "__init__.py")
 _FOLDERS = ("references", "templates", "examples", "skill", "verifier")
-# Examples of one option each, which `fsdp2 spec explain` shows as well, and of what a larger one holds.
+# Examples of one option each, which `fsdp2 spec explain` shows as well, and of what a larger one
+# holds.
 _LEFT_OUT = {
     f"examples/{name}.yaml"
     for name in (
@@ -87,7 +93,9 @@ _READ = (
 )  # what agents read: a thin copy, beside its launcher
 _LAUNCHER = f'''\
 #!/usr/bin/env python3
-"""Calls verified-fsdp2, of the version that wrote this copy: in this Python, as `fsdp2` on the path, or in the project's .venv."""
+"""Calls verified-fsdp2, of the version that wrote this copy: in this Python, as `fsdp2` on the
+path, or in the project's .venv.
+"""
 
 import os
 import shutil
@@ -115,16 +123,22 @@ from verified_fsdp2.skill.cli import main
 
 sys.exit(main())
 '''
-# The tools of a project that holds a copy leave it alone: ruff takes the nearest configuration of a file; git no bytecode.
+# The tools of a project that holds a copy leave it alone: ruff takes the nearest configuration of a
+# file; git no bytecode.
 GUEST = {
-    "ruff.toml": b'# Linters of the project leave this copy alone.\nexclude = ["*"]\n\n[lint]\nselect = []\n',
+    "ruff.toml": (
+        b'# Linters of the project leave this copy alone.\nexclude = ["*"]\n\n[lint]\nselect = []\n'
+    ),
     ".gitignore": b"__pycache__/\n",
 }
 
 
 @dataclass(frozen=True)
 class Target:
-    """One folder for the copy, and the clients that read it. `refusal`: why nothing is written there."""
+    """One folder for the copy, and the clients that read it.
+
+    `refusal`: why nothing is written there.
+    """
 
     folder: Path
     clients: tuple[str, ...]
@@ -133,7 +147,9 @@ class Target:
 
 @dataclass
 class Plan:
-    """The changes of one folder. `contents`: path to new content, None to remove it; `kept`: files that a person edited.
+    """The changes of one folder.
+
+    `contents`: path to new content, None to remove it; `kept`: files that a person edited.
 
     `changed`: of an upgrade, the texts that differ, and the rules that are new or gone.
     """
@@ -150,7 +166,9 @@ class Plan:
 
 
 def pack_files(pack: Path = PACK) -> dict[str, bytes]:
-    """The files of an installed copy, path to content: the text of the skill, and what its commands need to run, in few files."""
+    """The files of an installed copy, path to content: the text of the skill, and what its commands
+    need to run, in few files.
+    """
     if (pack / copies.SOURCES).is_dir():  # a copy itself
         return _of_copy(pack)
     return copies.join(_of_pack(pack)) | GUEST
@@ -187,13 +205,17 @@ def _of_pack(pack: Path) -> dict[str, bytes]:
 
 
 def thin_files(pack: Path = PACK) -> dict[str, bytes]:
-    """The files of a thin copy: what an agent reads, and a launcher that calls the installed package of the same version."""
+    """The files of a thin copy: what an agent reads, and a launcher that calls the installed
+    package of the same version.
+    """
     read = {name: data for name, data in pack_files(pack).items() if name.split("/")[0] in _READ}
     return read | {"skill/__main__.py": _LAUNCHER.encode()} | GUEST
 
 
 def files_for(folder: Path, thin: bool | None = None) -> dict[str, bytes]:
-    """The files of a copy there; `thin` None: as the copy that is there, and of a new one thin if this package is installed."""
+    """The files of a copy there; `thin` None: as the copy that is there, and of a new one thin if
+    this package is installed.
+    """
     if thin is None:
         _, there = _read(folder) or ("", {})
         thin = not any(name.startswith("verifier/") for name in there) if there else _is_installed()
@@ -235,9 +257,14 @@ def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> lis
 
 
 def _refusal(folder: Path, base: Path) -> str:
-    """Why nothing is written there: not a folder, a link, outside of the project or home, or not writable; else empty."""
+    """Why nothing is written there: not a folder, a link, outside of the project or home, or not
+    writable; else empty.
+    """
     if folder.is_symlink():
-        return f"{folder} is a symbolic link to {folder.readlink()}: it was not written by `fsdp2 install`"
+        return (
+            f"{folder} is a symbolic link to {folder.readlink()}: it was not written by `fsdp2"
+            " install`"
+        )
     real = Path(os.path.realpath(folder))
     if not real.is_relative_to(os.path.realpath(base)):
         return f"{folder} leads out of {base}, to {real}"
@@ -260,7 +287,8 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
             raise UserError(f"{folder} is a git clone: `git pull` brings it up to date")
         if not force:
             raise UserError(
-                f"{folder} was not written by `fsdp2 install`; move it away, or --force to write into it"
+                f"{folder} was not written by `fsdp2 install`; move it away, or --force to write"
+                " into it"
             )
     previous, before = manifest or (None, {})
     plan = Plan(target, "install" if manifest is None else "upgrade", previous)
@@ -279,7 +307,9 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
 
 
 def plan_uninstall(target: Target, force: bool = False) -> Plan:
-    """The changes that remove what was installed, and its compiled files; edited files stay unless `force`."""
+    """The changes that remove what was installed, and its compiled files; edited files stay unless
+    `force`.
+    """
     folder = target.folder
     if target.refusal:
         return Plan(target, "foreign")
@@ -299,7 +329,9 @@ def plan_uninstall(target: Target, force: bool = False) -> Plan:
 def _add_changes(
     plan: Plan, before: Mapping[str, str], files: Mapping[str, bytes], force: bool
 ) -> None:
-    """From the copy that was installed (path to hash) to one with these files; edited files are kept unless `force`."""
+    """From the copy that was installed (path to hash) to one with these files; edited files are
+    kept unless `force`.
+    """
     folder = plan.target.folder
     for path in dict.fromkeys((*files, *before)):
         data, there = files.get(path), _hash(folder / path)
@@ -378,7 +410,10 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
-    """(version, {path: hash}) of the copy in a folder; None if there is none. Raises UserError if it is damaged."""
+    """(version, {path: hash}) of the copy in a folder; None if there is none.
+
+    Raises UserError if it is damaged.
+    """
     path = folder / MANIFEST
     try:
         data = json.loads(inputs.whole(path, inputs.RECORD))
@@ -411,7 +446,10 @@ def _digest(data: bytes) -> str:
 
 
 def _hash(path: Path) -> str | None:
-    """The hash of a file; None if it does not exist. A link was never installed, whatever its target."""
+    """The hash of a file; None if it does not exist.
+
+    A link was never installed, whatever its target.
+    """
     if path.is_symlink():
         return "a link"
     data = _content(path)

@@ -1,4 +1,6 @@
-"""The only writer: results on stdout, logs on stderr; and the parts of a command line that all commands share."""
+"""The only writer: results on stdout, logs on stderr; and the parts of a command line that all
+commands share.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,18 @@ from typing import Any, TextIO
 from ..verifier.report.sanitize import sanitize
 from ..verifier.report.wrapping import paragraphs, width, wrapped
 
-_NOT_LOOKED_AT = "not looked at (--offline): data, tokenizer, pretrained weights; train.py checks them where it runs"
+_NOT_LOOKED_AT = (
+    "not looked at (--offline): data, tokenizer, pretrained weights; train.py checks them where it"
+    " runs"
+)
 _URLS = "not looked at (URLs): {}; prepare.py reads them where it runs"
 LINES, CHARACTERS = 150, 8_000  # of an error; what agents read of one command's output
 
 
 class Help(argparse.HelpFormatter):
-    """Help as wide as the terminal; argparse itself imports half a dozen modules to ask for its width."""
+    """Help as wide as the terminal; argparse itself imports half a dozen modules to ask for its
+    width.
+    """
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=width())
@@ -98,7 +105,9 @@ def log(text: str) -> None:
 
 
 def bounded(text: str) -> str:
-    """An error of at most LINES lines and CHARACTERS characters: what quotes its input can be as long as that."""
+    """An error of at most LINES lines and CHARACTERS characters: what quotes its input can be as
+    long as that.
+    """
     cut = "\n".join(text[:CHARACTERS].split("\n")[:LINES])
     return text if cut == text else f"{cut} ... (cut)"
 

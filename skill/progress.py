@@ -1,4 +1,6 @@
-"""The progress of a verification on stderr: a line for each finished run and, on a terminal, the current runs and their seconds."""
+"""The progress of a verification on stderr: a line for each finished run and, on a terminal, the
+current runs and their seconds.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ TICK = 0.5  # seconds
 
 
 class Live:
-    """Called whenever a run begins or ends. On a terminal it rewrites the last line, with blanks and no escape sequences."""
+    """Called whenever a run begins or ends.
+
+    On a terminal it rewrites the last line, with blanks and no escape sequences.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -60,7 +65,9 @@ class Live:
         return f"  running: {', '.join(runs)}" if runs else ""
 
     def _show(self, text: str) -> None:
-        """Replace the terminal's last line; the text is cut at the terminal's width, so that it never wraps."""
+        """Replace the terminal's last line; the text is cut at the terminal's width, so that it
+        never wraps.
+        """
         if not self._terminal or (not text and not self._shown):
             return
         try:

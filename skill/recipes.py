@@ -29,7 +29,9 @@ FOREIGN = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a piece does, the definitions that it is cut from, and the rules that verify it where it is pasted."""
+    """What a piece does, the definitions that it is cut from, and the rules that verify it where it
+    is pasted.
+    """
 
     about: str
     wanted: tuple[Definition, ...]
@@ -44,7 +46,8 @@ RECIPES = {
         ("set-device-missing", "mesh-argument-wrong"),
     ),
     "meta-init": Recipe(
-        "Build any module on the meta device but on rank 0, shard it, then fill every parameter and buffer from rank 0.",
+        "Build any module on the meta device but on rank 0, shard it, then fill every parameter and"
+        " buffer from rank 0.",
         (("model", "build_model"),),
         (
             "meta-params-not-reset",
@@ -60,7 +63,8 @@ RECIPES = {
         ("optim-before-shard",),
     ),
     "train-step": Recipe(
-        "One optimizer step: accumulation, a loss over the valid tokens of all ranks, clipping on the global norm.",
+        "One optimizer step: accumulation, a loss over the valid tokens of all ranks, clipping on"
+        " the global norm.",
         (("train", "agree"), ("train", "train_step")),
         (
             "double-or-missing-world-scale",
@@ -70,7 +74,8 @@ RECIPES = {
         ),
     ),
     "data-position": Recipe(
-        "One shuffled order for all ranks and a position in global samples: a run resumes on any number of ranks.",
+        "One shuffled order for all ranks and a position in global samples: a run resumes on any"
+        " number of ranks.",
         (("data", "GlobalBatches"),),
         (
             "same-data-on-every-rank",

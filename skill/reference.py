@@ -1,4 +1,6 @@
-"""`references/contract.md`, made from the docs of the rules: `python -m verified_fsdp2.skill.reference > references/contract.md`."""
+"""`references/contract.md`, made from the docs of the rules: `python -m
+verified_fsdp2.skill.reference > references/contract.md`.
+"""
 
 from __future__ import annotations
 

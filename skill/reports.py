@@ -26,7 +26,10 @@ HELP = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}, to stdout or a file (repeat
 
 
 def add_options(parser: argparse.ArgumentParser, report: str, baseline: str) -> None:
-    """The options of every command that judges: which rules, which reports. `report` and `baseline` are their help."""
+    """The options of every command that judges: which rules, which reports.
+
+    `report` and `baseline` are their help.
+    """
     add = parser.add_argument
     add(
         "--only",
@@ -72,7 +75,10 @@ def wanted_reports(
 
 
 def parsed_reports(given: Sequence[str], json: bool, known: Collection[str]) -> list[Report]:
-    """(format, path or None for stdout) of each report; text on stdout if none is asked for. Raises UserError."""
+    """(format, path or None for stdout) of each report; text on stdout if none is asked for.
+
+    Raises UserError.
+    """
     found: list[Report] = []
     for text in [*given, *(["json"] if json else [])] or ["text"]:
         name, equals, given_path = text.partition("=")
@@ -100,8 +106,8 @@ def reports_by_target(
     for name, path in reports if len(names) > 1 else ():
         if path is None and name not in LINES:
             raise UserError(
-                f"several {name} reports cannot share stdout; write --report {name}=PATH with {PLACE} in PATH, or choose "
-                "one target with --target NAME"
+                f"several {name} reports cannot share stdout; write --report {name}=PATH with"
+                f" {PLACE} in PATH, or choose one target with --target NAME"
             )
         if path is not None and PLACE not in str(path):
             raise UserError(f"--report {name}={path}: several targets need {PLACE} in the path")
@@ -142,7 +148,10 @@ def check_path(option: str, path: Path, targets: Sequence[Path] = ()) -> None:
 
 
 def _problem(path: Path, targets: Sequence[Path]) -> str:
-    """Why a report cannot be written there, else empty; its folder is made. Raises OSError or ValueError."""
+    """Why a report cannot be written there, else empty; its folder is made.
+
+    Raises OSError or ValueError.
+    """
     if (number := inputs.own_descriptor(path)) is not None:
         os.fstat(number)
         return ""
@@ -170,7 +179,9 @@ def _problem(path: Path, targets: Sequence[Path]) -> str:
 def write_reports(
     reports: Sequence[Report], result: T, renderers: Mapping[str, Callable[[T], str]]
 ) -> None:
-    """Render and write each report, whole or not at all; the others are written where one cannot be."""
+    """Render and write each report, whole or not at all; the others are written where one cannot
+    be.
+    """
     failed: UserError | None = None
     for name, path in reports:
         text = renderers[name](result)
@@ -187,7 +198,9 @@ def write_reports(
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file through a temporary sibling, so that no reader sees half of it; a device or pipe is written directly."""
+    """Write a file through a temporary sibling, so that no reader sees half of it; a device or pipe
+    is written directly.
+    """
     data = text.encode("utf-8", "backslashreplace")
     if _is_stream(path):
         _write_directly(path, data)
@@ -204,7 +217,9 @@ def write(path: Path, text: str) -> None:
 def write_verdict(
     reports: Sequence[Report], verdict: Verdict, renderers: Mapping[str, Callable[[Verdict], str]]
 ) -> None:
-    """`write_reports`; with the format github also the step's summary, where GitHub Actions has one."""
+    """`write_reports`; with the format github also the step's summary, where GitHub Actions has
+    one.
+    """
     if any(name == "github" for name, _ in reports) and (
         path := os.environ.get("GITHUB_STEP_SUMMARY")
     ):

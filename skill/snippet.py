@@ -1,4 +1,6 @@
-"""Cutting a piece out of rendered modules: some functions or classes, with all that they use, as one block of code."""
+"""Cutting a piece out of rendered modules: some functions or classes, with all that they use, as
+one block of code.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ class Module:
 
 
 def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
-    """The wanted definitions of `files` (path -> text) and all of these modules that they use, in the order of `files`.
+    """The wanted definitions of `files` (path -> text) and all of these modules that they use, in
+    the order of `files`.
 
-    Imports come first, then constants, then the rest. Raises KeyError for a definition that is not there.
+    Imports come first, then constants, then the rest. Raises KeyError for a definition that is not
+    there.
     """
     modules = {
         path.removesuffix(".py"): _read(path.removesuffix(".py"), text)
@@ -104,7 +108,9 @@ def _source(module: Module, node: ast.stmt) -> str:
 
 
 def _import_block(imports: Mapping[tuple[str, str, str], None]) -> str:
-    """Import lines as isort leaves them: the standard library first, `import x` before `from x import y`."""
+    """Import lines as isort leaves them: the standard library first, `import x` before `from x
+    import y`.
+    """
     by_source: dict[str, list[str]] = {}
     for source, name, asname in imports:
         by_source.setdefault(source, []).append(f"{name}{f' as {asname}' if asname else ''}")

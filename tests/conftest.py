@@ -42,14 +42,17 @@ def mutant() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def messages() -> None:
-    """Every message that a rule gives in any test, on recorded traces or real runs, is short and states its limit."""
+    """Every message that a rule gives in any test, on recorded traces or real runs, is short and
+    states its limit.
+    """
     judged = judge._judged
 
     def checked(rule: Rule, evidence: Evidence) -> Finding:
         found = judged(rule, evidence)
         if not brief(found):
             pytest.fail(
-                f"the message of {rule.name} is too long, or does not state the limit: {found.evidence}"
+                f"the message of {rule.name} is too long, or does not state the limit:"
+                f" {found.evidence}"
             )
         return found
 
@@ -64,7 +67,9 @@ def interruptible() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder, seen by a CI system that takes a step summary and names no checkout."""
+    """An empty current folder, seen by a CI system that takes a step summary and names no
+    checkout.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
@@ -73,7 +78,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def command(capsys: Capsys) -> Command:
-    """command(*words, code=None) -> Done: what `fsdp2` with these words did; the exit code is `code`, if that is not None."""
+    """command(*words, code=None) -> Done: what `fsdp2` with these words did; the exit code is
+    `code`, if that is not None.
+    """
 
     def run(*words: object, code: int | None = None) -> Done:
         capsys.readouterr()
@@ -93,7 +100,9 @@ Once = Callable[[str, Callable[[], Any]], Any]
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
-    """once(name, make) -> the JSON data that `make` returns; of all workers of xdist only the first one makes it."""
+    """once(name, make) -> the JSON data that `make` returns; of all workers of xdist only the first
+    one makes it.
+    """
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
@@ -127,7 +136,8 @@ STEPS = {"steps": 5}
 
 @pytest.fixture
 def verify_script(launcher: Launcher, tmp_path: Path) -> Verify:
-    """verify_script(path, only=(), **flags) -> Verdict; a script's corpus header, or a folder's verify.yaml, gives more.
+    """verify_script(path, only=(), **flags) -> Verdict; a script's corpus header, or a folder's
+    verify.yaml, gives more.
 
     Five steps are compared, without a survey run, unless a test asks for others.
     """

@@ -1,7 +1,8 @@
 """The setting in which the code blocks of the documents are run: gloo, a decoder with two blocks.
 
-`python docs_setting.py FOLDER` runs every NAME.N.py there on N ranks, each in its own namespace, and prints as JSON
-{"failed": {NAME: error}, "raised": {NAME: message}}. A block with a comment `# raises ErrorName` must raise that error.
+`python docs_setting.py FOLDER` runs every NAME.N.py there on N ranks, each in its own namespace,
+and prints as JSON {"failed": {NAME: error}, "raised": {NAME: message}}. A block with a comment `#
+raises ErrorName` must raise that error.
 """
 
 # ruff: noqa: F401, F811  # what is imported here is there for the blocks
@@ -23,7 +24,9 @@ from pathlib import Path
 from zlib import crc32
 
 import torch
-import torch._dynamo  # once, before the ranks are forked: blocks that compile would import it on each
+
+# once, before the ranks are forked: blocks that compile would import it on each
+import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional
@@ -105,7 +108,9 @@ def evaluate(model: nn.Module) -> float:
 
 
 def setting(path: Path, block: str) -> dict[str, object]:
-    """New names for one block: the model is sharded unless the block shards it, and has gradients after one step."""
+    """New names for one block: the model is sharded unless the block shards it, and has gradients
+    after one step.
+    """
     torch.manual_seed(0)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     dataset = torch.randint(0, VOCABULARY, (64, LENGTH))
@@ -192,7 +197,9 @@ def setting(path: Path, block: str) -> dict[str, object]:
 
 
 def run_block(file: Path, outcome: dict[str, dict[str, str]]) -> None:
-    """Run one block, and add to `outcome` what went wrong, or the message of the error that it has to raise."""
+    """Run one block, and add to `outcome` what went wrong, or the message of the error that it has
+    to raise.
+    """
     block = file.read_text(encoding="utf-8")
     name = file.name.split(".")[0]
     expected = re.search(r"# raises (\w+)", block)

@@ -1,4 +1,6 @@
-"""The documents, cut into code blocks; and the claims of claims.md, each with the sentences that it shows."""
+"""The documents, cut into code blocks; and the claims of claims.md, each with the sentences that it
+shows.
+"""
 
 import re
 from collections.abc import Iterator
@@ -110,7 +112,9 @@ def words(text: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the diagnosis: texts of errors (none for a symptom), what the rest of the first cell says, the rules."""
+    """A row of the diagnosis: texts of errors (none for a symptom), what the rest of the first cell
+    says, the rules.
+    """
 
     texts: tuple[str, ...]
     seen: str

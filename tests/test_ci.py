@@ -1,4 +1,7 @@
-"""What runs the gate elsewhere: the action, the workflows, the GitLab job, the hooks. Their own shell lines are run here."""
+"""What runs the gate elsewhere: the action, the workflows, the GitLab job, the hooks.
+
+Their own shell lines are run here.
+"""
 
 import json
 import os

@@ -37,7 +37,10 @@ def bare() -> float:
     ],
 )
 def test_starts_fast_and_without_torch(argv: list[str], bare: float) -> None:
-    code = "import sys; from verified_fsdp2.skill.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+    code = (
+        "import sys; from verified_fsdp2.skill.cli import main\ntry: main(sys.argv[1:])\nexcept"
+        " SystemExit: pass\n"
+    )
     heavy = [
         "torch",
         "jinja2",
@@ -55,7 +58,9 @@ def test_starts_fast_and_without_torch(argv: list[str], bare: float) -> None:
 
 
 def timed(command: list[str]) -> tuple[subprocess.CompletedProcess[str], float]:
-    """What it printed, and its seconds of computing: those on the clock depend on what else the machine does."""
+    """What it printed, and its seconds of computing: those on the clock depend on what else the
+    machine does.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

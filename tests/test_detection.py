@@ -11,7 +11,8 @@ from detection_table import table, wilson
 
 @pytest.mark.parametrize(
     ("hits", "total", "low", "high"),
-    # Figures of the Wilson score interval without continuity correction: Newcombe, Statistics in Medicine 17 (1998), Table I.
+    # Figures of the Wilson score interval without continuity correction: Newcombe, Statistics in
+    # Medicine 17 (1998), Table I.
     [
         (81, 263, 0.2553, 0.3662),
         (15, 148, 0.0624, 0.1605),

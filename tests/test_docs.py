@@ -1,4 +1,6 @@
-"""Every code block of every document is run: Python in a small setting, `fsdp2` and `torchrun` lines through their parsers."""
+"""Every code block of every document is run: Python in a small setting, `fsdp2` and `torchrun`
+lines through their parsers.
+"""
 
 import ast
 import hashlib
@@ -25,7 +27,9 @@ ELSEWHERE = [block for block in [*python_blocks(), *claims()] if block.library i
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """The outcome of all blocks and claims: {"failed": {name: error}, "raised": {name: message}}."""
+    """The outcome of all blocks and claims: {"failed": {name: error}, "raised": {name:
+    message}}.
+    """
     folder = tmp_path_factory.mktemp("blocks")
     for block in RUN:
         (folder / f"{block.name}.{block.ranks}.py").write_text(block.text, encoding="utf-8")
@@ -88,7 +92,9 @@ def test_blocks_and_claims_run(outcome: dict[str, dict[str, str]]) -> None:
 def test_errors_raised_in_rule_docs_are_in_the_diagnosis(
     outcome: dict[str, dict[str, str]],
 ) -> None:
-    """The message of every error that the docs of a rule raise leads, in the diagnosis, to that rule."""
+    """The message of every error that the docs of a rule raise leads, in the diagnosis, to that
+    rule.
+    """
     missed = {}
     for where, message in outcome["raised"].items():
         command, _, rule = where.split(":")[0].partition(" ")
@@ -101,7 +107,9 @@ def test_errors_raised_in_rule_docs_are_in_the_diagnosis(
 
 @pytest.mark.parametrize("block", ELSEWHERE, ids=lambda block: block.where)
 def test_blocks_for_libraries_were_run_unchanged(block: Block) -> None:
-    """Their packages are not installed here: `benchmarks/library_blocks.py` runs them and keeps their hashes."""
+    """Their packages are not installed here: `benchmarks/library_blocks.py` runs them and keeps
+    their hashes.
+    """
     results = json.loads(
         (ROOT / "benchmarks" / "results" / "library_blocks.json").read_text(encoding="utf-8")
     )

@@ -1,4 +1,6 @@
-"""The evals: tasks, evals.json and README belong together, the grader stands on its own, and it judges."""
+"""The evals: tasks, evals.json and README belong together, the grader stands on its own, and it
+judges.
+"""
 
 import ast
 import json

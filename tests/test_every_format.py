@@ -19,7 +19,10 @@ pytestmark = pytest.mark.launch
 @pytest.mark.full
 def test_a_silent_fault(folder: Path, command: Command) -> None:
     script = folder / "train.py"
-    never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n    torch.load('model.pt')\n"
+    never_called = (
+        "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n   "
+        " torch.load('model.pt')\n"
+    )
     script.write_text((TESTS / "faults" / "optim_before_shard.py").read_text() + never_called)
     rules = ("optimizer", "load-without-set", "root-not-wrapped")
     words = [

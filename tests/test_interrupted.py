@@ -1,4 +1,6 @@
-"""However `fsdp2 verify` itself ends, no rank outlives it; and what a machine refuses is said to be the machine's."""
+"""However `fsdp2 verify` itself ends, no rank outlives it; and what a machine refuses is said to be
+the machine's.
+"""
 
 import os
 import signal
@@ -59,7 +61,10 @@ def test_a_launcher_that_nobody_waits_for_ends_before_it_imports_torch() -> None
 
 def test_a_launcher_that_imports_torch_ends_with_its_parent(tmp_path: Path) -> None:
     """The parent is a process that only starts it and is killed at once."""
-    code = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); print(p.pid, flush=True); p.wait()"
+    code = (
+        "import subprocess, sys; p = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE);"
+        " print(p.pid, flush=True); p.wait()"
+    )
     command = [sys.executable, "-c", code, sys.executable, LAUNCHER, "cpu", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -103,7 +108,9 @@ def test_what_a_machine_refuses_is_no_fault_of_the_script(
 
 
 def test_the_end_of_one_run_leaves_the_processes_of_another_alone() -> None:
-    """The other run starts processes all the time, as between the ranks of a run; each ends by itself."""
+    """The other run starts processes all the time, as between the ranks of a run; each ends by
+    itself.
+    """
     pid = os.fork()
     if pid == 0:
         processes.become(_end_one_of_two_runs, failed=1)

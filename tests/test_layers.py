@@ -1,4 +1,6 @@
-"""Imports run one way, those inside functions too: no cycles, layers go downwards, and `verifier` never imports `skill`."""
+"""Imports run one way, those inside functions too: no cycles, layers go downwards, and `verifier`
+never imports `skill`.
+"""
 
 import ast
 import re
@@ -95,7 +97,9 @@ NODES = {
 
 
 def imported(name: str, node: ast.ImportFrom) -> Iterator[str]:
-    """The modules of the package that `from X import a, b` in the module `name` runs, the packages that hold them too."""
+    """The modules of the package that `from X import a, b` in the module `name` runs, the packages
+    that hold them too.
+    """
     level = node.level - (SOURCES[name].name == "__init__.py")
     parts = name.split(".") if name else []
     source = ".".join([*parts[: len(parts) - level], *([node.module] if node.module else [])])
@@ -215,7 +219,7 @@ def test_only_the_launcher_and_the_probe_import_torch() -> None:
 def test_after_the_plan_nobody_asks_the_target() -> None:
     able = (
         "verifier.pipeline",
-        "verifier.plan",
+        "verifier.stages",
         "verifier.integrations",
         "verifier.config",
         "skill",

@@ -95,8 +95,8 @@ def test_the_cost_on_a_public_trainer() -> None:
     results = result("field_cost")
     full, quick = (results["in_plain_runs"][kind] for kind in ("full", "quick"))
     assert (
-        f"{results['trainer']} {full['seconds']} plain runs in full and {quick['seconds']} with `--quick`"
-        in RELIABILITY
+        f"{results['trainer']} {full['seconds']} plain runs in full and {quick['seconds']} with"
+        " `--quick`" in RELIABILITY
     )
     assert (
         f"at its largest {full['mebibytes']} and {quick['mebibytes']} times the memory"
@@ -118,7 +118,8 @@ def test_seeds_in_public_trainers() -> None:
     assert {row["id"] for row in results["rows"]} <= {seed["id"] for seed in seeds}
     assert {rule for seed in seeds for rule in seed["rules"]} <= set(RULES)
     (claim,) = re.finditer(
-        r"At first sight (\d+) of (\d+) seeds were found, (\d+) rightly named, (\d+) of these in the seeded file; "
+        r"At first sight (\d+) of (\d+) seeds were found, (\d+) rightly named, (\d+) of these in"
+        r" the seeded file; "
         r"now (\d+), (\d+) and (\d+)",
         " ".join(RELIABILITY.split()),
     )
@@ -185,7 +186,10 @@ def test_the_grader_judges_as_every_task_expects() -> None:
     assert all(results[kind]["graded"] == results[kind]["as_foreseen"] > 0 for kind in KINDS)
     assert results["longest_seconds"] == max(row["seconds"] for row in results["rows"])
     counts = tuple(results[kind]["graded"] for kind in ("solution", "right", "start", "wrong"))
-    pattern = r"all (\d+) reference solutions and (\d+) other .* all (\d+) untouched starts and (\d+) seeded wrong"
+    pattern = (
+        r"all (\d+) reference solutions and (\d+) other .* all (\d+) untouched starts and (\d+)"
+        r" seeded wrong"
+    )
     assert claimed(pattern) == counts
 
 
@@ -232,7 +236,10 @@ def test_each_round_of_the_exam_is_published() -> None:
     for line in by_law([json.loads(file.read_text(encoding="utf-8"))["rows"] for file in files]):
         assert line in RELIABILITY, line
     found, failed = results["found"], results["false_alarms"]
-    claim = f"{found['number']} of {found['of']} silent faults found, {failed['number']} of {failed['of']} right scripts"
+    claim = (
+        f"{found['number']} of {found['of']} silent faults found, {failed['number']} of"
+        f" {failed['of']} right scripts"
+    )
     assert f"{claim} failed" in README
 
 
@@ -242,8 +249,8 @@ def test_what_was_judged_again_is_published() -> None:
     text = " ".join(RELIABILITY.split())
     assert f"{faults['found_again']} of {faults['of']} faults found before are found again" in text
     assert (
-        f"{right['failed']} of {right['of']} right scripts fail and {right['inconclusive']} are inconclusive"
-        in text
+        f"{right['failed']} of {right['of']} right scripts fail and {right['inconclusive']} are"
+        " inconclusive" in text
     )
 
 
@@ -366,8 +373,8 @@ def test_loaders_on_json_lines() -> None:
     }
     text = " ".join((ROOT / "references" / "scaling.md").read_text(encoding="utf-8").split())
     assert (
-        f"{speed['generated']} million tokens a second by the generated loader ({speed['generated, once']} where"
-        in text
+        f"{speed['generated']} million tokens a second by the generated loader"
+        f" ({speed['generated, once']} where" in text
     )
     assert (
         f"{speed['lingua']} by lingua's (437d680), {speed['torchtitan']} by torchtitan's (b5bcd76)"
@@ -380,8 +387,8 @@ def test_the_loss_in_chunks() -> None:
     plain, chunked = found["plain"]["memory"], found["chunked"]["memory"]
     text = " ".join((ROOT / "references" / "numbers.md").read_text(encoding="utf-8").split())
     assert (
-        f"held {plain:.1f} times its float32 logits, in chunks {chunked}, in {found['time_ratio']} of the time"
-        in text
+        f"held {plain:.1f} times its float32 logits, in chunks {chunked}, in {found['time_ratio']}"
+        " of the time" in text
     )
     assert chunked <= 0.25 and found["time_ratio"] <= 1.1
 

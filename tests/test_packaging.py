@@ -89,7 +89,9 @@ def test_the_installed_command(tmp_path: Path) -> None:
 
 
 def test_pyproject_names_every_package() -> None:
-    """`packages.find` cannot do it: it has no prefix, and the folder of the package is the repository."""
+    """`packages.find` cannot do it: it has no prefix, and the folder of the package is the
+    repository.
+    """
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {
         path.parent.relative_to(ROOT)

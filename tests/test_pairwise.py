@@ -1,4 +1,6 @@
-"""The pairwise sample of specs: what was run, and, behind the mark `slow`, running it (pytest -m slow: about half an hour)."""
+"""The pairwise sample of specs: what was run, and, behind the mark `slow`, running it (pytest -m
+slow: about half an hour).
+"""
 
 import json
 from pathlib import Path

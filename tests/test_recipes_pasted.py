@@ -1,7 +1,8 @@
-"""Each recipe, pasted into two foreign scripts and fitted to their names, passes the whole verification.
+"""Each recipe, pasted into two foreign scripts and fitted to their names, passes the whole
+verification.
 
-A file in tests/recipes/ is an edit of a right script, as in tests/faults/; a line `# fsdp2 recipe NAME ...` stands for what that
-command prints.
+A file in tests/recipes/ is an edit of a right script, as in tests/faults/; a line `# fsdp2 recipe
+NAME ...` stands for what that command prints.
 """
 
 import re

@@ -17,9 +17,8 @@ from documents import REFERENCES, ROOT, WRITTEN, claims, diagnosis, words
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import RaisedRule
 
-CATALOG = (
-    (Path(__file__).parent / "catalog.txt").read_text(encoding="utf-8").split()
-)  # 84 published failures, by name
+# 84 published failures, by name
+CATALOG = (Path(__file__).parent / "catalog.txt").read_text(encoding="utf-8").split()
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in REFERENCES}
 SINCE = json.loads((ROOT / "benchmarks/results/api_by_version.json").read_text(encoding="utf-8"))[
     "since"
@@ -138,7 +137,9 @@ def test_every_published_failure_is_reached_from_a_text_or_a_symptom() -> None:
 
 
 def test_texts_and_patterns_agree() -> None:
-    """Every error that a rule knows by its text has a row with such a text; every row for such a rule has a text it knows."""
+    """Every error that a rule knows by its text has a row with such a text; every row for such a
+    rule has a text it knows.
+    """
     raised = {name: rule for name, rule in RULES.items() if isinstance(rule, RaisedRule)}
     for name, rule in raised.items():
         texts = [text for row in diagnosis() if name in row.rules for text in row.texts]
@@ -153,7 +154,9 @@ def test_texts_and_patterns_agree() -> None:
 
 
 def test_fixed_errors_of_what_circulates() -> None:
-    """Each of these was published wrongly in a place that agents read; tests/claims.md runs others."""
+    """Each of these was published wrongly in a place that agents read; tests/claims.md runs
+    others.
+    """
     everything = words(" ".join(TEXTS[path.name] for path in WRITTEN))
     for fact in (
         "bf16 weights and float32 reduction are the default to teach",

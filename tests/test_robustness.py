@@ -1,4 +1,5 @@
-"""The gate on malformed inputs and hostile scripts, without sockets and interrupted: a clear answer, and nothing left.
+"""The gate on malformed inputs and hostile scripts, without sockets and interrupted: a clear
+answer, and nothing left.
 
 `benchmarks/robustness.py` does the same at length.
 """

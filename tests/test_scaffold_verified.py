@@ -1,4 +1,6 @@
-"""From a spec to a verdict: the quickstart passes with the numbers that the project promises, and its mutants are found."""
+"""From a spec to a verdict: the quickstart passes with the numbers that the project promises, and
+its mutants are found.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Each sentence of SECURITY.md and of the README on what a verification does to a machine is held by a test."""
+"""Each sentence of SECURITY.md and of the README on what a verification does to a machine is held
+by a test.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""The skill as agents and scanners get it: valid, within its size, every path there, versions equal, nothing that scanners refuse."""
+"""The skill as agents and scanners get it: valid, within its size, every path there, versions
+equal, nothing that scanners refuse.
+"""
 
 import json
 import math
@@ -19,7 +21,8 @@ SHIPPED = [p for folder in ("skill", "verifier") for p in sorted((ROOT / folder)
 PAGES = [ROOT / "SKILL.md", *sorted((ROOT / "references").glob("*.md"))]
 HEAD, KEYS_OF_HEAD, _ = (ROOT / "SKILL.md").read_text(encoding="utf-8").split("---\n", 2)
 FRONTMATTER = yaml.safe_load(KEYS_OF_HEAD)
-# What the specification of agent skills allows, less allowed-tools, which grants more than it restricts.
+# What the specification of agent skills allows, less allowed-tools, which grants more than it
+# restricts.
 KEYS = {"name", "description", "license", "compatibility", "metadata"}
 SUSPICIOUS = (
     r"\beval\s*\(|\bexec\s*\(|(?<![.\w])compile\(|shell=True|environ\.copy\(|\bpickle\b|https?://"
@@ -40,9 +43,11 @@ PLUGIN_PARTS = (
 
 
 def tokens(text: str) -> int:
-    """An upper estimate: a token for every six letters or digits of a word begun, and one for every other sign.
+    """An upper estimate: a token for every six letters or digits of a word begun, and one for every
+    other sign.
 
-    On SKILL.md it is 5 % above the largest of three real tokenizers: benchmarks/results/skill_scanner.json has theirs.
+    On SKILL.md it is 5 % above the largest of three real tokenizers:
+    benchmarks/results/skill_scanner.json has theirs.
     """
     return sum(math.ceil(len(piece) / 6) for piece in re.findall(r"[^\W_]+|[^\w\s]|_", text))
 
@@ -56,9 +61,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_reference_validator_accepts_the_copy(copy: Path) -> None:
-    validator = (
-        Path(sys.executable).parent / "agentskills"
-    )  # the command of the distribution skills-ref
+    # the command of the distribution skills-ref
+    validator = Path(sys.executable).parent / "agentskills"
     done = subprocess.run(
         [validator, "validate", copy], capture_output=True, text=True, check=False
     )

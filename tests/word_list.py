@@ -1,8 +1,10 @@
-"""Words that have no right use in this project's texts (`make lint`): each line found, with the word to write instead.
+"""Words that have no right use in this project's texts (`make lint`): each line found, with the
+word to write instead.
 
     python tests/word_list.py
 
-It reads every file that git tracks, except corpora (scripts as their users write them), stored results and the change log.
+It reads every file that git tracks, except corpora (scripts as their users write them), stored
+results and the change log.
 """
 
 import re

@@ -1,8 +1,11 @@
-"""`python <folder>/verifier DEVICE RANKS [WISH]`: the launcher process. It imports torch once and forks the ranks of every run.
+"""`python <folder>/verifier DEVICE RANKS [WISH]`: the launcher process.
 
-`python <folder>/verifier rank REQUEST`: what torchrun starts as each worker of a run with `--launcher torchrun`.
-`python <folder>/verifier node REQUEST [NUMBER]`: what any other launcher starts on each machine.
-Run under another name, as by a process that a rank spawns, this file only gives its functions.
+It imports torch once and forks the ranks of every run.
+
+`python <folder>/verifier rank REQUEST`: what torchrun starts as each worker of a run with
+`--launcher torchrun`. `python <folder>/verifier node REQUEST [NUMBER]`: what any other launcher
+starts on each machine. Run under another name, as by a process that a rank spawns, this file only
+gives its functions.
 """
 
 import contextlib
@@ -29,7 +32,11 @@ from typing import Any
 
 
 def live(request: dict[str, Any], rank: int) -> int:
-    """A rank of a run. The probe is imported no sooner, since the script must be the one that imports torch under torchrun."""
+    """A rank of a run.
+
+    The probe is imported no sooner, since the script must be the one that imports torch under
+    torchrun.
+    """
     from .probe.rank import run
 
     return run(request, rank)
@@ -43,7 +50,10 @@ def child(request: dict[str, Any]) -> None:
 
 
 def prepare() -> None:
-    """Import the probe once for all ranks, where torch is there already. What fails beside names of torch, a rank reports."""
+    """Import the probe once for all ranks, where torch is there already.
+
+    What fails beside names of torch, a rank reports.
+    """
     from .probe.compat import names
 
     names.missing()

@@ -22,11 +22,16 @@ class UserError(Exception):
 
 
 class MachineRefuses(Exception):
-    """The environment cannot run what was requested (exit 4): no sockets, too few devices, no fork."""
+    """The environment cannot run what was requested (exit 4): no sockets, too few devices, no
+    fork.
+    """
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has asked us to end (exit `code`: 130 SIGINT, 143 SIGTERM, 129 SIGHUP). `verdict` is what was found until then."""
+    """A signal has asked us to end (exit `code`: 130 SIGINT, 143 SIGTERM, 129 SIGHUP).
+
+    `verdict` is what was found until then.
+    """
 
     def __init__(self, code: int = INTERRUPTED, verdict: Verdict | None = None) -> None:
         super().__init__(code)

@@ -19,8 +19,8 @@ from .trace.events import Checkpoint, LoaderStarted, Place, Step
 class Sources:
     """Source files as they were when the runs had ended. Judging reads no other file.
 
-    `texts`: {absolute path: text} of the project's files and of every file that a frame names; `project`: the project's own,
-    the script first.
+    `texts`: {absolute path: text} of the project's files and of every file that a frame names;
+    `project`: the project's own, the script first.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -46,14 +46,18 @@ def _parsed(text: str) -> ast.Module:
 
 @dataclass(frozen=True)
 class Course:
-    """How the runs have gone so far, for the plan: what was tried, and what the train run left in the files."""
+    """How the runs have gone so far, for the plan: what was tried, and what the train run left in
+    the files.
+    """
 
     asked: bool = False  # whether the runs that the train run alone decides were made
     ways: tuple[
         str, ...
     ] = ()  # modes in which a reference was tried: ddp, manual (all-reduce), alone
     single_ways: tuple[str, ...] = ()  # and a single process: ddp, fsdp
-    batch: str = ""  # with these arguments a single process was given the batch of all ranks; "-" if that was in vain
+    # with these arguments a single process was given the batch of all ranks; "-" if that was in
+    # vain
+    batch: str = ""
     refused: Run | None = None  # the first reference, if it did not complete
     repeat: Run | None = None  # the train run again, ended after the save that is resumed from
     crashed: Run | None = (
@@ -75,10 +79,11 @@ class Course:
 class Evidence:
     """All runs by their role.
 
-    `full_precision` is what the oracles are compared with: the train run, or its twin without mixed precision, autocast and
-    dropout. `plain` is the script in its own dtype without dropout (the train run, or its twin), and `rounded_weights` the
-    first step of the full-precision run from weights rounded to that dtype; only where there is low precision.
-    `resume_full_precision` is what resharded runs are compared with: the train run itself, or a resume made in full precision.
+    `full_precision` is what the oracles are compared with: the train run, or its twin without mixed
+    precision, autocast and dropout. `plain` is the script in its own dtype without dropout (the
+    train run, or its twin), and `rounded_weights` the first step of the full-precision run from
+    weights rounded to that dtype; only where there is low precision. `resume_full_precision` is
+    what resharded runs are compared with: the train run itself, or a resume made in full precision.
     """
 
     survey: Run | None = (
@@ -122,7 +127,8 @@ class Evidence:
     saving: Place | None = None  # the first line of the sources that saves a checkpoint, run or not
     exporting: Place | None = None  # the same, if what `torch.save` writes is an export
     loading: tuple[Place, ...] = ()  # the lines of the sources that load
-    followed: str = ""  # from where the static tier has come to the training by following the sources; "" if it has not
+    # from where the static tier has come to the training by following the sources; "" if it has not
+    followed: str = ""
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
     options: tuple[Option, ...] = ()  # the settings that the sources and configuration files show
     watch: tuple[Watched, ...] = ()  # values that somebody asked to compare
@@ -133,12 +139,10 @@ class Evidence:
         None  # the step from which on one process is not compared (analysis/kinks.py)
     )
     average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured
-    hits: Mapping[str, tuple[Hit, ...]] = field(
-        default_factory=dict
-    )  # by rule: what the static tier saw
-    tolerances: Mapping[str, Widening] = field(
-        default_factory=dict
-    )  # by rule: limits that a team has widened
+    # by rule: what the static tier saw
+    hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)
+    # by rule: limits that a team has widened
+    tolerances: Mapping[str, Widening] = field(default_factory=dict)
     suppressions: tuple[Suppression, ...] = ()  # the comments in the sources that ignore a rule
 
     def times(self, rule: str) -> float:
@@ -163,12 +167,14 @@ class Evidence:
         return found
 
     def saved_after(self, command: str = "") -> int | None:
-        """The step of the checkpoint that the resume starts from: the one that its command names, else the last usable one.
+        """The step of the checkpoint that the resume starts from: the one that its command names,
+        else the last usable one.
 
-        Usable is what the train run saved before its last step, if there is any RESUMED_STEPS before it. Where a later save hides
-        the last one, so that the run is repeated up to it, it is the first of the second half, in an epoch: the resume sees more.
-        In a script that saves through torch.distributed.checkpoint, a `torch.save` is an export and no checkpoint. `command`: that
-        of the resume, as long as it has not been run.
+        Usable is what the train run saved before its last step, if there is any RESUMED_STEPS
+        before it. Where a later save hides the last one, so that the run is repeated up to it, it
+        is the first of the second half, in an epoch: the resume sees more. In a script that saves
+        through torch.distributed.checkpoint, a `torch.save` is an export and no checkpoint.
+        `command`: that of the resume, as long as it has not been run.
         """
         if self.train is None:
             return None
@@ -188,7 +194,8 @@ class Evidence:
         # an epoch: there a lost position in it does not show
         begins = {r.step - 1 for r in self.train.places(LoaderStarted)}
         half = [step for step in early if step >= self.train.steps() / 2]
-        # cycles (of an average, an accumulation, an evaluation) end at steps of many divisors, where their state does not show
+        # cycles (of an average, an accumulation, an evaluation) end at steps of many divisors,
+        # where their state does not show
         cycles = {step: sum(step % other == 0 for other in range(2, step)) for step in half}
         return (
             min(half, key=lambda step: (step in begins, cycles[step], step))
@@ -197,10 +204,12 @@ class Evidence:
         )
 
     def resumed_after(self) -> int | None:
-        """How many steps of the train run come before the first one of the resumed run: those before its checkpoint.
+        """How many steps of the train run come before the first one of the resumed run: those
+        before its checkpoint.
 
-        One more if the script updates its weights itself and the weights say so: an update before the first backward is not seen.
-        Files of its own may hold an earlier step than that after which they were written; the weights say which. None: it is not known.
+        One more if the script updates its weights itself and the weights say so: an update before
+        the first backward is not seen. Files of its own may hold an earlier step than that after
+        which they were written; the weights say which. None: it is not known.
         """
         after = self.saved_after()
         first = self.resume.at_step(Step, 1) if self.resume is not None else []
@@ -246,7 +255,10 @@ class Evidence:
 
     @property
     def trained(self) -> Run:
-        """The train run. Only for what comes after the precondition of a rule, which makes sure that there is one."""
+        """The train run.
+
+        Only for what comes after the precondition of a rule, which makes sure that there is one.
+        """
         assert self.train is not None
         return self.train
 
@@ -258,9 +270,11 @@ LOADS = ("load", "torch.load", "set_model_state_dict", "set_state_dict", "read")
 
 
 def named_checkpoint(train: Run, command: str) -> tuple[str, int] | None:
-    """(path below the folder of `{checkpoint}`, step) of the one checkpoint that a command names literally; None if it names none.
+    """(path below the folder of `{checkpoint}`, step) of the one checkpoint that a command names
+    literally; None if it names none.
 
-    A folder that holds the checkpoints of several steps, or one that is overwritten at each, leaves the choice to the script.
+    A folder that holds the checkpoints of several steps, or one that is overwritten at each, leaves
+    the choice to the script.
     """
     saves = [(train.path_at_end(r.to, r.at), r.after_step) for r in saves_of(train) if r.to]
     for word in shlex.split(command):
@@ -273,7 +287,8 @@ def named_checkpoint(train: Run, command: str) -> tuple[str, int] | None:
 
 
 def all_kinds_by(run: Run, most: int | None = None) -> int:
-    """The step by which every kind of checkpoint was saved ("best" beside "last"), of those first saved by step `most`; 0 for none.
+    """The step by which every kind of checkpoint was saved ("best" beside "last"), of those first
+    saved by step `most`; 0 for none.
 
     Two paths are of one kind if they differ in their numbers only.
     """
@@ -288,15 +303,19 @@ def all_kinds_by(run: Run, most: int | None = None) -> int:
 
 
 def saved_from(run: Run, step: int, most: int) -> int:
-    """The first step from `step` on after which something was saved, if there is one by step `most`; else 0."""
+    """The first step from `step` on after which something was saved, if there is one by step
+    `most`; else 0.
+    """
     return min(
         (r.after_step for r in saves_of(run) if max(step, 1) <= r.after_step <= most), default=0
     )
 
 
 def marked_from(run: Run, step: int, most: int) -> int:
-    """The step after which the script first writes a file of its own that was not there by `step`, where torch saves in the
-    background: it marks that save as complete. 0 if there is none by step `most`."""
+    """The step after which the script first writes a file of its own that was not there by `step`,
+    where torch saves in the background: it marks that save as complete. 0 if there is none by step
+    `most`.
+    """
     records = run.places(Checkpoint)
     if not step or all(r.op != "async_save" for r in records):
         return 0
@@ -306,6 +325,8 @@ def marked_from(run: Run, step: int, most: int) -> int:
 
 
 def saves_of(run: Run) -> list[Checkpoint]:
-    """The saves of rank 0 through torch; without any, the files that the script itself writes below `{checkpoint}`."""
+    """The saves of rank 0 through torch; without any, the files that the script itself writes below
+    `{checkpoint}`.
+    """
     records = run.places(Checkpoint)
     return [r for r in records if r.op in SAVES] or [r for r in records if r.op == "write"]

@@ -1,4 +1,6 @@
-"""Makes planned runs: a folder for each, fresh files, as many at a time as fit, each bounded in time."""
+"""Makes planned runs: a folder for each, fresh files, as many at a time as fit, each bounded in
+time.
+"""
 
 import math
 import os
@@ -47,7 +49,10 @@ Progress = Callable[
 
 @dataclass(frozen=True)
 class Made:
-    """A planned run and its result. There is no run where its files could not be prepared or the budget is spent: `trouble`."""
+    """A planned run and its result.
+
+    There is no run where its files could not be prepared or the budget is spent: `trouble`.
+    """
 
     planned: PlannedRun
     run: Run | None = None
@@ -99,9 +104,12 @@ class Executor:
         return not (versions["devices"] or averages(versions.get("torch", "")))
 
     def make(self, planned: Sequence[PlannedRun]) -> list[Made]:
-        """All of these runs, in any order, to their ends. Raises UserError if the script refuses arguments that the user gave.
+        """All of these runs, in any order, to their ends.
 
-        A run that native code has ended is made once more: what does not happen again is no fault of the script.
+        Raises UserError if the script refuses arguments that the user gave.
+
+        A run that native code has ended is made once more: what does not happen again is no fault
+        of the script.
         """
         waiting, made, again = list(planned), dict[int, Made](), list[PlannedRun]()
         while waiting or self._going:
@@ -132,7 +140,9 @@ class Executor:
         return room(int(self.launcher.versions["devices"]), self.own, self.free)
 
     def timeout(self, planned: PlannedRun) -> float:
-        """Once a run has ended, the limit for others is a multiple of its time, in whole minutes."""
+        """Once a run has ended, the limit for others is a multiple of its time, in whole
+        minutes.
+        """
         minutes = math.ceil(SLOWER * self.longest / LEAST_TIMEOUT)
         return min(planned.timeout, LEAST_TIMEOUT * minutes) if minutes else planned.timeout
 
@@ -147,7 +157,10 @@ class Executor:
         return ranks <= self.room and not (taken and self.files.exclusive(planned.files))
 
     def _begin(self, planned: PlannedRun) -> str:
-        """Start a run; why it cannot be made, or "". The budget is judged by the longest run so far."""
+        """Start a run; why it cannot be made, or "".
+
+        The budget is judged by the longest run so far.
+        """
         if self.longest and time.monotonic() - self._begun + self.longest > self.budget:
             return f"{UNPAID} {self.budget:g}"
         self._number += 1
@@ -168,16 +181,21 @@ class Executor:
         return ""
 
     def _must_fit(self) -> None:
-        """Raises MachineRefuses where the disk has no space for what a run writes, as far as earlier ones show that."""
+        """Raises MachineRefuses where the disk has no space for what a run writes, as far as
+        earlier ones show that.
+        """
         free = shutil.disk_usage(self.work).free
         if free < self.files.largest:
             need = sized(self.files.largest)
             raise MachineRefuses(
-                f"no space left in {self.work.parent}: a run needs {need}, {sized(free)} are free; {ELSEWHERE}"
+                f"no space left in {self.work.parent}: a run needs {need}, {sized(free)} are free;"
+                f" {ELSEWHERE}"
             )
 
     def _must_have_space(self, failed: bool = False) -> None:
-        """Raises MachineRefuses where a run has ended because the disk is full; `failed`: it says so itself."""
+        """Raises MachineRefuses where a run has ended because the disk is full; `failed`: it says
+        so itself.
+        """
         free = shutil.disk_usage(self.work).free
         if failed or free < _LEAST_SPACE:
             took = (
@@ -190,7 +208,8 @@ class Executor:
                 or f"a run needs more than the {sized(shutil.disk_usage(self.work).total)} of this file system; "
             )
             raise MachineRefuses(
-                f"no space left in {self.work.parent} for a run: {took}{sized(free)} are free; {ELSEWHERE}"
+                f"no space left in {self.work.parent} for a run: {took}{sized(free)} are free;"
+                f" {ELSEWHERE}"
             )
 
     def _request(self, planned: PlannedRun, folder: Path, world: World) -> Request:
@@ -267,7 +286,8 @@ class Executor:
             raise MachineRefuses(refused)
         ends = [end.message for end in run.all(End) if end.how == "exception"]
         if not run.completed:
-            # of a thread that could not be started; a BlockingIOError is a lock of the script's, a MemoryError its own
+            # of a thread that could not be started; a BlockingIOError is a lock of the script's, a
+            # MemoryError its own
             threads = [end.message for end in run.all(End) if end.error == "RuntimeError"]
             threads = [text for text in threads if "unavailable" in text or "new thread" in text]
             if said := next(filter(None, map(starving, threads)), ""):
@@ -294,7 +314,10 @@ class Executor:
         ending = ""
         if not run.completed:
             own = f"its {request.timeout:g} s were over" if run.timed_out else root_cause(run).text
-            ending = f"  did not complete{f', expected: {expected}' if expected else f': {cut(own, SHOWN)}'}"
+            ending = (
+                "  did not"
+                f" complete{f', expected: {expected}' if expected else f': {cut(own, SHOWN)}'}"
+            )
         self._report(f"{planned.role:<15} {ranks:<8} {made:>8} {run.seconds:6.1f} s{ending}")
         return Made(planned, run, wrote=tuple(wrote))
 
@@ -303,11 +326,15 @@ class Executor:
 
 
 def backend_for(launcher: Launcher, ranks: int, oversubscribe: bool, work: Path) -> str:
-    """How ranks share GPUs, "" if they need not. Raises MachineRefuses if they cannot, or if this torch needs GPUs and there are none."""
+    """How ranks share GPUs, "" if they need not.
+
+    Raises MachineRefuses if they cannot, or if this torch needs GPUs and there are none.
+    """
     devices, torch = launcher.versions["devices"], str(launcher.versions.get("torch", ""))
     if torch and not devices and not runs_on_cpu(torch):
         raise MachineRefuses(
-            f"FSDP2 of torch {torch} does not train on the CPU: use a machine with GPUs, or torch 2.7 or later"
+            f"FSDP2 of torch {torch} does not train on the CPU: use a machine with GPUs, or torch"
+            " 2.7 or later"
         )
     found = sharing.decide(
         ranks,
@@ -323,7 +350,9 @@ def backend_for(launcher: Launcher, ranks: int, oversubscribe: bool, work: Path)
 
 
 def _command(planned: PlannedRun) -> str:
-    """The command line without torchrun; `{checkpoint}` stays as it is, since its folder is another each time."""
+    """The command line without torchrun; `{checkpoint}` stays as it is, since its folder is another
+    each time.
+    """
     words = ["-m", planned.module] if planned.module else [planned.script.name]
     return "" if planned.opens else shlex.join([*words, *planned.arguments])
 
@@ -408,7 +437,9 @@ def _with_run(evidence: Evidence, made: Made, files: Worlds) -> Evidence:
 
 
 def _without_run(evidence: Evidence, made: Made) -> Evidence:
-    """A run whose files could not be brought into their state: its role is missing, for that reason."""
+    """A run whose files could not be brought into their state: its role is missing, for that
+    reason.
+    """
     course, role = evidence.course, made.planned.role
     if role == "damaged":
         return replace(evidence, course=replace(course, damages_tried=course.damages_tried + 1))

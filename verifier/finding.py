@@ -27,11 +27,14 @@ class Finding:
     seconds: float = 0.0
     tier: str = "ranks"
     required: bool = True  # whether it decides: a failure that does not is a warning
-    suspicion: bool = False  # whether right scripts may be made so too: such a failure needs another one beside it
+    # whether right scripts may be made so too: such a failure needs another one beside it
+    suspicion: bool = False
 
     @property
     def warns(self) -> bool:
-        """Whether something is wrong that leaves the trained model right, or that only a crash in the middle of a save shows."""
+        """Whether something is wrong that leaves the trained model right, or that only a crash in
+        the middle of a save shows.
+        """
         return self.status == "fail" and not self.required
 
     @property
@@ -53,7 +56,9 @@ class Hit:
 
 @dataclass(frozen=True, eq=False)
 class Suppression:
-    """A comment `# fsdp2: ignore[rule] reason`: where it stands, the rules that it names, and the lines that it covers."""
+    """A comment `# fsdp2: ignore[rule] reason`: where it stands, the rules that it names, and the
+    lines that it covers.
+    """
 
     location: Place
     rules: tuple[str, ...]
@@ -68,4 +73,7 @@ class Suppression:
 
     def message(self) -> str:
         """What a finding says that it covers."""
-        return f"suppressed at {self.location.file.rpartition('/')[2]}:{self.location.line}: {self.reason}"
+        return (
+            f"suppressed at {self.location.file.rpartition('/')[2]}:{self.location.line}:"
+            f" {self.reason}"
+        )

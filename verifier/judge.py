@@ -1,6 +1,8 @@
-"""Judges evidence: for each rule whether it applies and what it finds; then applies suppressions, tolerances and a team's policy.
+"""Judges evidence: for each rule whether it applies and what it finds; then applies suppressions,
+tolerances and a team's policy.
 
-Pure functions: no run is made, and nothing is changed. An exception in a rule is an error of fsdp2, and the other rules are judged.
+Pure functions: no run is made, and nothing is changed. An exception in a rule is an error of fsdp2,
+and the other rules are judged.
 """
 
 import time
@@ -37,9 +39,12 @@ LISTENED = (
 def judge(
     evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """The findings of the chosen rules, in their order. The rules `beyond` what was run are inconclusive, for these reasons.
+    """The findings of the chosen rules, in their order.
 
-    A rule that only compares (hang, parity) fails as a consequence if a rule that names a cause has failed.
+    The rules `beyond` what was run are inconclusive, for these reasons.
+
+    A rule that only compares (hang, parity) fails as a consequence if a rule that names a cause has
+    failed.
     """
     evidence = before_the_kink(evidence)
     findings: list[Finding] = []
@@ -99,7 +104,10 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
         and rule.about_the_resume
         and (steps := comes_to_the_same_end(evidence))
     ):
-        same = f"{steps} steps after the resume the script ends with the weights of the uninterrupted run, bit by bit"
+        same = (
+            f"{steps} steps after the resume the script ends with the weights of the uninterrupted"
+            " run, bit by bit"
+        )
         found = (
             rule.unknown(f"its state could not be aligned: {same}")
             if rule.beside_the_weights
@@ -123,12 +131,17 @@ def _slow(rule: Rule, evidence: Evidence) -> str:
     if run is None:
         return ""
     doing = computing(run) or "it was still making progress"
-    what = f"{doing} when the {run.timeout:.0f} s of the {run.role} run were over, after {count(run.steps(), 'step')}"
+    what = (
+        f"{doing} when the {run.timeout:.0f} s of the {run.role} run were over, after"
+        f" {count(run.steps(), 'step')}"
+    )
     return f"{what}: pass a larger --timeout, a smaller model or fewer --steps"
 
 
 def _cut(rule: Rule, evidence: Evidence) -> str:
-    """Why ranks may wait for one another only since the train run ends its script early; "" if the script's own end shows that they do."""
+    """Why ranks may wait for one another only since the train run ends its script early; "" if the
+    script's own end shows that they do.
+    """
     train, survey = evidence.train, evidence.survey
     if (
         rule.family != "hang"
@@ -147,7 +160,9 @@ def _cut(rule: Rule, evidence: Evidence) -> str:
 
 
 def _lacks(rule: Rule, evidence: Evidence) -> str:
-    """At what a run of this rule stopped that this machine does not have: FSDP2 for its CPU, a part of CUDA, a package."""
+    """At what a run of this rule stopped that this machine does not have: FSDP2 for its CPU, a part
+    of CUDA, a package.
+    """
     runs = [run for run in evidence.runs if run.role in rule.needs | rule.reads]
     asked = (
         replicas_not_reduced,
@@ -173,7 +188,9 @@ def _probe_error(evidence: Evidence) -> str:
 
 
 def faults_of_ours(evidence: Evidence) -> list[Finding]:
-    """An error finding if the probe failed in a run, with the symbol; the rules are judged on what was recorded all the same."""
+    """An error finding if the probe failed in a run, with the symbol; the rules are judged on what
+    was recorded all the same.
+    """
     texts = [f"{run.role} run, {text}" for run in evidence.runs for text in run.probe_errors]
     if not texts:
         return []
@@ -210,15 +227,19 @@ def _without_effect(findings: list[Finding], evidence: Evidence) -> list[Finding
     """The findings; a failure whose effect a run would have shown, and has not, is a warning."""
     passed = {f.rule for f in findings if f.status == "pass"}
     return [
-        replace(
-            f,
-            required=False,
-            evidence=f"{f.evidence}; without effect in these runs: {RULES[f.rule].shown_by} passes",
+        (
+            replace(
+                f,
+                required=False,
+                evidence=(
+                    f"{f.evidence}; without effect in these runs: {RULES[f.rule].shown_by} passes"
+                ),
+            )
+            if f.status == "fail"
+            and RULES[f.rule].shown_by in passed
+            and not RULES[f.rule].shared(evidence)
+            else f
         )
-        if f.status == "fail"
-        and RULES[f.rule].shown_by in passed
-        and not RULES[f.rule].shared(evidence)
-        else f
         for f in findings
     ]
 
@@ -229,15 +250,20 @@ def _confirmed(findings: list[Finding]) -> list[Finding]:
         return findings
     alone = "nothing else that was compared shows it, and a right script may be made so"
     return [
-        replace(f, status="inconclusive", evidence=f"{f.evidence}; {alone}: decide it by the code")
-        if f.status == "fail" and f.required and f.suspicion
-        else f
+        (
+            replace(
+                f, status="inconclusive", evidence=f"{f.evidence}; {alone}: decide it by the code"
+            )
+            if f.status == "fail" and f.required and f.suspicion
+            else f
+        )
         for f in findings
     ]
 
 
 def _with_consequences(findings: list[Finding]) -> list[Finding]:
-    """The findings; those that another one explains, and differences where one names a cause, are its consequences.
+    """The findings; those that another one explains, and differences where one names a cause, are
+    its consequences.
 
     What a resume loses explains no difference between runs that resume from nothing.
     """
@@ -256,7 +282,8 @@ def _with_consequences(findings: list[Finding]) -> list[Finding]:
 
 
 def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) -> Verdict:
-    """The verdict by a team's policy: what it does not require may be inconclusive, and an expired skip fails.
+    """The verdict by a team's policy: what it does not require may be inconclusive, and an expired
+    skip fails.
 
     `left_out` are the rules that were not judged because they are skipped.
     """

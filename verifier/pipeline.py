@@ -54,9 +54,12 @@ def verify(
     progress: Progress = lambda line, going: None,
     tier: str = "ranks",
 ) -> Verdict:
-    """Run the target in every role that the tier allows, under `work`, and judge. Every launch is bounded by `target.timeout`.
+    """Run the target in every role that the tier allows, under `work`, and judge.
 
-    Where the environment cannot run ranks, the verdict is that of the other tiers. Raises Interrupted, with the verdict so far.
+    Every launch is bounded by `target.timeout`.
+
+    Where the environment cannot run ranks, the verdict is that of the other tiers. Raises
+    Interrupted, with the verdict so far.
     """
     chosen = select(only, (*skip, *target.policy.skipped), tier)
     left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
@@ -154,8 +157,9 @@ def verify_with(
 ) -> Verdict:
     """`verify` with a launcher that is already there; `chosen` rules say which roles are run.
 
-    Runs are added to `ended`. `refused`: why ranks cannot be run, where only the simulated tier runs; more rules are then inconclusive.
-    `files`: the worlds of its runs; without them the script runs in place. `known`: what the sources show, where they have been read.
+    Runs are added to `ended`. `refused`: why ranks cannot be run, where only the simulated tier
+    runs; more rules are then inconclusive. `files`: the worlds of its runs; without them the script
+    runs in place. `known`: what the sources show, where they have been read.
     """
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
@@ -202,13 +206,17 @@ def verify_with(
 
 
 def _isolation(target: Target) -> str:
-    """How runs are to be isolated: ranks on several machines have one folder in common, not one namespace."""
+    """How runs are to be isolated: ranks on several machines have one folder in common, not one
+    namespace.
+    """
     far = target.launcher not in HERE and target.isolation == AUTO
     return COPY if far else target.isolation
 
 
 def suggestion(target: Target, evidence: Evidence) -> str:
-    """The command that judges the script's checkpoints, too, where its options show how it saves and resumes."""
+    """The command that judges the script's checkpoints, too, where its options show how it saves
+    and resumes.
+    """
     if target.save_args or target.resume_args or target.name or evidence.saving is None:
         return ""
     words = (
@@ -235,7 +243,9 @@ def read(target: Target) -> Evidence:
 
 
 def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Evidence:
-    """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
+    """The runs that the rules need, stage by stage: each says which are due after what the earlier
+    ones have shown.
+    """
     target = settings.target
     for stage in stages.stages(settings.tier):
         while due := [run for run in stage(settings, evidence) if run.role not in evidence.missing]:
@@ -269,7 +279,9 @@ def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Eviden
 
 
 def _stopped_for_want_of_cuda(target: Target, executor: Executor, made: Sequence[Made]) -> bool:
-    """Whether the first run ended where the script asks for CUDA, and may be made again with one that computes on the CPU."""
+    """Whether the first run ended where the script asks for CUDA, and may be made again with one
+    that computes on the CPU.
+    """
     if target.device != "auto" or executor.cuda_on_cpu or executor.launcher.versions["devices"]:
         return False
     return any(one.run is not None and asks_for_cuda(one.run) for one in made)
@@ -281,7 +293,9 @@ def _prepares(made: Sequence[Made]) -> bool:
 
 
 def _own_steps(settings: Settings, made: Sequence[Made]) -> str:
-    """Where the steps of the train run end, if it has to be made again for it; "each" if by their samples the ranks parted."""
+    """Where the steps of the train run end, if it has to be made again for it; "each" if by their
+    samples the ranks parted.
+    """
     runs = [one.run for one in made if one.run is not None]
     if settings.own_steps in ("backwards", "forwards"):
         apart = any(
@@ -312,7 +326,9 @@ def _part(
     reason: str,
     about: Mapping[str, str],
 ) -> Verdict:
-    """The verdict where not all could be run: what the sources show, and the rules that need no run but the first."""
+    """The verdict where not all could be run: what the sources show, and the rules that need no run
+    but the first.
+    """
     # the one with CUDA on the CPU, if there are two
     train = next((run for run in reversed(ended) if run.role == "train"), None)
     evidence = replace(read(target), train=train)
@@ -331,7 +347,10 @@ def _part(
 
 
 def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") -> list[str]:
-    """The names of the rules to judge; both lists may name rules or families. Raises UserError on an unknown name."""
+    """The names of the rules to judge; both lists may name rules or families.
+
+    Raises UserError on an unknown name.
+    """
     if tier == "static":
         return choose(only, skip)
     return left(

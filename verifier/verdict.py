@@ -11,10 +11,11 @@ from .finding import Answer, Finding, Status, Tier
 
 @dataclass(frozen=True)
 class Comparison:
-    """A verdict compared with an earlier report (see baseline.py): failures that are new, known, or fixed.
+    """A verdict compared with an earlier report (see baseline.py): failures that are new, known, or
+    fixed.
 
-    `new` and `standing` are findings of this verdict; `gone` and `unjudged` (not judged this time) are failures of the earlier one.
-    `still_open` are rules that were inconclusive then and are now.
+    `new` and `standing` are findings of this verdict; `gone` and `unjudged` (not judged this time)
+    are failures of the earlier one. `still_open` are rules that were inconclusive then and are now.
     """
 
     path: str
@@ -31,7 +32,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer for one target. With a `baseline`, `verdict` is about the target, and `answer` about what is new."""
+    """The answer for one target.
+
+    With a `baseline`, `verdict` is about the target, and `answer` about what is new.
+    """
 
     verdict: Answer
     target: dict[str, Any]
@@ -72,7 +76,10 @@ class Verdict:
         """Why this is not what was asked for, in one line; "" if it is."""
         number = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"
         if self.interrupted:
-            return f"INTERRUPTED by {self.interrupted} after {number}: incomplete, not a verdict on the script"
+            return (
+                f"INTERRUPTED by {self.interrupted} after {number}: incomplete, not a verdict on"
+                " the script"
+            )
         if self.tier == "static" and self.verdict == "inconclusive":
             files = self.facts["sources"]["files"]
             where = self.target["script"] if files == 1 else f"{files} files"
@@ -94,15 +101,19 @@ class Verdict:
 
     @property
     def answer(self) -> Answer:
-        """The answer for a CI gate: the verdict, or, with a baseline, that of all findings but the standing failures."""
+        """The answer for a CI gate: the verdict, or, with a baseline, that of all findings but the
+        standing failures.
+        """
         if self.baseline is None:
             return self.verdict
         return self.of([f for f in self.findings if not self.baseline.stands(f)])
 
     def of(self, findings: Sequence[Finding]) -> Answer:
-        """`verdict_of`, unless runs are missing: a partial result never passes, and an interrupted one does not fail either.
+        """`verdict_of`, unless runs are missing: a partial result never passes, and an interrupted
+        one does not fail either.
 
-        Sources alone never pass: without findings they give `no_findings`, and without any training nothing at all.
+        Sources alone never pass: without findings they give `no_findings`, and without any training
+        nothing at all.
         """
         status = verdict_of(findings)
         if not findings and self.skipped and self.baseline is None:
@@ -124,9 +135,8 @@ class Verdict:
         """The exit code of the command that has this answer."""
         if self.interrupted:
             return 128 + signal.Signals[self.interrupted]
-        clean = (
-            PASS if self.linted else INCONCLUSIVE
-        )  # as for other linters; `verify` has to prove something
+        # as for other linters; `verify` has to prove something
+        clean = PASS if self.linted else INCONCLUSIVE
         codes = {
             "pass": PASS,
             "fail": FAIL,
@@ -142,7 +152,8 @@ class Verdict:
 
 
 def verdict_of(findings: Sequence[Finding]) -> Answer:
-    """fail if anything failed, else error, else inconclusive if anything required could not be checked, else pass.
+    """fail if anything failed, else error, else inconclusive if anything required could not be
+    checked, else pass.
 
     What does not apply is no obstacle to a pass; but where no rule applies, nothing was checked.
     """

@@ -1,4 +1,6 @@
-"""Runs a script with CUDA on the CPU and nothing else of the verifier: `torchrun bare.py SCRIPT ARGS`, `... bare.py -m MODULE ARGS`."""
+"""Runs a script with CUDA on the CPU and nothing else of the verifier: `torchrun bare.py SCRIPT
+ARGS`, `... bare.py -m MODULE ARGS`.
+"""
 
 import importlib.util
 import os

@@ -1,8 +1,10 @@
-"""`accelerate estimate-memory` beside `fsdp2 plan`: its own arithmetic, on the model that it would load from the Hub.
+"""`accelerate estimate-memory` beside `fsdp2 plan`: its own arithmetic, on the model that it would
+load from the Hub.
 
-`python benchmarks/plan/estimate.py`, in an environment with accelerate and transformers, stores GiB of Llama 2 7B in
-benchmarks/results/plan_trackers.json. The command asks the Hub for every model, even with a local folder: where the Hub cannot be
-reached its error is stored too, and the model is made from its configuration instead.
+`python benchmarks/plan/estimate.py`, in an environment with accelerate and transformers, stores GiB
+of Llama 2 7B in benchmarks/results/plan_trackers.json. The command asks the Hub for every model,
+even with a local folder: where the Hub cannot be reached its error is stored too, and the model is
+made from its configuration instead.
 """
 
 import json

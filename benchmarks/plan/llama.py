@@ -1,8 +1,10 @@
-"""Train a decoder in the shape of Llama 3 with FSDP2, in the order of torchtitan: tensor parallelism, checkpointing, FSDP.
+"""Train a decoder in the shape of Llama 3 with FSDP2, in the order of torchtitan: tensor
+parallelism, checkpointing, FSDP.
 
-One script for every configuration in published.yaml: what decides memory there is an option here (float32 shards and bfloat16 compute,
-selective checkpointing that saves every second matrix product, float32 logits in the loss, which blocks stay gathered). It runs as it is:
-`torchrun --nproc-per-node 2 llama.py --size debug --sequence 64`, on CPU too.
+One script for every configuration in published.yaml: what decides memory there is an option here
+(float32 shards and bfloat16 compute, selective checkpointing that saves every second matrix
+product, float32 logits in the loss, which blocks stay gathered). It runs as it is: `torchrun
+--nproc-per-node 2 llama.py --size debug --sequence 64`, on CPU too.
 """
 
 import argparse
@@ -215,7 +217,9 @@ def every_second_product(saves: Collection[Any]) -> Any:
 
 
 def apply_ac(model: Decoder, mode: str, reductions: bool) -> None:
-    """`full`, `selective` (by operator, with `reductions` those of tensor parallelism too), or a number N: each Nth block as a whole."""
+    """`full`, `selective` (by operator, with `reductions` those of tensor parallelism too), or a
+    number N: each Nth block as a whole.
+    """
     saving = partial(every_second_product, (*ATTENTION, REDUCED) if reductions else ATTENTION)
     for number, block in enumerate(model.layers):
         if mode == "selective":
@@ -230,7 +234,9 @@ def apply_ac(model: Decoder, mode: str, reductions: bool) -> None:
 def apply_fsdp(
     model: Decoder, mesh: DeviceMesh, reshard: str, split: bool, reduce_dtype: torch.dtype
 ) -> None:
-    """Shard each block, and the rest with the root; `split` makes groups of the embedding and of the head too."""
+    """Shard each block, and the rest with the root; `split` makes groups of the embedding and of
+    the head too.
+    """
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
     always, never = reshard == "always", reshard == "never"
     if split:
@@ -245,12 +251,15 @@ def apply_fsdp(
         fully_shard(
             block, mesh=mesh, mp_policy=policy, reshard_after_forward=always or not (never or last)
         )
-    # The root stays gathered between forward and backward, as in torch before 2.8, whatever was asked for (pytorch/pytorch#154704).
+    # The root stays gathered between forward and backward, as in torch before 2.8, whatever was
+    # asked for (pytorch/pytorch#154704).
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
 class OnStream(DefaultReduceScatter):
-    """Reduction buffers from a stream's own memory, as before torch 2.5 (pytorch/pytorch#129721, #132445)."""
+    """Reduction buffers from a stream's own memory, as before torch 2.5 (pytorch/pytorch#129721,
+    #132445).
+    """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream

@@ -1,11 +1,14 @@
-"""Is the memory of a rehearsal that of real tensors? The same scripts with CUDA on the CPU, where every allocation is counted.
+"""Is the memory of a rehearsal that of real tensors?
 
-`python benchmarks/plan/real.py [NAME...]` rehearses the scripts of real.yaml as rank 0, runs them on as many ranks on real tensors, and
-compares the peak of each phase, and each kind of memory that is at least 1 % of it. benchmarks/results/plan_real.json has the newest of
-each.
+The same scripts with CUDA on the CPU, where every allocation is counted.
 
-Real tensors here are computed with the CPU's kernels of attention, RMS norm and dropout, so they are compared with a rehearsal that has
-these too. `gpu` is the difference that CUDA's kernels make to the highest peak, in the rehearsal that `fsdp2 plan` makes.
+`python benchmarks/plan/real.py [NAME...]` rehearses the scripts of real.yaml as rank 0, runs them
+on as many ranks on real tensors, and compares the peak of each phase, and each kind of memory that
+is at least 1 % of it. benchmarks/results/plan_real.json has the newest of each.
+
+Real tensors here are computed with the CPU's kernels of attention, RMS norm and dropout, so they
+are compared with a rehearsal that has these too. `gpu` is the difference that CUDA's kernels make
+to the highest peak, in the rehearsal that `fsdp2 plan` makes.
 """
 
 import json
@@ -32,7 +35,8 @@ from verified_fsdp2.verifier.config.target import resolve
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "plan_real.json"
 STEPS, LEAST, ALLOWED = 3, 0.01, 0.02
-# On real tensors, until the peak is that of the plan: threads of gloo keep the buffer of a collective now and then, so the least counts.
+# On real tensors, until the peak is that of the plan: threads of gloo keep the buffer of a
+# collective now and then, so the least counts.
 RUNS = 3
 Row = dict[str, Any]
 
@@ -73,8 +77,9 @@ def compared(planned: Seen, real: Seen) -> Row:
     """Planned against real: (ours - theirs) / theirs of the worst phase, and of the worst kind."""
     if planned.record is None or real.record is None or planned.errors or real.errors:
         return {
-            "errors": [*planned.errors, *(f"real: {error}" for error in real.errors)]
-            or ["no record"]
+            "errors": (
+                [*planned.errors, *(f"real: {error}" for error in real.errors)] or ["no record"]
+            )
         }
     ours, theirs = (
         {peak.phase: peak for peak in seen.record.peaks} for seen in (planned, real) if seen.record

@@ -1,4 +1,6 @@
-"""Rehearsals for the measurements of this folder: one launcher for all, so that torch is imported once."""
+"""Rehearsals for the measurements of this folder: one launcher for all, so that torch is imported
+once.
+"""
 
 import sys
 import tempfile
@@ -21,7 +23,10 @@ sys.path.append(str(Path(__file__).parents[1]))  # for results_file, after this 
 
 @dataclass(frozen=True)
 class Seen:
-    """A rehearsal as a user meets it. `errors`: line and text of what the script raised; `trouble`: what the plan says of it."""
+    """A rehearsal as a user meets it.
+
+    `errors`: line and text of what the script raised; `trouble`: what the plan says of it.
+    """
 
     record: Rehearsal | None
     errors: tuple[str, ...]
@@ -30,7 +35,9 @@ class Seen:
 
 
 class Rehearse(Protocol):
-    """Rehearse a script; with mode="count" run it on `nproc` ranks, on real tensors whose memory is counted in the same way."""
+    """Rehearse a script; with mode="count" run it on `nproc` ranks, on real tensors whose memory is
+    counted in the same way.
+    """
 
     def __call__(
         self,

@@ -1,7 +1,9 @@
-"""Rehearse seeded faults of production and their right twins: is each found, with its line, and is nothing said of the twins?
+"""Rehearse seeded faults of production and their right twins: is each found, with its line, and is
+nothing said of the twins?
 
-`python benchmarks/plan/seeded.py [NAME...]` makes the scripts from faults/decoder.py and faults/faults.yaml, rehearses each as rank 0 of 64
-and prints a line for each; benchmarks/results/plan_faults.json has the newest of each.
+`python benchmarks/plan/seeded.py [NAME...]` makes the scripts from faults/decoder.py and
+faults/faults.yaml, rehearses each as rank 0 of 64 and prints a line for each;
+benchmarks/results/plan_faults.json has the newest of each.
 """
 
 import json
@@ -52,7 +54,9 @@ def fitting(seen: Seen) -> int:
 
 
 def complaints(seen: Seen, limit: int) -> list[str]:
-    """The complaints of a plan about a script on a GPU of `limit` GiB, each as `kind:line of code`."""
+    """The complaints of a plan about a script on a GPU of `limit` GiB, each as `kind:line of
+    code`.
+    """
     found = [f"error:{error}" for error in seen.errors]
     if seen.record is None:
         return found or ["error:no record"]
@@ -65,13 +69,16 @@ def complaints(seen: Seen, limit: int) -> list[str]:
         if peak.bytes > limit * GIB:
             kind = max(peak.kinds, key=lambda name: peak.kinds[name])
             found.append(
-                f"memory:{peak.at_line.code if peak.at_line else ''} ({kind}, {peak.phase}, {peak.bytes / GIB:.1f} GiB)"
+                f"memory:{peak.at_line.code if peak.at_line else ''} ({kind}, {peak.phase},"
+                f" {peak.bytes / GIB:.1f} GiB)"
             )
     return found
 
 
 def judged(fault: Mapping[str, Any], said: Sequence[str], silent: Sequence[str]) -> dict[str, Any]:
-    """Whether the fault is found, with its line or with the kind of memory, and what is said of the twin."""
+    """Whether the fault is found, with its line or with the kind of memory, and what is said of the
+    twin.
+    """
     right = [line for line in said if line.startswith(fault["expect"])]
     line = any(fault["at"].splitlines()[0] in one for one in right)
     kind = fault.get("kind") is not None and any(f"({fault['kind']}," in one for one in right)
@@ -105,7 +112,8 @@ def main() -> None:
             row = judged(fault, *(complaints(seen[path], limit) for path in both))
             rows.append(row)
             print(
-                f"{row['name']:26} found {row['found']!s:5}  line {row['line']!s:5}  {row['reported']}  twin {row['twin']}",
+                f"{row['name']:26} found {row['found']!s:5}  line {row['line']!s:5} "
+                f" {row['reported']}  twin {row['twin']}",
                 flush=True,
             )
     known = json.loads(RESULT.read_text())["rows"] if names and RESULT.is_file() else []

@@ -1,8 +1,11 @@
-"""Torch's own tracker of memory beside `fsdp2 plan`: FSDPMemTracker on cases of published.yaml and real.yaml that run llama.py.
+"""Torch's own tracker of memory beside `fsdp2 plan`: FSDPMemTracker on cases of published.yaml and
+real.yaml that run llama.py.
 
-`python benchmarks/plan/trackers.py NAME... [--cuda]` stores the peak in benchmarks/results/plan_trackers.json, beside what the plan
-says and what was reported, or allocated on real tensors. The tracker needs a model that it is given, so the training step of llama.py
-is called from here, on fake tensors: of the CPU, since a torch without CUDA has no others (`--cuda` stores the error).
+`python benchmarks/plan/trackers.py NAME... [--cuda]` stores the peak in
+benchmarks/results/plan_trackers.json, beside what the plan says and what was reported, or allocated
+on real tensors. The tracker needs a model that it is given, so the training step of llama.py is
+called from here, on fake tensors: of the CPU, since a torch without CUDA has no others (`--cuda`
+stores the error).
 """
 
 import json

@@ -1,9 +1,11 @@
-"""What does a plan say of public trainers, unmodified? Each is rehearsed with the data and arguments of benchmarks/field.
+"""What does a plan say of public trainers, unmodified?
+
+Each is rehearsed with the data and arguments of benchmarks/field.
 
     python benchmarks/plan/trainers.py --checkouts DIR [--environments DIR] [--only NAME,NAME]
 
-The folders are those of benchmarks/field.py. benchmarks/results/plan_field.json has the newest row of each: the exit code of `fsdp2 plan`,
-and what stopped it, where it was stopped.
+The folders are those of benchmarks/field.py. benchmarks/results/plan_field.json has the newest row
+of each: the exit code of `fsdp2 plan`, and what stopped it, where it was stopped.
 """
 
 import argparse

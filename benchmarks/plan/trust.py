@@ -1,7 +1,9 @@
-"""How far `fsdp2 plan` can be trusted: its memory and its bound on speed beside figures that others measured on GPUs and published.
+"""How far `fsdp2 plan` can be trusted: its memory and its bound on speed beside figures that others
+measured on GPUs and published.
 
-`python benchmarks/plan/trust.py [NAME...]` rehearses the cases of published.yaml, prints a table and writes benchmarks/results/plan.json,
-which has the newest of each. `--table` prints what is there. No figure of a case is used to compute a prediction.
+`python benchmarks/plan/trust.py [NAME...]` rehearses the cases of published.yaml, prints a table
+and writes benchmarks/results/plan.json, which has the newest of each. `--table` prints what is
+there. No figure of a case is used to compute a prediction.
 """
 
 import json
@@ -31,10 +33,12 @@ def parameters(size: str) -> int:
 
 
 def formulas(case: Row) -> dict[str, float]:
-    """GiB of a rank by what is used otherwise: 16 bytes a parameter and activations as in arXiv 2205.05198; accelerate estimate-memory.
+    """GiB of a rank by what is used otherwise: 16 bytes a parameter and activations as in arXiv
+    2205.05198; accelerate estimate-memory.
 
-    Activations of a layer: 34 bytes for each token and width (no dropout: 32), 2 with full checkpointing; logits in float32 twice.
-    `accelerate estimate-memory` prints four times the float32 weights, of the whole model; here by ranks.
+    Activations of a layer: 34 bytes for each token and width (no dropout: 32), 2 with full
+    checkpointing; logits in float32 twice. `accelerate estimate-memory` prints four times the
+    float32 weights, of the whole model; here by ranks.
     """
     args = arguments(shlex.split(case["args"]))
     layers, width, *_, vocabulary = SIZES[args.size]
@@ -99,7 +103,8 @@ def compared(case: Row, plan: Row) -> Row:
 
 def table(cases: list[Row], kept: dict[str, Row]) -> str:
     lines = [
-        f"{'case':30} {'reported':>16} {'predicted':>16} {'ratio':>12} {'tokens/s':>9} {'at most':>9} {'ratio':>6}"
+        f"{'case':30} {'reported':>16} {'predicted':>16} {'ratio':>12} {'tokens/s':>9}"
+        f" {'at most':>9} {'ratio':>6}"
     ]
     for case in cases:
         plan = kept.get(case["name"])

@@ -1,8 +1,10 @@
-"""Does a plan complain of right scripts? Each right script of tests/zoo, in the spelling of GPUs, is rehearsed at its own size.
+"""Does a plan complain of right scripts?
 
-`python benchmarks/plan/zoo.py [NAME...]` prints and stores what is said of each: nothing, an error, or why it was not followed to its
-end. Where an error is said, the script runs on real tensors too: one that it raises there is an error of the spelling (`real`), else it
-is a false one.
+Each right script of tests/zoo, in the spelling of GPUs, is rehearsed at its own size.
+
+`python benchmarks/plan/zoo.py [NAME...]` prints and stores what is said of each: nothing, an error,
+or why it was not followed to its end. Where an error is said, the script runs on real tensors too:
+one that it raises there is an error of the spelling (`real`), else it is a false one.
 """
 
 import json

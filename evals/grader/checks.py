@@ -1,4 +1,8 @@
-"""The checks. Each is a function of the grading and of its parameters in task.yaml; it returns whether it holds, and the evidence."""
+"""The checks.
+
+Each is a function of the grading and of its parameters in task.yaml; it returns whether it holds,
+and the evidence.
+"""
 
 from __future__ import annotations
 
@@ -220,7 +224,9 @@ def trajectory(grading: Grading, run: str, at: int = 0) -> Result:
     "{run}: all steps together change the weights as they do in fp32, within {within} of that change",
 )
 def follows(grading: Grading, run: str, within: float) -> Result:
-    """For low precision, where the limits of rounding in fp32 say nothing; `within` is chosen, and reported in the task."""
+    """For low precision, where the limits of rounding in fp32 say nothing; `within` is chosen, and
+    reported in the task.
+    """
     record, oracle = grading.runs[run], grading.oracle
     if record.steps != oracle.steps:
         return False, f"{record.steps} optimizer steps, expected {oracle.steps}"
@@ -308,9 +314,8 @@ def precision(grading: Grading, run: str, masters: str, gather: str, reduce: str
         for p in record.parameters(record.steps)[0].values()
     }
     reported = record.reported[0]
-    large = (
-        PLAIN * reported["held"]["all"]
-    )  # not the few numbers that a script sends itself, such as its loss
+    # not the few numbers that a script sends itself, such as its loss
+    large = PLAIN * reported["held"]["all"]
     seen = {
         key: sorted(
             {dtype.removeprefix("torch.") for _, size, dtype in reported[key] if size > large}
@@ -369,7 +374,8 @@ def export(
     average: bool = False,
     oracle: str = "",
 ) -> Result:
-    """The values are the run's weights after `step` (its last one); with `average`, what the oracle's own file has.
+    """The values are the run's weights after `step` (its last one); with `average`, what the
+    oracle's own file has.
 
     `oracle` is that file if it has another name.
     """
@@ -490,7 +496,9 @@ def killed(grading: Grading, run: str) -> Result:
 
 
 def judge(grading: Grading, kind: str, reported: dict[str, Any]) -> Result:
-    """One check; a run that leaves nothing to judge by, such as one without a step, or a file that is no JSON, does not pass it."""
+    """One check; a run that leaves nothing to judge by, such as one without a step, or a file that
+    is no JSON, does not pass it.
+    """
     try:
         return CHECKS[kind].holds(grading, **reported)
     except Broken as error:

@@ -1,4 +1,6 @@
-"""Starts a script on N ranks as torchrun would, by fork from a process that has torch already; nothing outlives the call."""
+"""Starts a script on N ranks as torchrun would, by fork from a process that has torch already;
+nothing outlives the call.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch._dynamo  # not used here: every optimizer imports it, and a second in each rank is saved
+
+# not used here: every optimizer imports it, and a second in each rank is saved
+import torch._dynamo
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.distributed.tensor
@@ -44,7 +48,9 @@ class Launch:
     disturb: in_rank.Disturb = field(default_factory=in_rank.Disturb)
 
     def run(self, until: float) -> str:
-        """Run it to its end or to the time `until`; the empty string if every rank ended with code 0, else what happened."""
+        """Run it to its end or to the time `until`; the empty string if every rank ended with code
+        0, else what happened.
+        """
         torch.set_num_threads(1)  # no thread pool may exist when a process is forked
         self.folder.mkdir(parents=True)
         with socket.socket() as probe:

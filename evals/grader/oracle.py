@@ -1,7 +1,8 @@
 """The right answer and how far rounding alone may lead away from it.
 
-The oracle is a script in plain torch that runs in one process. It runs again from initial weights that are one unit in the last
-place away: what that changes, times MULTIPLE, plus FLOOR, is what a right solution may differ by, for each tensor and step.
+The oracle is a script in plain torch that runs in one process. It runs again from initial weights
+that are one unit in the last place away: what that changes, times MULTIPLE, plus FLOOR, is what a
+right solution may differ by, for each tensor and step.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class Oracle:
         return tensors
 
     def deviation(self, run: Record, offset: int = 0) -> Deviation:
-        """The worst of all gradients and updates of a run that began after step `offset` of the oracle."""
+        """The worst of all gradients and updates of a run that began after step `offset` of the
+        oracle.
+        """
         worst = Deviation(0.0, "nothing", 0.0, 0.0)
         begin = self.run.weights(0)
         for step in range(offset + 1, self.steps + 1):

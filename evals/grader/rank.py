@@ -1,6 +1,8 @@
-"""What one process of a graded script runs: the script itself, unmodified, and hooks of torch that write down what it holds.
+"""What one process of a graded script runs: the script itself, unmodified, and hooks of torch that
+write down what it holds.
 
-Nothing here calls a collective: each rank writes its own pieces, and record.py puts them together afterwards.
+Nothing here calls a collective: each rank writes its own pieces, and record.py puts them together
+afterwards.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def piece(tensor: torch.Tensor) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Disturb:
-    """What a launch does to the script: weights off by rounding, a kill at the n-th complete checkpoint, a slow disk."""
+    """What a launch does to the script: weights off by rounding, a kill at the n-th complete
+    checkpoint, a slow disk.
+    """
 
     perturb: int = 0
     die_at: int = 0
@@ -114,7 +118,9 @@ class Recorder:
         sys.addaudithook(self.audit)
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
-        """Files with tensors that are opened to be read, and distributed checkpoints that are about to be complete."""
+        """Files with tensors that are opened to be read, and distributed checkpoints that are about
+        to be complete.
+        """
         if event == "os.rename" and str(args[1]).endswith(".metadata"):
             self.completing(Path(str(args[1])).parent.name)
         if event == "open" and isinstance(args[0], str | os.PathLike):
@@ -124,7 +130,9 @@ class Recorder:
                 self.reported["opened"].append(path.name)
 
     def completing(self, folder: str) -> None:
-        """On the rank that writes the metadata: be a slow disk, or be killed, if the task says so."""
+        """On the rank that writes the metadata: be a slow disk, or be killed, if the task says
+        so.
+        """
         if len(self.reported["completed"]) + 1 == self.disturb.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.disturb.slow_save)
@@ -171,7 +179,8 @@ class Recorder:
                 torch.is_grad_enabled() and any(module is root for root in self.roots)
             )
         elif depth and not self.inside.fed and args and self.is_leaf(module, args[0]):
-            # the first layer of a model that is trained: its input shows how much this rank has to do
+            # the first layer of a model that is trained: its input shows how much this rank has to
+            # do
             self.inside.fed = True
             step = str(self.reported["steps"])
             self.reported["fed"][step] = self.reported["fed"].get(step, 0) + args[0].numel()
@@ -201,8 +210,8 @@ class Recorder:
     def named(self, kind: str) -> dict[str, torch.Tensor]:
         """Parameters or buffers of the models; of several models, the number of each comes first.
 
-        While a group is gathered, its whole tensors are registered instead of the shards, which the optimizer changes: the shards
-        are those from before the first forward.
+        While a group is gathered, its whole tensors are registered instead of the shards, which the
+        optimizer changes: the shards are those from before the first forward.
         """
         result = {}
         for number, root in enumerate(self.roots):
@@ -215,7 +224,9 @@ class Recorder:
 
     @staticmethod
     def idle(optimizer: torch.optim.Optimizer) -> bool:
-        """A step without a rate and without gradients is how state-dict helpers create the state: no training."""
+        """A step without a rate and without gradients is how state-dict helpers create the state:
+        no training.
+        """
         params = [p for group in optimizer.param_groups for p in group["params"]]
         grads = [
             p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
@@ -277,7 +288,9 @@ class Recorder:
         )
 
     def held(self) -> dict[str, int]:
-        """Elements of whole, plain tensors in the shape of a parameter that are alive now, and of all parameters."""
+        """Elements of whole, plain tensors in the shape of a parameter that are alive now, and of
+        all parameters.
+        """
         shapes = {tuple(p.shape) for p in self.named("parameters").values()}
         unique = {id(p): p.numel() for p in self.named("parameters").values()}
         tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]

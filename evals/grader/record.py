@@ -1,4 +1,6 @@
-"""What the ranks of one run wrote, put together: whole weights and gradients after each step, without any code of the script."""
+"""What the ranks of one run wrote, put together: whole weights and gradients after each step,
+without any code of the script.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def together(ranks: list[dict[str, Piece]]) -> Tensors:
 
 
 def renamed(tensors: Tensors, names: list[str]) -> Tensors:
-    """The tensors under the names that are asked for, where a model was put into, or taken out of, another module."""
+    """The tensors under the names that are asked for, where a model was put into, or taken out of,
+    another module.
+    """
     result = {}
     for name in names:
         found = [own for own in tensors if own == name] or [

@@ -1,4 +1,5 @@
-"""Tasks: one folder each with task.yaml (the request, the runs, the checks, the edits) and start/ (what the agent is given).
+"""Tasks: one folder each with task.yaml (the request, the runs, the checks, the edits) and start/
+(what the agent is given).
 
     edits:                      `old` stands exactly once in `file` (the script itself if there is no file)
       - file: model.py
@@ -7,11 +8,12 @@
         new: |
           ...
 
-An edit without `old` makes a new file. `share` names files of evals/shared that are given besides: FILE, or {FILE: where it lies
-in the repository}.
+An edit without `old` makes a new file. `share` names files of evals/shared that are given besides:
+FILE, or {FILE: where it lies in the repository}.
 
-The reference solution is edits of the start. Wrong solutions, and other right ones, are edits of the solution, or of the start with
-`base: start`; each says `why`, and a wrong one which checks it `fails`.
+The reference solution is edits of the start. Wrong solutions, and other right ones, are edits of
+the solution, or of the start with `base: start`; each says `why`, and a wrong one which checks it
+`fails`.
 """
 
 from __future__ import annotations
@@ -108,7 +110,9 @@ class Task:
         return into
 
     def write_oracle(self, into: Path) -> Path:
-        """The script that gives the right answer in one process without FSDP, in the new folder `into`."""
+        """The script that gives the right answer in one process without FSDP, in the new folder
+        `into`.
+        """
         self.write("start", into)
         oracle = self.values["oracle"]
         self.edit(into, oracle.get("edits", []))

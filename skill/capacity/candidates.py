@@ -1,7 +1,8 @@
-"""Which of many combinations of settings are rehearsed: the given one, each change of it alone, then those that promise most.
+"""Which of many combinations of settings are rehearsed: the given one, each change of it alone,
+then those that promise most.
 
-What a combination promises follows from the changes alone, by factors, from the nearest combination that was rehearsed. It only decides the
-order: no figure that is shown comes from it.
+What a combination promises follows from the changes alone, by factors, from the nearest combination
+that was rehearsed. It only decides the order: no figure that is shown comes from it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class Promise:
 
 @dataclass
 class Search:
-    """The combinations of these knobs. `last`: a knob that is tried beside others only if nothing else fits `memory`."""
+    """The combinations of these knobs.
+
+    `last`: a knob that is tried beside others only if nothing else fits `memory`.
+    """
 
     knobs: Sequence[Knob]
     measure: Measure
@@ -110,7 +114,9 @@ class Search:
                 yield (*given[:number], position, *given[number + 1 :])
 
     def _next(self, everything: Sequence[Point], given: Point) -> list[Point]:
-        """What promises to fit and to be faster than all that does, then what promises to be on the frontier."""
+        """What promises to fit and to be faster than all that does, then what promises to be on the
+        frontier.
+        """
         if given not in self.done or self.done[given].measured is None:
             return []
         found = list(self.done.values())
@@ -159,7 +165,9 @@ class Search:
         ]
 
     def _promise(self, point: Point, given: Point) -> Promise | None:
-        """From the nearest combination that was rehearsed, by the changes alone; None if one of these is not possible."""
+        """From the nearest combination that was rehearsed, by the changes alone; None if one of
+        these is not possible.
+        """
         singles = {}
         for number, position in enumerate(point):
             for one in {position, 0}:

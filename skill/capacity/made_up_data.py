@@ -1,4 +1,6 @@
-"""The plan of a spec whose launch section names the device: the lines of `fsdp2 new`, and what `fsdp2 spec check` refuses."""
+"""The plan of a spec whose launch section names the device: the lines of `fsdp2 new`, and what
+`fsdp2 spec check` refuses.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ KEYS = ("launch.device_memory", "launch.gpu", "launch.skypilot_accelerator")
 
 @dataclass(frozen=True)
 class Short:
-    """The plan of a spec on the device that it names. `found`: None if there is none, for the reason `why`."""
+    """The plan of a spec on the device that it names.
+
+    `found`: None if there is none, for the reason `why`.
+    """
 
     found: Rehearsed | None
     least: Bound | None = None
@@ -52,7 +57,8 @@ class Short:
         if self.found.trouble is not None:
             trouble = self.found.trouble
             return [
-                f"plan: {'not followed to its end' if trouble.unfollowed else 'error'}: {trouble.text}"
+                f"plan: {'not followed to its end' if trouble.unfollowed else 'error'}:"
+                f" {trouble.text}"
             ]
         lines = [f"plan: {capacity.outcome(self.found)}"]
         return [*lines, *([capacity.fastest(self.least)] if self.least is not None else [])]
@@ -80,7 +86,10 @@ class Short:
 
 
 def planned(path: Path, changes: Sequence[str], spec: Spec, explore: bool = False) -> Short | None:
-    """The plan; None where the spec names no device. `explore`: where it does not fit, also what would."""
+    """The plan; None where the spec names no device.
+
+    `explore`: where it does not fit, also what would.
+    """
     memory, mesh = device_memory(spec["launch"]), production(spec["parallel"], spec["launch"])
     if memory is None or mesh is None:
         return None

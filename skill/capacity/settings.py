@@ -1,4 +1,6 @@
-"""The settings of a spec that change no mathematics: the values to compare, and the keys that a choice of them sets."""
+"""The settings of a spec that change no mathematics: the values to compare, and the keys that a
+choice of them sets.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ SIZES = (1, 2, 4, 8, 16, 32)  # of a micro-batch
 NEAREST = 3  # of these are compared beside the given one
 REPLICAS = 3
 DEGREES = (1, 2, 4, 8)
-TWO = 2  # forward passes of a step that is rehearsed; more are counted (verifier/analysis/explored.py)
+# forward passes of a step that is rehearsed; more are counted (verifier/analysis/explored.py)
+TWO = 2
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,11 @@ class OfSpec:
         found = {
             CHECKPOINTING: [self._value(CHECKPOINTING), "none", "op-selective", "full"],
             MICRO: self._micro_batches(),
-            CHUNKED: [self._value(CHUNKED), False, True]
-            if self.spec["model"]["kind"] == "decoder"
-            else [],
+            CHUNKED: (
+                [self._value(CHUNKED), False, True]
+                if self.spec["model"]["kind"] == "decoder"
+                else []
+            ),
             RESHARD: self._reshard(),
             REPLICATE: self._replicas(),
             TP: self._degrees(),
@@ -74,7 +79,9 @@ class OfSpec:
         return [knob for knob in found if len(knob.values) > 1]
 
     def written(self, choice: Choice) -> dict[str, str]:
-        """The keys that differ from the spec, as text for `--set`: the mesh and the nodes follow from what was chosen."""
+        """The keys that differ from the spec, as text for `--set`: the mesh and the nodes follow
+        from what was chosen.
+        """
         whole = {REPLICATE: self._given_replicas(), MICRO: self._given_micro_batch(), **choice}
         keys = {name: value for name, value in whole.items() if self._value(name) != value}
         parallel, launch = self.spec["parallel"], self.spec["launch"]
@@ -93,7 +100,9 @@ class OfSpec:
         return {key: _text(value) for key, value in keys.items()}
 
     def read(self, keys: Mapping[str, str]) -> tuple[Spec, dict[str, str]]:
-        """The spec with these keys, and the keys with those of `verify` that a mesh of another shape needs. Raises SpecError."""
+        """The spec with these keys, and the keys with those of `verify` that a mesh of another
+        shape needs. Raises SpecError.
+        """
         from ..spec import SpecError, load
 
         first: SpecError | None = None
@@ -104,16 +113,19 @@ class OfSpec:
         ):
             whole = {**keys, **more}
             try:
-                return load(
-                    self.path, [*self.changes, *map("=".join, whole.items())], offline=True
-                ), whole
+                return (
+                    load(self.path, [*self.changes, *map("=".join, whole.items())], offline=True),
+                    whole,
+                )
             except SpecError as error:
                 first = first or error
         assert first is not None
         raise first
 
     def rehearsed(self, spec: Spec) -> tuple[Spec, int]:
-        """The spec to rehearse, and the forward passes of its step: more than TWO are not run one by one."""
+        """The spec to rehearse, and the forward passes of its step: more than TWO are not run one
+        by one.
+        """
         parallel, train = spec["parallel"], spec["train"]
         readers = self.ranks // (parallel["tp"] * parallel["cp"])
         passes, rest = divmod(train["global_batch"], train["micro_batch"] * readers)
@@ -170,7 +182,9 @@ class OfSpec:
         ]
 
     def _replicas(self) -> list[int]:
-        """Copies of the model: one, and one for each group of nodes; inside a node they only cost memory."""
+        """Copies of the model: one, and one for each group of nodes; inside a node they only cost
+        memory.
+        """
         given, cp = self._given_replicas(), self.spec["parallel"]["cp"]
         groups = [
             n
@@ -206,20 +220,24 @@ class OfSpec:
 
 
 def of_arguments(texts: Sequence[str]) -> list[Knob]:
-    """The user's own grid: `--micro-batch 1,2,4`, or `KEY=1,2,4` for a spec; a flag alone is left out and given. Raises UserError."""
+    """The user's own grid: `--micro-batch 1,2,4`, or `KEY=1,2,4` for a spec; a flag alone is left
+    out and given. Raises UserError.
+    """
     knobs = []
     for text in texts:
         words = shlex.split(text.replace("=", " ", 1))
         if not words or len(words) > 2 or not re.match(r"[-\w]", words[0]):
             raise UserError(
-                f"--explore: expected an option and its values, such as '--micro-batch 1,2,4', found {text!r}"
+                "--explore: expected an option and its values, such as '--micro-batch 1,2,4',"
+                f" found {text!r}"
             )
         values: list[Any] = (
             [one for one in words[1].split(",") if one] if len(words) > 1 else [False, True]
         )
         if len(set(values)) < 2:
             raise UserError(
-                f"--explore: give {words[0]} two values or more, such as '{words[0]} 1,2', found {text!r}"
+                f"--explore: give {words[0]} two values or more, such as '{words[0]} 1,2', found"
+                f" {text!r}"
             )
         knobs.append(Knob(words[0], tuple(dict.fromkeys(values))))
     if len({knob.name for knob in knobs}) < len(knobs):
@@ -228,7 +246,9 @@ def of_arguments(texts: Sequence[str]) -> list[Knob]:
 
 
 def as_arguments(choice: Choice) -> list[str]:
-    """What a script is given for a choice: `--name value`, or `name=value` where it has no dashes, as for Hydra and OmegaConf."""
+    """What a script is given for a choice: `--name value`, or `name=value` where it has no dashes,
+    as for Hydra and OmegaConf.
+    """
     words: list[str] = []
     for name, value in choice.items():
         if value is not False:

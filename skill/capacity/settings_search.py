@@ -1,4 +1,6 @@
-"""`fsdp2 plan --explore`: rehearse many settings of one target, several at a time, within a number of them and a time."""
+"""`fsdp2 plan --explore`: rehearse many settings of one target, several at a time, within a number
+of them and a time.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Due:
-    """A candidate that can be rehearsed. `passes`: forward passes of its step, of which `TWO` at most are run."""
+    """A candidate that can be rehearsed.
+
+    `passes`: forward passes of its step, of which `TWO` at most are run.
+    """
 
     settings: dict[str, str]
     run: PlannedRun
@@ -57,7 +62,10 @@ class Due:
 def explore_spec(
     of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] = (), own: bool = False
 ) -> Explored:
-    """Settings of a spec that change no mathematics: these, or all. `own`: the user's own grid of its keys."""
+    """Settings of a spec that change no mathematics: these, or all.
+
+    `own`: the user's own grid of its keys.
+    """
 
     def due(choice: Choice, folder: Path) -> Due | str:
         from ..spec import SpecError
@@ -130,9 +138,11 @@ def _explored(
             limits.note(f"{made} settings rehearsed; {max(rehearsals.left, 0):.0f} s left")
             left = iter(runs)
             return [
-                _candidate(one, next(left), limits)
-                if isinstance(one, Due)
-                else Candidate(_shown(choice), refused=one)
+                (
+                    _candidate(one, next(left), limits)
+                    if isinstance(one, Due)
+                    else Candidate(_shown(choice), refused=one)
+                )
                 for one, choice in zip(found, choices, strict=True)
             ]
 

@@ -1,4 +1,6 @@
-"""What is planned: a script, a scaffold, or a spec, whose project is written to a folder of its own first."""
+"""What is planned: a script, a scaffold, or a spec, whose project is written to a folder of its own
+first.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,10 @@ def planned(target: Target, steps: int) -> PlannedRun:
 def least_time(
     record: Rehearsal | None, gpu: Device | None, spec: Spec | None, ranks: int
 ) -> Bound | None:
-    """The bound on the time of a step, if a GPU is named. `spec`: that of the project; None for a script."""
+    """The bound on the time of a step, if a GPU is named.
+
+    `spec`: that of the project; None for a script.
+    """
     from ...verifier.analysis.roofline import bound, offloaded
 
     if gpu is None or record is None or not record.flops:

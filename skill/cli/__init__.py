@@ -1,4 +1,7 @@
-"""`fsdp2`: parses, dispatches, and maps errors to exit codes. Each command is a file beside this one."""
+"""`fsdp2`: parses, dispatches, and maps errors to exit codes.
+
+Each command is a file beside this one.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name not in PACKAGES:
             return _report_bug(error, arguments)
         log(
-            f"this Python has no {error.name}: {sys.executable} -m pip install {PACKAGES[error.name]}"
+            f"this Python has no {error.name}: {sys.executable} -m pip install"
+            f" {PACKAGES[error.name]}"
         )
         return USAGE
     except OSError as error:
@@ -118,7 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_temporary(path: object) -> bool:
-    """Whether a path is in the temporary folder; where none can be had, tempfile names the ones that it has tried."""
+    """Whether a path is in the temporary folder; where none can be had, tempfile names the ones
+    that it has tried.
+    """
     import tempfile
 
     try:
@@ -135,7 +141,9 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of a command; what follows a bare `--` is for the verified script, in `script_args`."""
+    """The options of a command; what follows a bare `--` is for the verified script, in
+    `script_args`.
+    """
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
     named = [word for word in words[:1] if word in COMMANDS]
@@ -144,7 +152,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
         near = similar(words[0], list(COMMANDS))
         raise UserError(
-            f"unknown command {words[0]!r}; {f'did you mean {near!r}?' if near else 'see fsdp2 --help'}"
+            f"unknown command {words[0]!r};"
+            f" {f'did you mean {near!r}?' if near else 'see fsdp2 --help'}"
         )
     options, unknown = _parser(named or COMMANDS).parse_known_args(words[:cut])
     if unknown:

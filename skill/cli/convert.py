@@ -1,4 +1,6 @@
-"""`fsdp2 convert`: a DDP or FSDP1 script with fully_shard, as far as that is mechanical, verified against the original."""
+"""`fsdp2 convert`: a DDP or FSDP1 script with fully_shard, as far as that is mechanical, verified
+against the original.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ exit codes: 0 converted and verified (with --no-verify: nothing is left to do), 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Convert a DDP or FSDP1 script to FSDP2 where that is mechanical, mark the rest, and verify the result."
+    description = (
+        "Convert a DDP or FSDP1 script to FSDP2 where that is mechanical, mark the rest, and verify"
+        " the result."
+    )
     parser = add_command(
         commands,
         "convert",
@@ -94,7 +99,8 @@ def _verify(options: argparse.Namespace, kind: str) -> int:
         command += ["--reference", shlex.join([str(options.script), *options.script_args])]
     else:
         say(
-            "without --reference: FSDP1 does not run without GPUs; the new script is compared with DDP and with one process"
+            "without --reference: FSDP1 does not run without GPUs; the new script is compared with"
+            " DDP and with one process"
         )
     command += ["--", *options.script_args]
     say(f"\n$ {shlex.join(['fsdp2', *command])}")

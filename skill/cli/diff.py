@@ -70,7 +70,10 @@ class Difference:
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Show, file by file, what you edited in a project, and what its spec or the templates would change."
+    description = (
+        "Show, file by file, what you edited in a project, and what its spec or the templates would"
+        " change."
+    )
     summary = "show what differs between a project and what its spec renders to"
     parser = add_command(commands, "diff", run, summary, description, EXAMPLES)
     add_project_arguments(parser)
@@ -96,7 +99,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compared(file: File) -> Difference | None:
-    """How a file differs; None if it does not. Changes of spec.yaml are relative to its present text."""
+    """How a file differs; None if it does not.
+
+    Changes of spec.yaml are relative to its present text.
+    """
     from ..update.project import SPEC
 
     as_written = "as fsdp2 wrote it"
@@ -144,7 +150,10 @@ def _stat(difference: Difference) -> str:
     parts = (("yours", difference.edits), ("the spec's", difference.changes))
     counts = [f"{owner} +{part.added} -{part.removed}" for owner, part in parts if part]
     note = difference.file.obstacle
-    return f"{difference.state:<8} {difference.file.path:<22} {', '.join([note, *counts] if note else counts)}"
+    return (
+        f"{difference.state:<8} {difference.file.path:<22}"
+        f" {', '.join([note, *counts] if note else counts)}"
+    )
 
 
 def _summary(args: argparse.Namespace, differences: list[Difference]) -> str:
@@ -152,9 +161,15 @@ def _summary(args: argparse.Namespace, differences: list[Difference]) -> str:
         return f"{args.out}: no difference"
     edited = sum(1 for difference in differences if difference.edits or difference.file.obstacle)
     changed = sum(1 for difference in differences if difference.changes)
-    words = f"edited by you: {count(edited, 'file')}; changed by the spec or the templates: {count(changed, 'file')}"
+    words = (
+        f"edited by you: {count(edited, 'file')}; changed by the spec or the templates:"
+        f" {count(changed, 'file')}"
+    )
     if not changed:
         return words
     spec = ["--spec", str(args.spec)] if args.spec else []
     settings = [word for setting in args.set for word in ("--set", setting)]
-    return f"{words}; to bring the changes in: {shlex.join(['fsdp2', 'update', str(args.out), *spec, *settings])}"
+    return (
+        f"{words}; to bring the changes in:"
+        f" {shlex.join(['fsdp2', 'update', str(args.out), *spec, *settings])}"
+    )

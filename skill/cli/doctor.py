@@ -17,7 +17,10 @@ Check = dict[str, Any]
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Check Python, packages, processes, sockets and devices by trying them. Exit 4 if ranks cannot be run here."
+    description = (
+        "Check Python, packages, processes, sockets and devices by trying them. Exit 4 if ranks"
+        " cannot be run here."
+    )
     examples = "examples:\n  fsdp2 doctor --json\n  fsdp2 doctor --launcher slurm:2"
     parser = add_command(
         commands, "doctor", run, "what this machine can run", description, examples
@@ -41,7 +44,10 @@ def run(options: argparse.Namespace) -> int:
         say(
             "\n".join(table([("ok" if c["ok"] else "FAIL", c["name"], c["value"]) for c in checks]))
         )
-        bad = "this machine cannot run ranks; see the line marked FAIL (`fsdp2 lint` and `--tier simulate` need none)"
+        bad = (
+            "this machine cannot run ranks; see the line marked FAIL (`fsdp2 lint` and `--tier"
+            " simulate` need none)"
+        )
         say("\n".join(wrapped("this machine can verify FSDP2 scripts" if good else bad)))
     return PASS if good else INCONCLUSIVE
 

@@ -1,4 +1,6 @@
-"""`fsdp2 lint PATH...`: faults that the sources alone show; with `--migrate`, what is not FSDP2 yet."""
+"""`fsdp2 lint PATH...`: faults that the sources alone show; with `--migrate`, what is not FSDP2
+yet.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """A short life: searching for garbage takes longer than the work itself, and at most about 1 GB is kept without it."""
+    """A short life: searching for garbage takes longer than the work itself, and at most about 1 GB
+    is kept without it.
+    """
     threshold = gc.get_threshold()
     gc.set_threshold(10_000_000)
     try:

@@ -91,15 +91,18 @@ def run(args: argparse.Namespace) -> int:
         if loaded.scaled:
             mesh = loaded.verification_mesh
             say(
-                f"`fsdp2 verify` takes a mesh of {mesh} on {mesh.ranks} ranks: the shape of the spec's, made smaller"
+                f"`fsdp2 verify` takes a mesh of {mesh} on {mesh.ranks} ranks: the shape of the"
+                " spec's, made smaller"
             )
         if small := loaded["verify"]["model"]:
             count, real = decoder_parameters(debug_shape(small, loaded["model"])), loaded.parameters
             say(
-                f"`fsdp2 verify` trains the same code with {count:,} parameters (verify.model), not with {real:,}"
+                f"`fsdp2 verify` trains the same code with {count:,} parameters (verify.model), not"
+                f" with {real:,}"
             )
         if loaded.own_modules:
             say(
-                f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py, or installed"
+                f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py,"
+                " or installed"
             )
     return 0

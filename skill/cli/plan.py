@@ -46,7 +46,10 @@ found, 2 bad usage, 4 the script could not be followed to the end of its first s
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Find out what a training script needs of memory and sends, and whether it starts, on GPUs that are not there."
+    description = (
+        "Find out what a training script needs of memory and sends, and whether it starts, on GPUs"
+        " that are not there."
+    )
     parser = add_command(
         commands,
         "plan",
@@ -92,8 +95,11 @@ def add_parser(commands: Any) -> None:
         nargs="?",
         const="",
         action="append",
-        help="compare settings that change no mathematics: for a spec or scaffold by itself (mesh, resharding, checkpointing, "
-        "micro-batch, chunked loss, offload), for a script the values of an option, such as '--batch 1,2,4' (repeatable)",
+        help=(
+            "compare settings that change no mathematics: for a spec or scaffold by itself (mesh,"
+            " resharding, checkpointing, micro-batch, chunked loss, offload), for a script the"
+            " values of an option, such as '--batch 1,2,4' (repeatable)"
+        ),
     )
     add(
         "--html",
@@ -203,7 +209,9 @@ def _command(options: argparse.Namespace) -> str:
 def _explored(
     options: argparse.Namespace, target: Target, limits: Limits, grid: Sequence[Knob], work: Path
 ) -> Explored:
-    """The settings that are compared: of the spec by themselves, of a script as the user gives them."""
+    """The settings that are compared: of the spec by themselves, of a script as the user gives
+    them.
+    """
     from .. import scaffold
     from ..capacity import target as targets
     from ..capacity.settings import OfSpec
@@ -220,14 +228,18 @@ def _explored(
 
 
 def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[Knob]) -> list[str]:
-    """What a spec needs for the number of ranks that was given. Raises UserError if there is nothing to compare."""
+    """What a spec needs for the number of ranks that was given.
+
+    Raises UserError if there is nothing to compare.
+    """
     from ..capacity import target as targets
     from ..capacity.settings import OfSpec
 
     path = targets.spec_file(options.target)
     if path is None and not grid:
         raise UserError(
-            "--explore: for a script, give options and their values, such as --explore '--batch 1,2,4'"
+            "--explore: for a script, give options and their values, such as --explore '--batch"
+            " 1,2,4'"
         )
     if path is None or path != options.target or options.nproc is None:
         return []
@@ -239,7 +251,9 @@ def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[K
 
 
 def _machine(options: argparse.Namespace) -> tuple[Device | None, int | None, int]:
-    """The GPU, the memory of one and the ranks of a node: as given, else as the launch section of the spec has them."""
+    """The GPU, the memory of one and the ranks of a node: as given, else as the launch section of
+    the spec has them.
+    """
     from ...verifier.config.devices import GIB
     from ..capacity import target as targets
     from ..spec import load

@@ -30,7 +30,10 @@ example:
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Collect what is needed to report a finding that you believe to be wrong, or a fault of fsdp2."
+    description = (
+        "Collect what is needed to report a finding that you believe to be wrong, or a fault of"
+        " fsdp2."
+    )
     parser = add_command(
         commands, "report", run, "collect what is needed to report a finding", description, EPILOG
     )
@@ -51,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
     if not findings:
         near = similar(options.rule, [f["rule"] for f in report["findings"]])
         raise UserError(
-            f"{options.report} has no finding of '{options.rule}'{f'; did you mean {near!r}?' if near else ''}"
+            f"{options.report} has no finding of"
+            f" '{options.rule}'{f'; did you mean {near!r}?' if near else ''}"
         )
     try:
         text = json.dumps({"fsdp2": __version__, **bundle(report, findings[0])}, indent=2) + "\n"

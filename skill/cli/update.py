@@ -1,4 +1,6 @@
-"""`fsdp2 update`: bring a project up to its spec and to the templates of this version, and keep every edit."""
+"""`fsdp2 update`: bring a project up to its spec and to the templates of this version, and keep
+every edit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ exit codes: 0 done, 1 something is left for you to do (it is listed), 2 bad usag
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     summary = "bring a project up to its spec and the templates; your edits stay"
-    description = "Bring a project up to its spec and to the templates of this version of fsdp2. Your edits stay."
+    description = (
+        "Bring a project up to its spec and to the templates of this version of fsdp2. Your edits"
+        " stay."
+    )
     parser = add_command(commands, "update", run, summary, description, EXAMPLES)
     add_project_arguments(parser)
     parser.add_argument(
@@ -106,7 +111,8 @@ def _print(args: argparse.Namespace, found: Project, changed: list[Outcome]) -> 
         return
     if any(outcome.lines for outcome in left):
         say(
-            "resolve the conflicts: choose one side at each mark, and delete the lines <<<<<<<, =======, >>>>>>>"
+            "resolve the conflicts: choose one side at each mark, and delete the lines <<<<<<<,"
+            " =======, >>>>>>>"
         )
     if written:
         say(f"next:\n  fsdp2 verify {shlex.quote(str(out))}")

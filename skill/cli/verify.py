@@ -62,18 +62,27 @@ OPTIONS = (
     (
         "--root",
         "DIR",
-        "the project's folder, if it is not the script's own: findings name the lines of its packages, too",
+        (
+            "the project's folder, if it is not the script's own: findings name the lines of its"
+            " packages, too"
+        ),
     ),
     ("--nproc", "N", "ranks (default 2)"),
     (
         "--steps",
         "K",
-        "optimizer steps to compare (default auto: 5 to 100, as a first run of the whole script suggests)",
+        (
+            "optimizer steps to compare (default auto: 5 to 100, as a first run of the whole script"
+            " suggests)"
+        ),
     ),
     (
         "--reshard-to",
         "N,M",
-        "other world sizes to resume on (default 1, twice --nproc, and 3 if the global batch divides)",
+        (
+            "other world sizes to resume on (default 1, twice --nproc, and 3 if the global batch"
+            " divides)"
+        ),
     ),
     (
         "--save-args",
@@ -95,21 +104,30 @@ OPTIONS = (
     (
         "--reference",
         "'SCRIPT ARGS'",
-        "the script that this one was converted from, as one more oracle: run as it is, on one rank if it supports no others",
+        (
+            "the script that this one was converted from, as one more oracle: run as it is, on one"
+            " rank if it supports no others"
+        ),
     ),
     ("--timeout", "S", "seconds for each launch (default 300)"),
     ("--device", "WHERE", "auto (GPUs if there is one for each rank, else CPU), cpu, cuda"),
     (
         "--launcher",
         "HOW",
-        "fork (default), torchrun, or on several machines: slurm, ssh:HOST,HOST, kubectl:POD,POD, 'COMMAND {worker}'",
+        (
+            "fork (default), torchrun, or on several machines: slurm, ssh:HOST,HOST,"
+            " kubectl:POD,POD, 'COMMAND {worker}'"
+        ),
     ),
 )
 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Run a training script, generated or your own, and check sharding, mathematics and checkpoints."
+    description = (
+        "Run a training script, generated or your own, and check sharding, mathematics and"
+        " checkpoints."
+    )
     parser = add_command(
         commands,
         "verify",
@@ -120,20 +138,38 @@ def add_parser(commands: Any) -> None:
     )
     parser.usage = "fsdp2 verify [TARGET | -m MODULE] [options] [-- SCRIPT ARGS]"
     add = parser.add_argument
-    target = "a script, or a folder with verify.yaml or train.py; left out: the targets of verify.yaml or pyproject.toml here"
+    target = (
+        "a script, or a folder with verify.yaml or train.py; left out: the targets of verify.yaml"
+        " or pyproject.toml here"
+    )
     add("target", metavar="TARGET", type=Path, nargs="?", help=target)
     module = "run a module as `python -m` does, from the current folder (or TARGET)"
     add("-m", "--module", metavar="MODULE", help=module)
     for name, metavar, text in OPTIONS:
         add(name, metavar=metavar, help=text)
-    watch = "a value in the frames of the training loop (`ema.shadow`, `best_loss`, `module:name`) that must agree between ranks, after a "
-    watch += "resume, on other numbers of ranks and in one process; `across=ranks,resume,world,single` or `rank-local` after it limits that"
+    watch = (
+        "a value in the frames of the training loop (`ema.shadow`, `best_loss`, `module:name`) that"
+        " must agree between ranks, after a "
+    )
+    watch += (
+        "resume, on other numbers of ranks and in one process; `across=ranks,resume,world,single`"
+        " or `rank-local` after it limits that"
+    )
     add("--watch", metavar="'EXPR'", action="append", help=watch)
-    how = "how runs are kept from your files: auto (the best that this machine has), overlay, copy, guard; none: not at all"
+    how = (
+        "how runs are kept from your files: auto (the best that this machine has), overlay, copy,"
+        " guard; none: not at all"
+    )
     add("--isolation", metavar="HOW", help=f"{how} (docs: references/verify.md)")
-    allowed = "a file or folder outside of the project that runs may change, for a machine that cannot isolate it"
+    allowed = (
+        "a file or folder outside of the project that runs may change, for a machine that cannot"
+        " isolate it"
+    )
     add("--allow-writes", metavar="PATH", action="append", help=allowed)
-    files = "the same for the tensors and numbers in files that rank 0 writes (.pt, .safetensors, .npz, .json)"
+    files = (
+        "the same for the tensors and numbers in files that rank 0 writes (.pt, .safetensors, .npz,"
+        " .json)"
+    )
     add(
         "--watch-file",
         dest="watch",
@@ -150,7 +186,10 @@ def add_parser(commands: Any) -> None:
     for name, text in (
         (
             "--quick",
-            "only the train run, the DDP reference and the resume: the rules that need others are skipped",
+            (
+                "only the train run, the DDP reference and the resume: the rules that need others"
+                " are skipped"
+            ),
         ),
         ("--thorough", "kill a rank at every stage of a save, not at one (slower)"),
         (
@@ -159,11 +198,20 @@ def add_parser(commands: Any) -> None:
         ),
     ):
         add(name, action="store_const", const=True, help=text)
-    tiers = "ranks (default); simulate: one process with a fake process group of --nproc ranks, no sockets, structure only; "
+    tiers = (
+        "ranks (default); simulate: one process with a fake process group of --nproc ranks, no"
+        " sockets, structure only; "
+    )
     add("--tier", choices=TIERS, default="ranks", help=f"{tiers}static: the sources alone")
-    size = "with --tier simulate: at the size of production, on CUDA tensors that have shapes and no memory, as in `fsdp2 plan`"
+    size = (
+        "with --tier simulate: at the size of production, on CUDA tensors that have shapes and no"
+        " memory, as in `fsdp2 plan`"
+    )
     add("--full-size", action="store_true", help=size)
-    config = "a verify.yaml, or a pyproject.toml with [tool.fsdp2]: the same keys as these options, targets, and the policy of a team"
+    config = (
+        "a verify.yaml, or a pyproject.toml with [tool.fsdp2]: the same keys as these options,"
+        " targets, and the policy of a team"
+    )
     add(
         "--config",
         metavar="FILE",
@@ -209,8 +257,8 @@ def run(options: argparse.Namespace) -> int:
         and (config := config_in(Path())) is None
     ):
         raise UserError(
-            "nothing to verify: give a script, a folder, or -m MODULE; without them, this folder needs a verify.yaml, or "
-            "[tool.fsdp2] in its pyproject.toml"
+            "nothing to verify: give a script, a folder, or -m MODULE; without them, this folder"
+            " needs a verify.yaml, or [tool.fsdp2] in its pyproject.toml"
         )
     if options.full_size and options.tier != "simulate":
         raise UserError("--full-size: only with --tier simulate; ranks have real tensors")
@@ -251,7 +299,10 @@ def _known(path: Path | None, target: Target, several: bool) -> Known | None:
 def _one(
     options: argparse.Namespace, target: Target, reports: Sequence[Report], old: Known | None
 ) -> int:
-    """Verify one target, write its reports, return its verdict's exit code. An interrupted one is reported, too."""
+    """Verify one target, write its reports, return its verdict's exit code.
+
+    An interrupted one is reported, too.
+    """
     from ...verifier.pipeline import verify
 
     target = replace(target, full_size=options.full_size)

@@ -1,6 +1,8 @@
-"""`fsdp2 convert`: the steps of `lint --migrate` that have one right answer, applied to a DDP or FSDP1 script; the rest is marked.
+"""`fsdp2 convert`: the steps of `lint --migrate` that have one right answer, applied to a DDP or
+FSDP1 script; the rest is marked.
 
-It edits the syntax tree of libcst, which keeps comments and formatting, and looks up in the followed script what each call does.
+It edits the syntax tree of libcst, which keeps comments and formatting, and looks up in the
+followed script what each call does.
 """
 
 from __future__ import annotations

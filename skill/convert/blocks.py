@@ -69,7 +69,8 @@ def negated(test: cst.BaseExpression) -> cst.BaseExpression:
 def split_test(
     test: cst.BaseExpression,
 ) -> tuple[cst.BaseExpression | None, cst.BaseExpression] | None:
-    """(what all ranks agree on, the condition on the rank) of a test; None if the two cannot be separated.
+    """(what all ranks agree on, the condition on the rank) of a test; None if the two cannot be
+    separated.
 
     A condition on the rank alone has nothing before it.
     """

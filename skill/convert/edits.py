@@ -188,7 +188,9 @@ class Edits(cst.CSTTransformer):
 
     @cached_property
     def device_line(self) -> int:
-        """The statement below which a device is chosen, the one that makes the process group; 0 if there is none, or no need."""
+        """The statement below which a device is chosen, the one that makes the process group; 0 if
+        there is none, or no need.
+        """
         if (
             not any(one.row in DEVICE for one in self.found.all())
             or "set_device" in self.found.source
@@ -262,7 +264,9 @@ class Edits(cst.CSTTransformer):
         )
 
     def _before(self, guard: ast.AST, made: cst.BaseExpression, name: str) -> str | None:
-        """The name of what all ranks gather before the `if` that only some of them enter; None if there is no such place."""
+        """The name of what all ranks gather before the `if` that only some of them enter; None if
+        there is no such place.
+        """
         for node, gathered in self._ifs:
             place = self.place(node).start
             if (place.line, place.column) == (
@@ -352,7 +356,9 @@ class Edits(cst.CSTTransformer):
         return [row for part in parts for row in self.at(part)]
 
     def _no_sync(self, original: cst.With, updated: cst.With) -> Statement | None:
-        """`with no_sync()` as a switch before each backward; None where a jump would leave the switch as it is."""
+        """`with no_sync()` as a switch before each backward; None where a jump would leave the
+        switch as it is.
+        """
         item = updated.items[0].item
         if len(original.items) != 1 or updated.items[0].asname:
             return None
@@ -400,7 +406,10 @@ class Edits(cst.CSTTransformer):
         here = self.device_line and self.place(original_node).start.line == self.device_line
         if here and isinstance(made_line, cst.SimpleStatementLine):
             self.imports.add(("os", ""))
-            chosen = 'if torch.cuda.is_available():\n    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n'
+            chosen = (
+                "if torch.cuda.is_available():\n   "
+                ' torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n'
+            )
             return cst.FlattenSentinel([made_line, cst.parse_statement(chosen)])
         return made_line
 

@@ -74,7 +74,8 @@ def find(path: Path) -> Found:
             found.kind = found.kind or kind
         elif event is None:
             raise UserError(
-                f"{path}: it converts DDP and FSDP1 scripts, and this is {_named(kind)}; see fsdp2 lint --migrate"
+                f"{path}: it converts DDP and FSDP1 scripts, and this is {_named(kind)}; see fsdp2"
+                " lint --migrate"
             )
         if event is None:
             found.source = found.source or _source(path)

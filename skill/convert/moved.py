@@ -1,4 +1,6 @@
-"""An optimizer that is built before the wrapper: its statement goes below that of the wrapper, where nothing between them needs it."""
+"""An optimizer that is built before the wrapper: its statement goes below that of the wrapper,
+where nothing between them needs it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def move_optimizers(module: cst.Module, found: Found) -> tuple[list[Construct], 
 
 
 def _names(source: str, optimizer: Construct, wrap: Construct) -> tuple[str, str] | None:
-    """(target of the optimizer, target of the wrapper) of two assignments in one block, the second below the first."""
+    """(target of the optimizer, target of the wrapper) of two assignments in one block, the second
+    below the first.
+    """
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         if not isinstance(body, list):

@@ -18,7 +18,9 @@ def switch(no_sync: cst.BaseExpression, value: str) -> cst.BaseStatement:
 
 
 def is_scalar_parameter(call: cst.Call) -> bool:
-    """`nn.Parameter(torch.tensor(1.0))`, or of zeros, ones, ... of no dimension: fully_shard takes no such parameter."""
+    """`nn.Parameter(torch.tensor(1.0))`, or of zeros, ones, ... of no dimension: fully_shard takes
+    no such parameter.
+    """
     if not cst.Module([]).code_for_node(call.func).endswith("Parameter") or not call.args:
         return False
     held = call.args[0].value

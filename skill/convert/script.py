@@ -1,4 +1,6 @@
-"""The whole of a converted script: the edits, the function that shards, imports, and what is no longer used."""
+"""The whole of a converted script: the edits, the function that shards, imports, and what is no
+longer used.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def edited(found: Found) -> Converted:
         "blocks"
     ) == found.source.count(".blocks"):
         raise UserError(
-            f"{found.path}: the names {wrapper.NAME} and blocks are for the functions that shard; rename yours"
+            f"{found.path}: the names {wrapper.NAME} and blocks are for the functions that shard;"
+            " rename yours"
         )
     moved, orders = move_optimizers(module, found)
     module = MetadataWrapper(module).visit(edits)

@@ -16,7 +16,9 @@ SHARDS = ""
 
 @dataclass(frozen=True)
 class Kind:
-    """What `state_dict_type` asks for: the options of a new save, None where there are none that are the same."""
+    """What `state_dict_type` asks for: the options of a new save, None where there are none that
+    are the same.
+    """
 
     save: str | None
     load: str
@@ -26,7 +28,9 @@ DDP = Kind(WHOLE_ON_ONE, WHOLE)
 
 
 def kind_of(call: ast.AST, configs: Mapping[str, ast.Call]) -> Kind | None:
-    """The kind of state dict that a call of `state_dict_type` asks for; None if it cannot be known."""
+    """The kind of state dict that a call of `state_dict_type` asks for; None if it cannot be
+    known.
+    """
     if not isinstance(call, ast.Call) or len(call.args) < 2 or call.keywords:
         return None
     kind = ast.unparse(call.args[1]).rpartition(".")[2]

@@ -1,4 +1,6 @@
-"""The call that takes the place of a wrapper: its arguments, and the function that shards a model."""
+"""The call that takes the place of a wrapper: its arguments, and the function that shards a
+model.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ _BROADCAST = """\
 """
 _SHARD = '''
 def {name}(model{classes}, **options):
-    """Shard `model` in place: {groups} is one group of parameters, the rest of the model another."""
+    """Shard `model` in place: {groups} is one group of parameters, the rest of the model
+    another.
+    """
 {start}    for module in {modules}:
         fully_shard(module, **options)
     fully_shard(model, **options)
@@ -88,7 +92,10 @@ def helper(kind: str, by_class: bool, by_block: bool, equal: bool, source: str) 
             modules=chosen,
         )
     for full, short in (("torch.nn", "nn"), ("torch.distributed", "dist")):
-        names = rf"^\s*(?:import {re.escape(full)} as {short}|from torch import (?:[\w, ]*, )?{full.partition('.')[2]}( as {short})?)\b"
+        names = (
+            rf"^\s*(?:import {re.escape(full)} as {short}|from torch import (?:[\w, ]*,"
+            rf" )?{full.partition('.')[2]}( as {short})?)\b"
+        )
         if not re.search(names, source, re.MULTILINE):
             text = re.sub(rf"(?<![\w.]){short}\.", f"{full}.", text)
     return text.lstrip("\n")
@@ -97,7 +104,9 @@ def helper(kind: str, by_class: bool, by_block: bool, equal: bool, source: str) 
 def arguments(
     call: cst.Call, kind: str, rows: list[Construct]
 ) -> tuple[dict[str, cst.Arg], cst.BaseExpression | None]:
-    """({name: argument}, the model) of a call of a wrapper; no model where arguments are unpacked."""
+    """({name: argument}, the model) of a call of a wrapper; no model where arguments are
+    unpacked.
+    """
     names = DDP_PARAMETERS if kind == "ddp" else FSDP1_PARAMETERS
     given: dict[str, cst.Arg] = {}
     for position, arg in enumerate(call.args):
@@ -109,7 +118,9 @@ def arguments(
 
 
 class Options:
-    """The options of the new call, from the arguments of the old one; `left` are the rows that they do not settle."""
+    """The options of the new call, from the arguments of the old one; `left` are the rows that they
+    do not settle.
+    """
 
     def __init__(
         self, given: dict[str, cst.Arg], rows: list[Construct], configs: Mapping[str, ast.Call]
@@ -166,7 +177,9 @@ class Options:
             self.left += rows
 
     def _classes(self, policy: str) -> str:
-        """The classes that a policy lists, as they are written; empty if it does not list them itself."""
+        """The classes that a policy lists, as they are written; empty if it does not list them
+        itself.
+        """
         made: ast.AST | None = (
             self._configs.get(policy) if policy.isidentifier() else ast.parse(policy, mode="eval")
         )

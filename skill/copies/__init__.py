@@ -1,4 +1,6 @@
-"""An installed copy: its files, where the modules of a package are sections of one source file, as they stand in the repository."""
+"""An installed copy: its files, where the modules of a package are sections of one source file, as
+they stand in the repository.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ FILES = (
     "verifier/__main__.py",
     "skill/recipe_base.yaml",
 )  # what is started or read by its path
-# Which source file holds what; the first that fits. Scanners and people stop at files that are too long: no code file has more than 200 kB.
+# Which source file holds what; the first that fits. Scanners and people stop at files that are too
+# long: no code file has more than 200 kB.
 _PARTS = {
     "rules_of_state.py": ("verifier/rules/checkpoint/", "verifier/rules/laws/"),
     "rules_of_the_model.py": tuple(
@@ -36,11 +39,16 @@ _PARTS = {
     "skill.py": ("skill/",),
 }
 _DATA = "data.j2"  # templates, and the schemas beside the code
-_ABOUT = "# verified-fsdp2: files of {what} as they stand in its repository, one below the other; __init__.py reads them.\n"
+_ABOUT = (
+    "# verified-fsdp2: files of {what} as they stand in its repository, one below the other;"
+    " __init__.py reads them.\n"
+)
 
 
 def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files of a copy, from those of the pack: code, templates and schemas as sections of a few files in sources/."""
+    """The files of a copy, from those of the pack: code, templates and schemas as sections of a few
+    files in sources/.
+    """
     parts: dict[str, list[bytes]] = {}
     found = {}
     for path, data in files.items():
@@ -50,7 +58,8 @@ def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
             continue
         if not data.endswith(b"\n") or HEADING.search(data.decode()):
             raise ValueError(
-                f"{path} cannot be a section: it must end with a newline, and hold no heading of one"
+                f"{path} cannot be a section: it must end with a newline, and hold no heading"
+                " of one"
             )
         if path.endswith(".json"):
             data = re.sub(rb"\n +", b"\n", data)  # a fifth of these files is indentation

@@ -1,8 +1,8 @@
 """Imports the modules of an installed copy, whose files are sections of the files in `sources/`.
 
-Each section begins with a line `# ==== PATH`, and holds the file PATH of the repository, unchanged: a traceback names PATH and the line
-in it. Bytecode is kept in the user's cache, never in the copy, as Python keeps it: only where PYTHONDONTWRITEBYTECODE does not forbid it.
-Imports no torch.
+Each section begins with a line `# ==== PATH`, and holds the file PATH of the repository, unchanged:
+a traceback names PATH and the line in it. Bytecode is kept in the user's cache, never in the copy,
+as Python keeps it: only where PYTHONDONTWRITEBYTECODE does not forbid it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Loader(SourceFileLoader):
         return super().get_data(path) if data is None else data
 
     def path_stats(self, path: str) -> dict[str, Any]:
-        """In place of the time of a change, a checksum: bytecode is that of its section, whenever the copy was written."""
+        """In place of the time of a change, a checksum: bytecode is that of its section, whenever
+        the copy was written.
+        """
         data = self.get_data(path)
         return {"mtime": zlib.crc32(data), "size": len(data)}
 
@@ -77,7 +79,9 @@ class Loader(SourceFileLoader):
 
 
 class Finder:
-    """Finds the modules of the copy, before any other finder: an installed package of the same name is another version."""
+    """Finds the modules of the copy, before any other finder: an installed package of the same name
+    is another version.
+    """
 
     def __init__(self, sections: Sections) -> None:
         self._sections = sections

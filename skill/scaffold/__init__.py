@@ -92,7 +92,9 @@ def render(spec: Spec) -> dict[str, str]:
 
 
 def _template(name: str) -> str | None:
-    """The text of a template, None if there is none; in an installed copy it is no file of its own."""
+    """The text of a template, None if there is none; in an installed copy it is no file of its
+    own.
+    """
     with suppress(FileNotFoundError):
         return (pkgutil.get_data(__name__, f"../../templates/{name}") or b"").decode()
     return None
@@ -117,7 +119,9 @@ def _environment() -> jinja2.Environment:
 
 
 def write(files: Mapping[str, str], out: Path, force: bool = False) -> None:
-    """Write the project: all files or none; with `force` over an older one, whose other files stay."""
+    """Write the project: all files or none; with `force` over an older one, whose other files
+    stay.
+    """
     check_target(files, out, force)
     contents = {path: text.encode() for path, text in files.items()}
     atomic_write.write_files({**contents, **manifest.record(contents)}, out)
@@ -131,7 +135,8 @@ def check_target(files: Mapping[str, str], out: Path, force: bool = False) -> No
         raise UserError(f"{out} exists and is not a folder")
     if any(out.iterdir()) and not force:
         raise UserError(
-            f"{out} is not empty; choose another folder, or --force to replace the files of the scaffold"
+            f"{out} is not empty; choose another folder, or --force to replace the files of the"
+            " scaffold"
         )
     for path in (*files, manifest.MANIFEST, *map(manifest.base_path, files)):
         if why := atomic_write.obstacle(out, path, replace_link=True):

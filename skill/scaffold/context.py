@@ -1,4 +1,6 @@
-"""What the templates see: the sections of a spec, and the words and switches that follow from it."""
+"""What the templates see: the sections of a spec, and the words and switches that follow from
+it.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,8 @@ INNER = {
     "tp": "tensor parallelism",
     "cp": "context parallelism",
 }  # whose ranks read the same samples
-LARGE = (
-    10**9
-)  # parameters of which no device keeps a whole gradient from one micro-batch to the next
+# parameters of which no device keeps a whole gradient from one micro-batch to the next
+LARGE = 10**9
 PACKAGES = {
     "progress": "tqdm",
     "tensorboard": "tensorboard",
@@ -107,14 +108,16 @@ def context(spec: Spec) -> dict[str, Any]:
             *["torchao"]
             * (values["precision"]["fp8"] or values["finetune"].get("base_dtype") == "nf4"),
         ],
-        "ignored_out": out
-        if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", out) and ".." not in out
-        else None,
+        "ignored_out": (
+            out if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", out) and ".." not in out else None
+        ),
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
-        "grouped_mm": values["precision"]["param_dtype"] == "bfloat16"
-        and chosen(values["torch"]) >= GROUPED_MM,
+        "grouped_mm": (
+            values["precision"]["param_dtype"] == "bfloat16"
+            and chosen(values["torch"]) >= GROUPED_MM
+        ),
         "set_timeout": chosen(values["torch"]) >= SET_TIMEOUT,
         "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
         "as_llama": checkpoint["export"] == "huggingface",
@@ -196,8 +199,9 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
         "model_holds": holds,
         "gqa": kind == "decoder" and model["kv_heads"] != model["heads"],
         "experts": model.get("experts"),
-        "balanced": bool(model.get("experts"))
-        and tuned != "lora",  # which of them a token takes is trained
+        "balanced": (
+            bool(model.get("experts")) and tuned != "lora"
+        ),  # which of them a token takes is trained
         "qk_norm": model.get("qk_norm", False),
         "window": model.get("window"),
         "full_every": model.get("full_attention_every"),
@@ -234,17 +238,17 @@ def _parallel(
         "reshard_to_ranks": bool(sizes),
         "reshard_sizes": sizes,
         "reshard_runs": runs(reshard) if by_block else [],
-        "reshard_given": sum(int(number) for number, _ in runs(reshard) if number != "rest")
-        if by_block
-        else 0,
+        "reshard_given": (
+            sum(int(number) for number, _ in runs(reshard) if number != "rest") if by_block else 0
+        ),
         "offload": parallel["cpu_offload"],
         "bf16": precision["param_dtype"] == "bfloat16",
         "fp8": precision["fp8"],
         "checkpointing": kind != "none",
         "op_selective": kind == "op-selective",
-        "model_settings": bool(sizes)
-        or any(ahead.values())
-        or kind in ("every-nth", "op-selective"),
+        "model_settings": (
+            bool(sizes) or any(ahead.values()) or kind in ("every-nth", "op-selective")
+        ),
         "collect": memory["gc_interval"] is not None,
         "chunked_loss": memory["chunked_loss"],
     }

@@ -104,8 +104,9 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "corpus_type": "np.ndarray" if packed else "Corpus",
         "load_arguments": arguments,
-        "load_fits": len(f"    train_data, held_out = rank_0_first(load_data, {arguments})")
-        <= LINE,
+        "load_fits": (
+            len(f"    train_data, held_out = rank_0_first(load_data, {arguments})") <= LINE
+        ),
         "token_type": _token_type(values["model"]["vocabulary"], tokenizer),
         "raw_dtype": RAW.get(data.get("dtype", "")),
         "cache_settings": _cache_settings(data) if prepared else "",
@@ -165,7 +166,9 @@ def _token_type(vocabulary: int, tokenizer: bool) -> str:
 
 
 def _cache_settings(data: Mapping[str, Any]) -> str:
-    """What the tokens on the disk depend on, beside the files: constants of corpus.py, parameters and a word."""
+    """What the tokens on the disk depend on, beside the files: constants of corpus.py, parameters
+    and a word.
+    """
     kind, tokenizer = data["kind"], data.get("tokenizer") is not None
     names = (
         ["SPLIT"] * (kind == "datasets")

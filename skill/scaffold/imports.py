@@ -1,4 +1,6 @@
-"""A template names every import that one of its options needs; a generated module keeps those that its code uses."""
+"""A template names every import that one of its options needs; a generated module keeps those that
+its code uses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the templates see of the launch: the files of the engines, and the times that follow from others."""
+"""What the templates see of the launch: the files of the engines, and the times that follow from
+others.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ STARTS = {  # where the command is given, and what it is
     "skypilot": ("with SkyPilot", "sky jobs launch launch/sky.yaml"),
 }
 ALONE = ("on one node", "bash launch/torchrun.sh")
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # those of torchrun, and the one by which Slurm announces the end
+# those of torchrun, and the one by which Slurm announces the end
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 MARGIN = 30  # seconds to stop and to report, beside the step and the save
 
 

@@ -1,4 +1,6 @@
-"""Values as literals in generated files: always quoted, never raw text, in the layout of `ruff format`."""
+"""Values as literals in generated files: always quoted, never raw text, in the layout of `ruff
+format`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def py(value: Any, name: str = "") -> str:
-    """A Python literal; with `name` the whole statement `name = literal`, broken over lines where it is long."""
+    """A Python literal; with `name` the whole statement `name = literal`, broken over lines where
+    it is long.
+    """
     return _layout(value, f"{name} = ", "", 0) if name else _inline(value)
 
 
@@ -44,7 +48,9 @@ def markdown(value: Any) -> str:
 
 
 def text(value: str) -> str:
-    """A fixed piece of code or prose that a template chose; anything from a spec is refused here."""
+    """A fixed piece of code or prose that a template chose; anything from a spec is refused
+    here.
+    """
     if not re.fullmatch(r"[A-Za-z0-9_.,:/()`|\[\] -]*", value):
         raise ValueError(f"not a fixed piece of text: {value!r}")
     return value

@@ -24,7 +24,10 @@ SPEC_VERSION = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """The version that wrote the project, and the hash of each file as written. `others`: further keys of the manifest."""
+    """The version that wrote the project, and the hash of each file as written.
+
+    `others`: further keys of the manifest.
+    """
 
     generator: str
     files: dict[str, str]
@@ -32,7 +35,9 @@ class Manifest:
 
 
 def base_path(path: str) -> str:
-    """Where the text of a file is kept; because of the suffix linters, formatters and test runners ignore it."""
+    """Where the text of a file is kept; because of the suffix linters, formatters and test runners
+    ignore it.
+    """
     return f"{BASE}/{path}.base"
 
 
@@ -41,7 +46,9 @@ def sha256(data: bytes) -> str:
 
 
 def record(files: Mapping[str, bytes], others: Mapping[str, Any] | None = None) -> dict[str, bytes]:
-    """The files by which `update` distinguishes an edit of the user from a change of the templates."""
+    """The files by which `update` distinguishes an edit of the user from a change of the
+    templates.
+    """
     hashes = {path: sha256(data) for path, data in files.items()}
     text = {
         "manifest": FORMAT,
@@ -62,7 +69,10 @@ def read(out: Path) -> Manifest:
     try:
         data = json.loads(inputs.whole(path, inputs.RECORD))
     except FileNotFoundError:
-        message = f"{out} is not a project of `fsdp2 new`: it has no {MANIFEST} (commit {FOLDER} with the project)"
+        message = (
+            f"{out} is not a project of `fsdp2 new`: it has no {MANIFEST} (commit {FOLDER} with the"
+            " project)"
+        )
         raise UserError(message) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None

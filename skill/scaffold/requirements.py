@@ -17,9 +17,11 @@ TORCH = "torch"
 
 
 def requirements(spec: Spec, files: Mapping[str, str], wanted: list[str]) -> list[str]:
-    """torch, of the version of the spec or else the installed one; then what `files` import, and the packages `wanted`.
+    """torch, of the version of the spec or else the installed one; then what `files` import, and
+    the packages `wanted`.
 
-    The modules of the project, of the user and of the standard library are no requirements, and its tests are not looked at.
+    The modules of the project, of the user and of the standard library are no requirements, and its
+    tests are not looked at.
     """
     sources = {
         path: text

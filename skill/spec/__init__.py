@@ -1,4 +1,6 @@
-"""The spec: what a person writes down about a training project, checked before anything is built from it."""
+"""The spec: what a person writes down about a training project, checked before anything is built
+from it.
+"""
 
 from __future__ import annotations
 

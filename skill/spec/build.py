@@ -1,4 +1,6 @@
-"""From valid data to the Spec: defaults are already in it; numbers, paths and derived values are set here."""
+"""From valid data to the Spec: defaults are already in it; numbers, paths and derived values are
+set here.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def wsd_decay_steps(steps: int) -> int:
 
 
 def debug_model(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of the model of a verification, every `auto` a number; those of `model` are numbers."""
+    """The sizes of the model of a verification, every `auto` a number; those of `model` are
+    numbers.
+    """
     heads, grouped = small["heads"], model["kv_heads"] != model["heads"]
     derived = {
         "kv_heads": max(1, heads // 2) if grouped else heads,
@@ -90,7 +94,9 @@ def debug_model(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str,
 
 
 def debug_shape(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole shape of the model of a verification: a window is one for its shorter samples too."""
+    """The whole shape of the model of a verification: a window is one for its shorter samples
+    too.
+    """
     shape = {**model, **small}
     if model.get("experts"):
         shape["experts"] = debug_experts(small, model)
@@ -102,14 +108,18 @@ def debug_shape(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str,
 
 
 def debug_experts(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """As many experts in the model of a verification, of a size that suits it; at least one layer has them."""
+    """As many experts in the model of a verification, of a size that suits it; at least one layer
+    has them.
+    """
     experts = model["experts"]
     dense = min(experts["first_dense"], small["layers"] - 1)
     return sized_experts({**experts, "ffn": "auto", "first_dense": dense}, small["ffn"])
 
 
 def sized_experts(experts: Mapping[str, Any], ffn: int) -> dict[str, Any]:
-    """With `auto` as a number: those of a token are together about as wide as a dense layer of this hidden size."""
+    """With `auto` as a number: those of a token are together about as wide as a dense layer of this
+    hidden size.
+    """
     together = experts["top_k"] + experts["shared"]
     size = -(-ffn // (32 * together)) * 32 if experts["ffn"] == "auto" else experts["ffn"]
     return {**experts, "ffn": size}

@@ -1,4 +1,7 @@
-"""Checks across keys, which a schema cannot express. Each check runs only if all of its inputs are valid."""
+"""Checks across keys, which a schema cannot express.
+
+Each check runs only if all of its inputs are valid.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,8 @@ from . import schema as spec_schema
 
 Check = Callable[..., Iterator[Fault]]  # (values, the value of each key that it needs)
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
-OF_FILES: set[Check] = (
-    set()
-)  # those that open data, a tokenizer or weights: not done where these are not
+# those that open data, a tokenizer or weights: not done where these are not
+OF_FILES: set[Check] = set()
 
 
 class Values:
@@ -76,7 +78,9 @@ def faults(values: Values) -> list[Fault]:
 
 
 def needs(*inputs: str) -> Callable[[Check], Check]:
-    """Register a check of these keys; it runs if all of them are valid, with their values as arguments."""
+    """Register a check of these keys; it runs if all of them are valid, with their values as
+    arguments.
+    """
 
     def register(check: Check) -> Check:
         CHECKS.append((inputs, check))
@@ -86,7 +90,9 @@ def needs(*inputs: str) -> Callable[[Check], Check]:
 
 
 def opens_files(check: Check) -> Check:
-    """Mark a check that opens data, a tokenizer or weights, which its first key names: `--offline` leaves it out."""
+    """Mark a check that opens data, a tokenizer or weights, which its first key names: `--offline`
+    leaves it out.
+    """
     OF_FILES.add(check)
     return check
 
@@ -148,7 +154,10 @@ def heads_divide_width(values: Values, width: int, heads: int) -> Iterator[Fault
     if width % heads:
         yield fault("model.heads", f"must divide model.width {width}, found {heads}")
     elif width // heads % 2:
-        message = f"{heads} gives heads of size {width // heads} (model.width {width}); RoPE needs an even size"
+        message = (
+            f"{heads} gives heads of size {width // heads} (model.width {width}); RoPE needs an"
+            " even size"
+        )
         yield fault("model.heads", message)
 
 
@@ -225,7 +234,10 @@ def classes_are_the_folders(values: Values, name: str, classes: int, size: int) 
     if not folders:
         yield fault("data.folder", "must have a folder for each class")
     elif len(folders) != classes:
-        message = f"must be {len(folders)}, the number of folders in data.folder (one a class), found {classes}"
+        message = (
+            f"must be {len(folders)}, the number of folders in data.folder (one a class), found"
+            f" {classes}"
+        )
         yield fault("model.vocabulary", message)
     for folder in folders:
         if not any(path.is_file() for path in folder.rglob("*")):
@@ -362,5 +374,8 @@ def free_of_a_schedule(
 @needs("precision.param_dtype", "precision.reduce_dtype")
 def reduction_is_not_coarser(values: Values, parameters: str, reduction: str) -> Iterator[Fault]:
     if (parameters, reduction) == ("float32", "bfloat16"):
-        message = "must be 'float32' when precision.param_dtype is 'float32' (bfloat16 would round the gradients)"
+        message = (
+            "must be 'float32' when precision.param_dtype is 'float32' (bfloat16 would round the"
+            " gradients)"
+        )
         yield fault("precision.reduce_dtype", message)

@@ -1,4 +1,6 @@
-"""What context parallelism divides, and what it is not combined with: only what was run is allowed."""
+"""What context parallelism divides, and what it is not combined with: only what was run is
+allowed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ WORDS = {None: "left out", False: "false"}
 @needs("parallel.cp", "model.kind")
 def context_parallelism_is_of_the_decoder(values: Values, cp: int, kind: str) -> Iterator[Fault]:
     if cp > 1 and kind != "decoder":
-        message = f"must be 1 for model.kind {kind}: only the attention of the decoder gathers keys and values"
+        message = (
+            f"must be 1 for model.kind {kind}: only the attention of the decoder gathers keys and"
+            " values"
+        )
         yield fault("parallel.cp", f"{message}, found {cp}")
 
 
@@ -48,7 +53,9 @@ def context_parallelism_has_optimizers(values: Values, cp: int, kind: str) -> It
 
 @needs("parallel.cp", "memory.activation_checkpointing")
 def context_parallelism_recomputes_blocks(values: Values, cp: int, kind: str) -> Iterator[Fault]:
-    """Measured on 2.13.0: under the dispatch mode of op-selective checkpointing `causal_lower_right` raises."""
+    """Measured on 2.13.0: under the dispatch mode of op-selective checkpointing
+    `causal_lower_right` raises.
+    """
     if cp > 1 and kind == "op-selective":
         message = f"must be none, full or every-nth with parallel.cp {cp}, found {kind!r}"
         yield fault("memory.activation_checkpointing", message)

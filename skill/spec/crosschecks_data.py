@@ -1,4 +1,6 @@
-"""How data (chat records, whole documents, mixtures) and first weights must fit together with the other keys."""
+"""How data (chat records, whole documents, mixtures) and first weights must fit together with the
+other keys.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def model_takes_positions(
     masked = packing == "documents" or (kind == "chat" and packing is True)
     shown = f"{packing!r}" if isinstance(packing, str) else "true"
     if masked and model == "import":
-        message = f"must be false for model.kind import (positions that restart are for models of the scaffold), found {shown}"
+        message = (
+            "must be false for model.kind import (positions that restart are for models of the"
+            f" scaffold), found {shown}"
+        )
         yield fault("data.packing", message)
     elif masked and tp > 1:
         yield fault("data.packing", f"must be false with parallel.tp {tp}, found {shown}")
@@ -93,7 +98,10 @@ def sources_can_be_drawn(values: Values, mixture: list[dict[str, Any]]) -> Itera
                 "name",
             )
         if source["weight"] * DRAWS < total:
-            message = f"must be at least 1/{DRAWS} of the sum of all weights, {total:g}, found {source['weight']}"
+            message = (
+                f"must be at least 1/{DRAWS} of the sum of all weights, {total:g}, found"
+                f" {source['weight']}"
+            )
             yield fault("data.mixture", message, number, "weight")
 
 
@@ -133,5 +141,8 @@ def weights_have_one_origin(
     values: Values, name: str | None, pretrained: str | None
 ) -> Iterator[Fault]:
     if name is not None and pretrained is not None:
-        message = "cannot be beside model.pretrained, which has the first weights; give its folder as model.config instead"
+        message = (
+            "cannot be beside model.pretrained, which has the first weights; give its folder as"
+            " model.config instead"
+        )
         yield fault("train.init_from", message)

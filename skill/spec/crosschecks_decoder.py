@@ -1,4 +1,6 @@
-"""How the parts of the decoder that the scaffold writes must fit together, and what cannot be combined with them."""
+"""How the parts of the decoder that the scaffold writes must fit together, and what cannot be
+combined with them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def experts_fit_the_model(values: Values, experts: Any, layers: int) -> Iterator
         )
         yield fault("model.experts", message, "first_dense")
     if dense == 0 and values.written("model.ffn") and experts["ffn"] != "auto":
-        message = "does nothing with model.experts: the size of an expert is experts.ffn, and first_dense is 0"
+        message = (
+            "does nothing with model.experts: the size of an expert is experts.ffn, and first_dense"
+            " is 0"
+        )
         yield fault("model.ffn", message)
 
 
@@ -60,7 +65,10 @@ def experts_exclude(
             "precision.fp8", "must be false with model.experts, whose matrices are no linear layers"
         )
     if optimizer == "muon":
-        message = "must be another one with model.experts, which are stacked: Muon would take them for one matrix"
+        message = (
+            "must be another one with model.experts, which are stacked: Muon would take them for"
+            " one matrix"
+        )
         yield fault("optimizer.kind", f"{message}, found 'muon'")
 
 
@@ -68,7 +76,9 @@ def experts_exclude(
 def experts_have_an_architecture(
     values: Values, experts: Any, window: int | None, export: Any
 ) -> Iterator[Fault]:
-    """transformers: Glm4Moe has the same experts beside grouped attention, always a shared one, and no windows."""
+    """transformers: Glm4Moe has the same experts beside grouped attention, always a shared one, and
+    no windows.
+    """
     if experts is None or export != "huggingface":
         return
     if experts["shared"] == 0:
@@ -91,5 +101,8 @@ def window_limits_attention(
     if every is not None and window is None:
         yield fault("model.full_attention_every", "does nothing without model.window")
     elif every is not None and every > layers:
-        message = f"must be at most model.layers {layers}, found {every}; leave it out for windows in all layers"
+        message = (
+            f"must be at most model.layers {layers}, found {every}; leave it out for windows in all"
+            " layers"
+        )
         yield fault("model.full_attention_every", message)

@@ -1,4 +1,6 @@
-"""What expert parallelism divides, and what it is not combined with: only what was run is allowed."""
+"""What expert parallelism divides, and what it is not combined with: only what was run is
+allowed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def expert_parallelism_is_verified(
     if ep == 1 or experts is None or (mesh := verification_mesh(values)) is None:
         return
     if mesh.dp_shard < 2:
-        message = f"is not verified on the mesh {mesh}, which shards over 1 rank; set verify.nproc {2 * mesh.ranks}"
+        message = (
+            f"is not verified on the mesh {mesh}, which shards over 1 rank; set verify.nproc"
+            f" {2 * mesh.ranks}"
+        )
         yield fault("parallel.ep", message)
         return
     for world in (mesh.ranks, *(worlds if shard == "auto" else ())):
@@ -55,7 +60,10 @@ def expert_parallelism_is_verified(
             and world % mesh.dp_replicate == 0
             and (shards % together or experts["number"] % together)
         ):
-            what = f"the {shards} ranks that share a copy of the model on {world} ranks, and model.experts.number"
+            what = (
+                f"the {shards} ranks that share a copy of the model on {world} ranks, and"
+                " model.experts.number"
+            )
             yield fault(
                 "parallel.ep",
                 f"must divide {what}, found {ep}; set verify.nproc and verify.reshard_to",
@@ -72,7 +80,9 @@ def expert_parallelism_reshards_whole(values: Values, ep: int, reshard: Any) -> 
 
 @needs("parallel.ep", "memory.activation_checkpointing")
 def expert_parallelism_recomputes_blocks(values: Values, ep: int, kind: str) -> Iterator[Fault]:
-    """Measured on 2.13.0: selective checkpointing raises "invocation index 2 encountered during backward but not found"."""
+    """Measured on 2.13.0: selective checkpointing raises "invocation index 2 encountered during
+    backward but not found".
+    """
     if ep > 1 and kind == "op-selective":
         message = f"must be none, full or every-nth with parallel.ep {ep}, found {kind!r}"
         yield fault("memory.activation_checkpointing", message)

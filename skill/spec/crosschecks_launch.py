@@ -1,4 +1,6 @@
-"""Checks of the section `launch`: keys of engines that are off, keys that an engine needs, the number of ranks."""
+"""Checks of the section `launch`: keys of engines that are off, keys that an engine needs, the
+number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,10 @@ def _ranks(values: Values) -> Iterator[Fault]:
     nodes, devices, shard, replicate = (values[key] for key in inputs)
     dim, size = alike(values)
     ranks = nodes * devices
-    product = f"{values.named('launch.nodes')} x {values.named('launch.devices_per_node')} = {ranks} ranks"
+    product = (
+        f"{values.named('launch.nodes')} x {values.named('launch.devices_per_node')} = {ranks}"
+        " ranks"
+    )
     key = next(
         (key for key in ("launch.nodes", "launch.devices_per_node") if values.written(key)),
         "launch.engines",
@@ -91,7 +96,10 @@ def _ranks(values: Values) -> Iterator[Fault]:
     at = tuple(key.split("."))
     fixed = f"parallel.dp_replicate {replicate}" + (f" x {dim} {size}" if size > 1 else "")
     if shard != "auto" and shard * replicate * size != ranks:
-        mesh = f"parallel.dp_shard {shard} x {fixed.removeprefix('parallel.')} = {shard * replicate * size}"
+        mesh = (
+            f"parallel.dp_shard {shard} x {fixed.removeprefix('parallel.')} ="
+            f" {shard * replicate * size}"
+        )
         yield Fault(at, f"{product} do not make the mesh: {mesh}", at)
     elif shard == "auto" and ranks % (replicate * size):
         yield Fault(at, f"{product} do not divide into {fixed}", at)
@@ -118,5 +126,8 @@ def _kubernetes_name(values: Values) -> Iterator[Fault]:
     if name.endswith("-"):
         yield fault("name", "must end with a letter or a digit for launch.engines: kubernetes")
     elif len(name) > longest:
-        message = f"must have at most {longest} characters for launch.engines: kubernetes, found {len(name)}"
+        message = (
+            f"must have at most {longest} characters for launch.engines: kubernetes, found"
+            f" {len(name)}"
+        )
         yield fault("name", message)

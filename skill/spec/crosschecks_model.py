@@ -1,4 +1,6 @@
-"""How a transformers model, and what of a model is trained, must fit together with the files and the other keys."""
+"""How a transformers model, and what of a model is trained, must fit together with the files and
+the other keys.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def folder_has_weights(values: Values, folder: str | None) -> Iterator[Fault]:
         if message := pretrained.weights_fault(path) or pretrained.config_fault(path):
             yield fault("model.pretrained", f"{message}: {folder!r}")
         elif (pretrained.size(pretrained.read_config(path) or {}, *EXPERTS) or 0) > 1:
-            message = "is a mixture of experts, which transformers stores under other names than it has them"
+            message = (
+                "is a mixture of experts, which transformers stores under other names than it has"
+                " them"
+            )
             yield fault(
                 "model.pretrained", f"{message}; only `config` can be given for it: {folder!r}"
             )
@@ -68,7 +73,10 @@ def adapters_need_the_architecture(
     if not values.offline or folder is None or is_url(folder):
         return
     if why := pretrained.config_fault(path_of(values, folder)):
-        message = f"{why}: {folder!r}; for finetune.kind lora --offline needs its config.json (not the weights)"
+        message = (
+            f"{why}: {folder!r}; for finetune.kind lora --offline needs its config.json (not the"
+            " weights)"
+        )
         yield fault("model.pretrained", message)
 
 
@@ -119,7 +127,10 @@ def frozen_base_is_computed_with(
     values: Values, base: str, dtype: str, torch: str | None
 ) -> Iterator[Fault]:
     if base != "float32" and dtype != "bfloat16":
-        message = f"{base} needs precision.param_dtype: bfloat16, in which adapters and base meet, found {dtype!r}"
+        message = (
+            f"{base} needs precision.param_dtype: bfloat16, in which adapters and base meet, found"
+            f" {dtype!r}"
+        )
         yield fault("finetune.base_dtype", message)
     elif base != "float32" and (found := chosen(torch)) < FROZEN_IN_ITS_OWN_TYPE:
         least, version = (".".join(map(str, one)) for one in (FROZEN_IN_ITS_OWN_TYPE, found))
@@ -199,7 +210,9 @@ def generate_knows_the_model(values: Values, generate: bool, kind: str) -> Itera
 
 
 def _decoder_parameters(values: Values) -> list[str]:
-    """The names of the parameters of the decoder that the scaffold writes; none for another model."""
+    """The names of the parameters of the decoder that the scaffold writes; none for another
+    model.
+    """
     if not all(
         f"model.{key}" in values for key in ("layers", "tied_embeddings", "qk_norm", "experts")
     ):

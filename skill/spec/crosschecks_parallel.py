@@ -76,7 +76,10 @@ def mesh_is_world(
 def mesh_fits_other_worlds(
     values: Values, shard: Any, replicate: int, _tp: int, _cp: int, nproc: Any, worlds: list[int]
 ) -> Iterator[Fault]:
-    """A single rank always fits: there the mesh is left out. A dp_shard that is a number fits its own world only."""
+    """A single rank always fits: there the mesh is left out.
+
+    A dp_shard that is a number fits its own world only.
+    """
     if shard != "auto":
         return
     dim, size = alike(values)
@@ -203,7 +206,9 @@ def reshard_divides(
 
 @needs("memory.compile", "parallel.tp")
 def compile_excludes_tensor_parallelism(values: Values, compiled: bool, tp: int) -> Iterator[Fault]:
-    """Measured on 2.13.0 (gloo): same loss, wrong gradients, with `aot_eager` too, not with `eager`."""
+    """Measured on 2.13.0 (gloo): same loss, wrong gradients, with `aot_eager` too, not with
+    `eager`.
+    """
     if compiled and tp > 1:
         message = (
             f"must be false with parallel.tp {tp}: torch 2.13.0 computes wrong gradients there"
@@ -224,7 +229,10 @@ def asynchronous_needs_a_stager(values: Values, torch: str | None, mode: str) ->
 @needs("parallel.prefetch.backward", "parallel.reshard_after_forward")
 def prefetch_gathers(values: Values, backward: int, reshard: Any) -> Iterator[Fault]:
     if backward and reshard is False:
-        message = "does nothing with parallel.reshard_after_forward: false (all blocks stay gathered until backward)"
+        message = (
+            "does nothing with parallel.reshard_after_forward: false (all blocks stay gathered"
+            " until backward)"
+        )
         yield fault("parallel.prefetch.backward", message)
 
 
@@ -258,7 +266,9 @@ def muon_gathers_rows(values: Values, kind: str, tp: int, offload: bool) -> Iter
     "finetune.kind",
 )
 def eight_bits_alone(values: Values, kind: str, *found: Any) -> Iterator[Fault]:
-    """Blocks of a column-split matrix would be others; the rest was not run with moments of 8 bits."""
+    """Blocks of a column-split matrix would be others; the rest was not run with moments of 8
+    bits.
+    """
     if kind != "adamw8bit":
         return
     allowed = {
@@ -275,7 +285,10 @@ def eight_bits_alone(values: Values, kind: str, *found: Any) -> Iterator[Fault]:
 @needs("memory.chunked_loss", "model.kind")
 def chunked_loss_knows_the_head(values: Values, chunked: bool, kind: str) -> Iterator[Fault]:
     if chunked and kind != "decoder":
-        message = f"must be false for model.kind {kind}: only the decoder computes its loss in its own forward"
+        message = (
+            f"must be false for model.kind {kind}: only the decoder computes its loss in its own"
+            " forward"
+        )
         yield fault("memory.chunked_loss", message)
 
 

@@ -15,7 +15,9 @@ Run = tuple[int | str, bool | int]  # so many blocks, or `rest`, and their value
 
 
 def runs(written: Any) -> list[Run]:
-    """The list as runs of blocks; neighbours of one value are one run, unless one of them is the rest."""
+    """The list as runs of blocks; neighbours of one value are one run, unless one of them is the
+    rest.
+    """
     items = [
         (item["blocks"], item["reshard"]) if isinstance(item, dict) else (1, item)
         for item in written
@@ -75,11 +77,15 @@ def each_block_has_a_value(
         )
         yield fault(
             KEY,
-            f"{limit} in its blocks together, found {given}; `blocks: rest` stands for what is left",
+            f"{limit} in its blocks together, found {given}; `blocks: rest` stands for what is"
+            " left",
         )
     elif verified != layers and not has_rest:
         message = f"has a value for {layers} blocks, and verify.model.layers is {verified}"
         yield fault(KEY, f"{message}; write `blocks: rest` for one of them")
     elif verified != layers and given >= verified:
-        message = f"must be more than the {given} blocks of parallel.reshard_after_forward, found {verified}"
+        message = (
+            f"must be more than the {given} blocks of parallel.reshard_after_forward, found"
+            f" {verified}"
+        )
         yield fault("verify.model", message, "layers")

@@ -1,4 +1,6 @@
-"""Checks of sizes: whether the devices hold the training state, and the small model of a verification."""
+"""Checks of sizes: whether the devices hold the training state, and the small model of a
+verification.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def devices_hold_the_state(values: Values, *inputs: Any) -> Iterator[Fault]:
     if needed > memory:
         state = f"{count:,} parameters x {BYTES[optimizer]} bytes (weight, gradient, {optimizer})"
         least = -(-count * BYTES[optimizer] // int(memory * GIB))
-        message = f"on the mesh {mesh}: {state} / {ranks} ranks of a copy = {needed:.1f} GiB, a device has {memory:.4g}"
+        message = (
+            f"on the mesh {mesh}: {state} / {ranks} ranks of a copy = {needed:.1f} GiB, a device"
+            f" has {memory:.4g}"
+        )
         key = "parallel.dp_shard" if values.written("parallel.dp_shard") else "launch.nodes"
         yield fault(key, f"is too small {message}; shard over {least} ranks or more")
 

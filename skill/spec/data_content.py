@@ -1,4 +1,6 @@
-"""What a spec check can say of the data themselves, without the packages that read them; no more than a few MiB are read."""
+"""What a spec check can say of the data themselves, without the packages that read them; no more
+than a few MiB are read.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def text_fault(path: Path, name: str) -> str:
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head, final=whole)
     except UnicodeDecodeError as error:
-        return f"must be UTF-8 text, found byte 0x{head[error.start]:02x} at offset {error.start} of {name}"
+        return (
+            f"must be UTF-8 text, found byte 0x{head[error.start]:02x} at offset {error.start} of"
+            f" {name}"
+        )
     return ""
 
 
@@ -31,7 +36,9 @@ def json_lines_fault(path: Path, name: str, field: str) -> str:
 
 
 def chat_fault(path: Path, name: str) -> str:
-    """The first line that is not a JSON record with `messages`, or with `prompt` and `completion`."""
+    """The first line that is not a JSON record with `messages`, or with `prompt` and
+    `completion`.
+    """
     wanted = "records with messages, or with prompt and completion"
     return _records_fault(
         path,
@@ -71,7 +78,10 @@ def chat_tokenizer_fault(folder: Path) -> str:
     """Why the folder is no tokenizer with a chat template."""
     config = read_json(folder / "tokenizer_config.json")
     if not isinstance(config, dict):
-        return "is no folder of a tokenizer: it has no tokenizer_config.json (`save_pretrained` writes one)"
+        return (
+            "is no folder of a tokenizer: it has no tokenizer_config.json (`save_pretrained` writes"
+            " one)"
+        )
     if not config.get("chat_template") and not (folder / "chat_template.jinja").is_file():
         return "has no chat template: neither chat_template.jinja nor one in tokenizer_config.json"
     return ""
@@ -150,7 +160,9 @@ def _head(path: Path) -> tuple[bytes, bool]:
 
 
 def read_json(path: Path, most: int = MAX_JSON) -> Any:
-    """What is in the file, of which `most` bytes are read; None for what is not there or is not JSON."""
+    """What is in the file, of which `most` bytes are read; None for what is not there or is not
+    JSON.
+    """
     try:
         return json.loads(inputs.head(path, most))
     except (OSError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """The data files of a spec: which files a pattern means, and whether they can be trained on.
 
-A pattern is a path that exists (a folder means all files below it) or else a glob. URLs are not looked at: prepare.py
-opens them.
+A pattern is a path that exists (a folder means all files below it) or else a glob. URLs are not
+looked at: prepare.py opens them.
 """
 
 from __future__ import annotations
@@ -59,9 +59,11 @@ def matches(pattern: str) -> Iterator[Path]:
 def faults(
     patterns: Sequence[str], base: Path, check: Callable[[Path, str], str], cost: int = MAX_READ
 ) -> Iterator[tuple[int, str]]:
-    """Which patterns cannot be trained on, and why: nothing is there, it cannot be read, or the check of a file says so.
+    """Which patterns cannot be trained on, and why: nothing is there, it cannot be read, or the
+    check of a file says so.
 
-    `cost` is how many bytes a check reads at most; when MAX_READ_IN_ALL are read, the other files are not checked.
+    `cost` is how many bytes a check reads at most; when MAX_READ_IN_ALL are read, the other files
+    are not checked.
     """
     left = MAX_READ_IN_ALL
     for number, pattern in enumerate(patterns):

@@ -1,4 +1,6 @@
-"""Plain data as YAML in block style; text that any YAML version would take for something else is quoted."""
+"""Plain data as YAML in block style; text that any YAML version would take for something else is
+quoted.
+"""
 
 from __future__ import annotations
 

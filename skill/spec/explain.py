@@ -24,7 +24,10 @@ TYPES = {
 
 
 def find(key: str) -> dict[str, Any]:
-    """All there is to know about one key, also by its old name. Raises UserError with the key that was probably meant."""
+    """All there is to know about one key, also by its old name.
+
+    Raises UserError with the key that was probably meant.
+    """
     key = renamed.KEYS.get(key, key)
     known = {name: (schema, section) for name, schema, section in spec_schema.walk()}
     if key not in known:

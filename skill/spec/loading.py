@@ -1,4 +1,6 @@
-"""The whole way from a file to a Spec: read, rename, override, hold against the schema, cross-check, build."""
+"""The whole way from a file to a Spec: read, rename, override, hold against the schema,
+cross-check, build.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def load(path: Path, overrides: Sequence[str] = (), offline: bool = False) -> Sp
 
 
 def place(path: Path, overrides: Sequence[str], key: str) -> Place:
-    """Where the value of a key of a valid spec is written: in the file, in an override, or what should hold it."""
+    """Where the value of a key of a valid spec is written: in the file, in an override, or what
+    should hold it.
+    """
     found = files.parsed(files.read_bytes(path, NOUN), path, NOUN)
     renamed.apply(found)
     apply(found, overrides)
@@ -51,7 +55,9 @@ def parse(
     note: Callable[[str], None] = lambda text: None,
     offline: bool = False,
 ) -> Spec:
-    """The Spec in these bytes, as `load` reads it when they are the file at `path`; `note` gets its notes."""
+    """The Spec in these bytes, as `load` reads it when they are the file at `path`; `note` gets its
+    notes.
+    """
     found = files.parsed(data, path, NOUN)
     if found.empty and not found.problems:
         raise files.unreadable(found.source, "the file is empty; a spec starts with 'version: 1'")

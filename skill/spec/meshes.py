@@ -1,8 +1,9 @@
 """The mesh that `fsdp2 verify` runs on: that of the spec, or one of the same shape on fewer ranks.
 
-A mesh of production rarely fits on the machine where the project is written. The same shape on fewer ranks runs the same
-code: every dimension above 1 stays above 1, as small as possible (2, or the smallest prime factor, so that what divides
-into the parts of the one divides into those of the other).
+A mesh of production rarely fits on the machine where the project is written. The same shape on
+fewer ranks runs the same code: every dimension above 1 stays above 1, as small as possible (2, or
+the smallest prime factor, so that what divides into the parts of the one divides into those of the
+other).
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Mesh(NamedTuple):
 
 
 def production(parallel: Mapping[str, Any], launch: Mapping[str, Any]) -> Mesh | None:
-    """The mesh of training; None if `dp_shard` is `auto` and no launch section says on how many ranks it runs."""
+    """The mesh of training; None if `dp_shard` is `auto` and no launch section says on how many
+    ranks it runs.
+    """
     replicate, shard, tp, cp = (parallel[key] for key in Mesh._fields)
     if shard == "auto":
         ranks = launch["nodes"] * launch["devices_per_node"] if launch["engines"] else 0
@@ -49,7 +52,9 @@ def production(parallel: Mapping[str, Any], launch: Mapping[str, Any]) -> Mesh |
 def verified(
     parallel: Mapping[str, Any], launch: Mapping[str, Any], nproc: int | str
 ) -> Mesh | None:
-    """The mesh of the verification on `nproc` ranks (`auto`: as few as the shape allows); None if there is none."""
+    """The mesh of the verification on `nproc` ranks (`auto`: as few as the shape allows); None if
+    there is none.
+    """
     full, least = production(parallel, launch), _smallest(parallel, production(parallel, launch))
     if nproc == "auto":
         return least
@@ -74,7 +79,9 @@ def _smallest(parallel: Mapping[str, Any], full: Mesh | None) -> Mesh | None:
 
 
 def _smaller(full: Mesh, ranks: int) -> Iterator[Mesh]:
-    """Those on so many ranks, the nearest to the whole one first: dp_shard takes what the others leave."""
+    """Those on so many ranks, the nearest to the whole one first: dp_shard takes what the others
+    leave.
+    """
     replicates = (full.dp_replicate, min(2, full.dp_replicate), smallest_factor(full.dp_replicate))
     splits = product(*((size, smallest_factor(size)) for size in (full.tp, full.cp)))
     for (tp, cp), replicate in product(splits, replicates):

@@ -1,4 +1,6 @@
-"""The spec as a record: the keys and values that the schema allows, every default filled in, every derived value a number."""
+"""The spec as a record: the keys and values that the schema allows, every default filled in, every
+derived value a number.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ OFF = [(key, None) for key in ("preset", "window", "full_attention_every", "expe
 
 @dataclass(frozen=True)
 class Spec:
-    """`spec["train"]["steps"]` is the value of the key `train.steps`. Which keys there are is said by schema.json alone.
+    """`spec["train"]["steps"]` is the value of the key `train.steps`.
+
+    Which keys there are is said by schema.json alone.
 
     `auto` names the keys (section, key) whose value was `auto`. Do not change what is in `values`.
     """
@@ -32,11 +36,14 @@ class Spec:
         return self.values[key]
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy of the values: plain data with the keys of the spec file, every derived value a number."""
+        """A copy of the values: plain data with the keys of the spec file, every derived value a
+        number.
+        """
         return deepcopy(self.values)
 
     def as_written(self) -> dict[str, Any]:
-        """The same with `auto` where it was written or is the default: it follows when another value changes.
+        """The same with `auto` where it was written or is the default: it follows when another
+        value changes.
 
         A section that is off is left out, and so is what a preset says.
         """
@@ -70,7 +77,9 @@ class Spec:
 
     @property
     def scaled(self) -> dict[str, int]:
-        """The dimensions of the mesh that are smaller in the verification, with their sizes there; {} if none is."""
+        """The dimensions of the mesh that are smaller in the verification, with their sizes there;
+        {} if none is.
+        """
         sizes = self.verification_mesh._asdict()
         fixed = {key: self["parallel"][key] for key in sizes if self["parallel"][key] != "auto"}
         return {key: sizes[key] for key, size in fixed.items() if size != sizes[key]}
@@ -83,7 +92,9 @@ class Spec:
 
     @property
     def own_modules(self) -> tuple[str, ...]:
-        """The modules and packages of the user's own that the project imports, by their top name."""
+        """The modules and packages of the user's own that the project imports, by their top
+        name.
+        """
         paths = [
             part["import"] for part in (self["model"], self["data"]) if part["kind"] == "import"
         ]
@@ -104,7 +115,9 @@ class Spec:
 
     @property
     def parameters(self) -> int | None:
-        """The number of parameters of a decoder; None for a model that the scaffold does not write."""
+        """The number of parameters of a decoder; None for a model that the scaffold does not
+        write.
+        """
         return decoder_parameters(self["model"]) if self["model"]["kind"] == "decoder" else None
 
     def gradient_accumulation_steps(self, world_size: int | None = None) -> int:
@@ -119,12 +132,16 @@ class Spec:
 
 
 def data_ranks(world_size: int, alike: int) -> int:
-    """How many ranks read samples of their own: those of one tensor- or context-parallel group read the same."""
+    """How many ranks read samples of their own: those of one tensor- or context-parallel group read
+    the same.
+    """
     return world_size // min(alike, world_size)
 
 
 def decoder_parameters(model: Mapping[str, Any]) -> int:
-    """The closed formula: embedding, blocks (attention, SwiGLU or experts, two norms), last norm, the head if it is untied."""
+    """The closed formula: embedding, blocks (attention, SwiGLU or experts, two norms), last norm,
+    the head if it is untied.
+    """
     width, vocabulary = int(model["width"]), int(model["vocabulary"])
     attention = 2 * width * width + 2 * width * model["kv_heads"] * (width // model["heads"])
     block = attention + 2 * width + (2 * width // model["heads"] if model.get("qk_norm") else 0)

@@ -20,7 +20,9 @@ from . import renamed, schema
 
 
 def apply(document: Document, overrides: Sequence[str]) -> None:
-    """Set each `key=value` in the document, in order; what is wrong with one is noted as a problem."""
+    """Set each `key=value` in the document, in order; what is wrong with one is noted as a
+    problem.
+    """
     for number, override in enumerate(overrides, start=1):
         key, equals, text = override.partition("=")
         key = key.strip()
@@ -53,7 +55,9 @@ def apply(document: Document, overrides: Sequence[str]) -> None:
 
 
 def _drop_other_kinds(document: Document, section: str) -> None:
-    """A kind that an override chooses takes the section without the keys that the file has for another kind."""
+    """A kind that an override chooses takes the section without the keys that the file has for
+    another kind.
+    """
     values = document.data.get(section) if isinstance(document.data, dict) else None
     place = document.values.get((section, "kind"))
     by_kind = schema.branches(schema.properties(schema.load())[section])

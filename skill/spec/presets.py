@@ -1,8 +1,9 @@
 """The shapes of `model.preset`: those of Llama 3, by size.
 
-1b: config.json of Llama 3.2 1B; 8b and 70b: those of Llama 3.1 8B and 70B, as in table 3 of "The Llama 3 Herd of Models" (arXiv
-2407.21783) and torchtitan's `llama3` configurations. sequence_length is that of Llama 3's pre-training; the scaling of rotary
-positions, by which the published models read longer texts, is left out.
+1b: config.json of Llama 3.2 1B; 8b and 70b: those of Llama 3.1 8B and 70B, as in table 3 of "The
+Llama 3 Herd of Models" (arXiv 2407.21783) and torchtitan's `llama3` configurations. sequence_length
+is that of Llama 3's pre-training; the scaling of rotary positions, by which the published models
+read longer texts, is left out.
 """
 
 from __future__ import annotations

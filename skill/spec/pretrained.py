@@ -1,4 +1,6 @@
-"""What a spec check can tell of a model of Hugging Face transformers from its files, without the package."""
+"""What a spec check can tell of a model of Hugging Face transformers from its files, without the
+package.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Old names of keys and values: read as the new ones, with a note for each, until a version that refuses them."""
+"""Old names of keys and values: read as the new ones, with a note for each, until a version that
+refuses them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def note(place: Place, old: str, new: str, what: str = "name") -> str:
 
 
 def apply(document: Document) -> None:
-    """Give keys and values their new names, at the place of the old ones; a key under both names is a problem."""
+    """Give keys and values their new names, at the place of the old ones; a key under both names is
+    a problem.
+    """
     for old, new in KEYS.items():
         _rename_key(document, old, new)
     for key, renamed in VALUES.items():
@@ -68,7 +72,10 @@ def _move_gathered_blocks(document: Document) -> None:
         or (gathered and values.get(new[1], True) is not True)
     ):
         number = gathered if type(gathered) is int and gathered > 0 else 1
-        message = f"{GATHERED} is now a part of {RESHARD}; write {resharding(number)} there and remove {GATHERED}"
+        message = (
+            f"{GATHERED} is now a part of {RESHARD}; write {resharding(number)} there and remove"
+            f" {GATHERED}"
+        )
         document.problems.append(Problem(place, message, GATHERED))
         return
     if gathered:

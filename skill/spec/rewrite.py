@@ -15,7 +15,8 @@ from .dump import to_yaml
 def rewritten(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     """The text of a valid spec with the values in which `after` differs from `before`.
 
-    Only what fits into one line is put in, and only into keys that both have: see what the result says before it is used.
+    Only what fits into one line is put in, and only into keys that both have: see what the result
+    says before it is used.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     edits = [
@@ -27,7 +28,9 @@ def rewritten(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def with_new_names(text: str) -> str:
-    """The text of a spec with the new names of keys and values (`renamed`); a text that is not YAML stays as it is."""
+    """The text of a spec with the new names of keys and values (`renamed`); a text that is not YAML
+    stays as it is.
+    """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError):
@@ -93,7 +96,9 @@ def _differences(before: Any, after: Any, path: KeyPath = ()) -> Iterator[tuple[
 
 
 def _edit(root: Any, path: KeyPath, value: Any) -> Iterator[tuple[int, int, str]]:
-    """Where the value at `path` stands and what must stand there; a default that was left out becomes a line."""
+    """Where the value at `path` stands and what must stand there; a default that was left out
+    becomes a line.
+    """
     parent = _node(root, path[:-1])
     node = _node(root, path)
     line = to_yaml({str(path[-1]): value})

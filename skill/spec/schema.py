@@ -1,4 +1,7 @@
-"""The schema of the spec. What can be asked of any schema comes from `verifier/config/reading/schema.py`."""
+"""The schema of the spec.
+
+What can be asked of any schema comes from `verifier/config/reading/schema.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,5 +32,7 @@ def load() -> Schema:
 
 
 def filled(data: Any, schema: Schema | None = None) -> Any:
-    """A copy of `data` in which every absent key with a default has it, in the order of the schema."""
+    """A copy of `data` in which every absent key with a default has it, in the order of the
+    schema.
+    """
     return any_schema.filled(data, load() if schema is None else schema)

@@ -1,4 +1,6 @@
-"""What a version of torch offers to a generated project, as examples showed on 2.7.1 to 2.14.1, two of them on 2.15.0."""
+"""What a version of torch offers to a generated project, as examples showed on 2.7.1 to 2.14.1, two
+of them on 2.15.0.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ STAGER_SERVES_ONCE = ((2, 11), (2, 12))
 
 
 def chosen(torch: str | None) -> tuple[int, int]:
-    """The version that a project is for: (2, 13) of "2.13"; of None, that of the installed torch."""
+    """The version that a project is for: (2, 13) of "2.13"; of None, that of the installed
+    torch.
+    """
     major, minor = (torch or importlib.metadata.version("torch")).split(".")[:2]
     return int(major), int(minor)

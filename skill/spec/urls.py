@@ -24,7 +24,9 @@ PACKAGES = {  # scheme: the package beside fsspec that opens it; others are left
 }
 INSTEAD = {
     "text": "write data.tokenizer beside it, or data.kind jsonl or parquet",
-    "tokens": "copy the files to a disk that the ranks share, or give texts (data.kind jsonl or parquet)",
+    "tokens": (
+        "copy the files to a disk that the ranks share, or give texts (data.kind jsonl or parquet)"
+    ),
 }
 
 
@@ -57,7 +59,10 @@ def urls_can_be_opened(
             elif not SCHEME.match(file):
                 yield fault(key, f"must start with a scheme such as s3://, found {file!r}", *place)
             elif PASSWORD.match(file):
-                message = "must hold no password, since spec.yaml is kept with the code: fsspec reads secrets from "
+                message = (
+                    "must hold no password, since spec.yaml is kept with the code: fsspec reads"
+                    " secrets from "
+                )
                 yield fault(
                     key, f"{message}the environment and from files of the home folder", *place
                 )

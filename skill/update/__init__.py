@@ -1,4 +1,6 @@
-"""Updates each file of a project when its spec or the templates change: a three-way merge, and no edit is lost."""
+"""Updates each file of a project when its spec or the templates change: a three-way merge, and no
+edit is lost.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ UNRESOLVED = ("conflict", "in the way", "not merged")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The update of one file: its content afterwards, and the lines on which conflicts are marked."""
+    """The update of one file: its content afterwards, and the lines on which conflicts are
+    marked.
+    """
 
     file: File
     action: str

@@ -25,7 +25,8 @@ class NoGit(NotMerged):
 def merge(
     base: bytes, ours: bytes, theirs: bytes, labels: tuple[str, str], favour_ours: bool = False
 ) -> bytes:
-    """`ours` with what changed from `base` to `theirs`; where both changed the same lines they stand between markers.
+    """`ours` with what changed from `base` to `theirs`; where both changed the same lines they
+    stand between markers.
 
     With `favour_ours` those lines are as in `ours`. Raises NotMerged.
     """

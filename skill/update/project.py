@@ -1,4 +1,6 @@
-"""Three states of a project: as it was written, as it is, and as its spec renders it with the present templates."""
+"""Three states of a project: as it was written, as it is, and as its spec renders it with the
+present templates.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ SPEC = "spec.yaml"
 
 @dataclass(frozen=True)
 class File:
-    """One file as it was written (`base`), as it is (`ours`), as it would be written now (`theirs`). None: there is none.
+    """One file as it was written (`base`), as it is (`ours`), as it would be written now
+    (`theirs`). None: there is none.
 
-    All three have the line ends of Unix; `crlf`: the file itself has those of Windows. `obstacle`: why it is left alone.
+    All three have the line ends of Unix; `crlf`: the file itself has those of Windows. `obstacle`:
+    why it is left alone.
     """
 
     path: str
@@ -42,7 +46,9 @@ class File:
 
 @dataclass(frozen=True)
 class Project:
-    """The files of a project; `rendered` are those of its spec, and `made` says how it was written."""
+    """The files of a project; `rendered` are those of its spec, and `made` says how it was
+    written.
+    """
 
     out: Path
     made: manifest.Manifest
@@ -91,7 +97,10 @@ def refuse_conflicts(out: Path, files: Iterable[File]) -> None:
 
 
 def _file(out: Path, path: str) -> File:
-    """The file as it is. A spec.yaml that is a link is read; everything else only if it is a file in the project."""
+    """The file as it is.
+
+    A spec.yaml that is a link is read; everything else only if it is a file in the project.
+    """
     obstacle = atomic_write.obstacle(out, path, replace_link=path == SPEC)
     if obstacle or not os.path.lexists(out / path):
         return File(path, obstacle=obstacle)
@@ -104,7 +113,9 @@ def _file(out: Path, path: str) -> File:
 
 
 def _with_bases(out: Path, made: manifest.Manifest, files: dict[str, File]) -> dict[str, File]:
-    """The files with the text that each was written with; a file that nobody edited is its own base."""
+    """The files with the text that each was written with; a file that nobody edited is its own
+    base.
+    """
     found, problems = dict(files), []
     for path, digest in made.files.items():
         stored = _file(out, manifest.base_path(path)).ours
@@ -119,7 +130,10 @@ def _with_bases(out: Path, made: manifest.Manifest, files: dict[str, File]) -> d
             why = "is missing" if stored is None else "is not what the manifest says: it was edited"
             problems.append(f"{out / manifest.base_path(path)} {why}")
     if problems:
-        hint = f"without it fsdp2 cannot tell your edits of the file from its own text; restore {manifest.FOLDER} from version control"
+        hint = (
+            "without it fsdp2 cannot tell your edits of the file from its own text; restore"
+            f" {manifest.FOLDER} from version control"
+        )
         raise UserError("\n".join(f"{problem}; {hint}" for problem in problems))
     return found
 
@@ -131,7 +145,8 @@ def _specs(
     path = out / SPEC
     if own is None and spec_path is None:
         raise UserError(
-            f"{path} is missing; copy {out / manifest.base_path(SPEC)} there, or give another: --spec FILE"
+            f"{path} is missing; copy {out / manifest.base_path(SPEC)} there, or give another:"
+            " --spec FILE"
         )
     try:
         before = parse(own, path, offline=True) if own is not None else None
@@ -157,7 +172,8 @@ def _new_spec_text(out: Path, file: File, before: Spec | None, spec: Spec) -> by
     )
     if path.is_symlink() and text != own:
         raise UserError(
-            f"{path} is a symbolic link, and nothing is written through one; edit {path.resolve()} yourself"
+            f"{path} is a symbolic link, and nothing is written through one; edit {path.resolve()}"
+            " yourself"
         )
     return text
 
@@ -180,7 +196,8 @@ def _merged_spec_text(path: Path, file: File, before: Spec | None, spec: Spec) -
         if enough:
             return edited
         marked = merge.merge(bases[-1], edited, theirs, file.labels)
-        # an edit that contradicts the spec does not win by being the only one: without a base, it is marked
+        # an edit that contradicts the spec does not win by being the only one: without a base, it
+        # is marked
         return (
             marked
             if merge.conflict_lines(marked)

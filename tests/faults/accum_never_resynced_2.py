@@ -34,10 +34,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(cfg.width, cfg.width, bias=False)
 
     def forward(self, x):
-        q, k, v = (
-            w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for w in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(y.transpose(1, 2).flatten(2))
 
@@ -120,18 +117,13 @@ def main():
     for iteration in range(STEPS * ACCUMULATE):
         model.set_requires_gradient_sync(iteration % ACCUMULATE == 0)
         inputs, targets = batches[iteration]
-        loss = (
-            F.cross_entropy(model(inputs).reshape(-1, cfg.vocab), targets.reshape(-1)) / ACCUMULATE
-        )
+        loss = F.cross_entropy(model(inputs).reshape(-1, cfg.vocab), targets.reshape(-1)) / ACCUMULATE
         loss.backward()
         if (iteration + 1) % ACCUMULATE == 0:
             optimizer.step()
             optimizer.zero_grad()
             if rank == 0:
-                print(
-                    f"step {(iteration + 1) // ACCUMULATE} loss {loss.item() * ACCUMULATE:.4f}",
-                    flush=True,
-                )
+                print(f"step {(iteration + 1) // ACCUMULATE} loss {loss.item() * ACCUMULATE:.4f}", flush=True)
     dist.destroy_process_group()
 
 

@@ -34,9 +34,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -143,10 +141,7 @@ def main():
         optimizer.step()
         scheduler.step()
         if rank == 0:
-            print(
-                f"step {step + 1} loss {loss.item():.4f} lr {scheduler.get_last_lr()[0]:.2e}",
-                flush=True,
-            )
+            print(f"step {step + 1} loss {loss.item():.4f} lr {scheduler.get_last_lr()[0]:.2e}", flush=True)
         if args.save_every and (step + 1) % args.save_every == 0:
             save(Path(args.out) / f"step_{step + 1:06d}", model, optimizer, scheduler, step + 1)
     dist.destroy_process_group()

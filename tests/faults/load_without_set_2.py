@@ -43,10 +43,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(cfg.width, cfg.width, bias=False)
 
     def forward(self, x):
-        q, k, v = (
-            w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for w in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(y.transpose(1, 2).flatten(2))
 
@@ -141,18 +138,13 @@ class Trainer:
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
         self.step = state["step"]
         if self.rank == 0:
-            print(
-                f"loaded {len(weights)} tensors from {folder}, continuing at step {self.step}",
-                flush=True,
-            )
+            print(f"loaded {len(weights)} tensors from {folder}, continuing at step {self.step}", flush=True)
 
     def train_step(self):
         per_rank = GLOBAL_BATCH // self.world
         offset = (self.step * GLOBAL_BATCH) % SAMPLES + self.rank * per_rank
         batch = self.data[offset : offset + per_rank]
-        loss = F.cross_entropy(
-            self.model(batch[:, :-1]).reshape(-1, self.cfg.vocab), batch[:, 1:].reshape(-1)
-        )
+        loss = F.cross_entropy(self.model(batch[:, :-1]).reshape(-1, self.cfg.vocab), batch[:, 1:].reshape(-1))
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -23,9 +23,7 @@ class Block(nn.Module):
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.gate = nn.Parameter(torch.zeros(WIDTH))
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape

@@ -23,9 +23,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -87,9 +85,7 @@ def main():
     valid = make_sequences(32, seed=1)[rank::world]
     first = validate(model, valid)
     if rank == 0:
-        print(
-            f"step 0 validation loss {first:.4f} (expected about {math.log(VOCAB):.2f})", flush=True
-        )
+        print(f"step 0 validation loss {first:.4f} (expected about {math.log(VOCAB):.2f})", flush=True)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01)
     tokens = make_sequences(SAMPLES)

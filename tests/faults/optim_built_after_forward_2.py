@@ -55,10 +55,7 @@ def shard(model, mesh):
 def report_activations(model):
     """Run the model once on dummy data and print the size of each layer's output."""
     sizes = []
-    hooks = [
-        layer.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel()))
-        for layer in model.layers
-    ]
+    hooks = [layer.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel())) for layer in model.layers]
     with torch.no_grad():
         model(torch.zeros(1, FEATURES))
     for hook in hooks:

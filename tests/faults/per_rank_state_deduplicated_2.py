@@ -88,20 +88,13 @@ class RankLoader:
 
 def snapshot(model, optimizer, loader, step):
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {
-        "model": model_state,
-        "optimizer": optimizer_state,
-        "loader": loader.state_dict(),
-        "step": step,
-    }
+    return {"model": model_state, "optimizer": optimizer_state, "loader": loader.state_dict(), "step": step}
 
 
 def resume(folder, model, optimizer, loader):
     state = snapshot(model, optimizer, loader, 0)
     dcp.load(state, checkpoint_id=folder)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     loader.load_state_dict(state["loader"])
     return state["step"]
 
@@ -138,10 +131,7 @@ def main():
         if rank == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
         if args.save_every and step % args.save_every == 0:
-            dcp.save(
-                snapshot(model, optimizer, loader, step),
-                checkpoint_id=Path(args.out) / f"step_{step:06d}",
-            )
+            dcp.save(snapshot(model, optimizer, loader, step), checkpoint_id=Path(args.out) / f"step_{step:06d}")
     dist.destroy_process_group()
 
 

@@ -23,9 +23,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -85,9 +83,7 @@ def main():
         optimizer.step()
         if rank == 0:
             norm = sum(p.detach().full_tensor().square().sum() for p in model.parameters()).sqrt()
-            print(
-                f"step {step + 1} loss {loss.item():.4f} weight norm {norm.item():.3f}", flush=True
-            )
+            print(f"step {step + 1} loss {loss.item():.4f} weight norm {norm.item():.3f}", flush=True)
     dist.destroy_process_group()
 
 

@@ -57,9 +57,7 @@ def main():
     rank, world = dist.get_rank(), dist.get_world_size()
     seed_everything(SEED + rank)
     replicas = 2 if world % 2 == 0 else 1
-    mesh = init_device_mesh(
-        "cpu", (replicas, world // replicas), mesh_dim_names=("dp_replicate", "dp_shard")
-    )
+    mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("dp_replicate", "dp_shard"))
     model = Regressor()
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)

@@ -33,9 +33,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -111,9 +109,7 @@ def load(path, model, optimizer, scheduler):
         "position": 0,
     }
     dcp.load(state, checkpoint_id=path)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     scheduler.load_state_dict(state["scheduler"])
     return state["position"]
 
@@ -130,9 +126,7 @@ def main():
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     scheduler = LambdaLR(optimizer, warmup)
-    position = (
-        load(latest_checkpoint(args.resume), model, optimizer, scheduler) if args.resume else 0
-    )
+    position = load(latest_checkpoint(args.resume), model, optimizer, scheduler) if args.resume else 0
 
     tokens = make_sequences(SAMPLES)
     local = GLOBAL_BATCH // world
@@ -146,10 +140,7 @@ def main():
         scheduler.step()
         position += local
         if rank == 0:
-            print(
-                f"step {step + 1} loss {loss.item():.4f} lr {scheduler.get_last_lr()[0]:.2e}",
-                flush=True,
-            )
+            print(f"step {step + 1} loss {loss.item():.4f} lr {scheduler.get_last_lr()[0]:.2e}", flush=True)
         if args.save_every and (step + 1) % args.save_every == 0:
             save(Path(args.out) / f"step_{step + 1:06d}", model, optimizer, scheduler, position)
     dist.destroy_process_group()

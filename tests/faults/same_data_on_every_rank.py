@@ -34,10 +34,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(cfg.width, cfg.width, bias=False)
 
     def forward(self, x):
-        q, k, v = (
-            w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for w in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(y.transpose(1, 2).flatten(2))
 
@@ -110,9 +107,7 @@ def main():
     generator = torch.Generator().manual_seed(SEED)
     for step in range(STEPS):
         batch = sample_batch(generator, GLOBAL_BATCH // world, cfg.vocab)
-        loss = F.cross_entropy(
-            model(batch[:, :-1]).reshape(-1, cfg.vocab), batch[:, 1:].reshape(-1)
-        )
+        loss = F.cross_entropy(model(batch[:, :-1]).reshape(-1, cfg.vocab), batch[:, 1:].reshape(-1))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -58,9 +58,7 @@ def make_images():
 def build_loader(batch_size, seed):
     dataset = TensorDataset(*make_images())
     generator = torch.Generator().manual_seed(seed)
-    return DataLoader(
-        dataset, batch_size=batch_size, shuffle=True, drop_last=True, generator=generator
-    )
+    return DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=True, generator=generator)
 
 
 def train(args):

@@ -93,16 +93,12 @@ class Trainer:
     def load(self, path):
         model, optimizer = get_state_dict(self.model, self.optimizer)
         dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=path)
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
 
     def train_step(self):
         local = GLOBAL_BATCH // self.world
         first = self.step * GLOBAL_BATCH % SAMPLES + self.rank * local
-        loss = F.cross_entropy(
-            self.model(self.images[first : first + local]), self.labels[first : first + local]
-        )
+        loss = F.cross_entropy(self.model(self.images[first : first + local]), self.labels[first : first + local])
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

@@ -1,4 +1,6 @@
-"""DDP in a class, by dotted names: hooks, a sharded optimizer, joins, norms by hand, compilation, a copy for averages."""
+"""DDP in a class, by dotted names: hooks, a sharded optimizer, joins, norms by hand, compilation, a
+copy for averages.
+"""
 
 import os
 
@@ -16,7 +18,8 @@ SAVE_EVERY = 0
 
 
 def wrap(model):
-    return nn.parallel.DistributedDataParallel(  # -> no torch.cuda.set_device; no seed before the model; DistributedDataParallel
+    # -> no torch.cuda.set_device; no seed before the model; DistributedDataParallel
+    return nn.parallel.DistributedDataParallel(
         model,
         device_ids=[LOCAL_RANK] if torch.cuda.is_available() else None,
         broadcast_buffers=False,  # -> DDP broadcast_buffers

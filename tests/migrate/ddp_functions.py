@@ -1,4 +1,6 @@
-"""DDP in functions: accumulation, tied weights, a scaler, EMA, evaluation and checkpoints on rank 0."""
+"""DDP in functions: accumulation, tied weights, a scaler, EMA, evaluation and checkpoints on rank
+0.
+"""
 
 import argparse
 import copy

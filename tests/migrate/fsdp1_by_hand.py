@@ -1,4 +1,6 @@
-"""FSDP1 with `wrap`, by position and by module alias: a hybrid strategy, a policy by size, the old optimizer states."""
+"""FSDP1 with `wrap`, by position and by module alias: a hybrid strategy, a policy by size, the old
+optimizer states.
+"""
 
 import functools
 
@@ -25,7 +27,9 @@ def build(group):
     policy = functools.partial(size_based_auto_wrap_policy, min_num_params=10)
     # On the first line: what is given by position, or in the dictionary.
     sharded = fsdp.FullyShardedDataParallel
-    return sharded(  # -> FullyShardedDataParallel; FSDP process_group; FSDP ignored_states; FSDP sharding_strategy=HYBRID_SHARD
+    # -> FullyShardedDataParallel; FSDP process_group; FSDP ignored_states; FSDP
+    # sharding_strategy=HYBRID_SHARD
+    return sharded(
         nn.Sequential(inner, nn.Linear(8, 8)),
         group,
         auto_wrap_policy=policy,  # -> FSDP auto_wrap_policy by size

@@ -35,7 +35,8 @@ class Block(nn.Module):
 class Trainer:
     def __init__(self, frozen):
         policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})
-        precision = MixedPrecision(  # -> MixedPrecision buffer_dtype; MixedPrecision keep_low_precision_grads
+        # -> MixedPrecision buffer_dtype; MixedPrecision keep_low_precision_grads
+        precision = MixedPrecision(
             param_dtype=torch.bfloat16,
             reduce_dtype=torch.bfloat16,
             buffer_dtype=torch.bfloat16,
@@ -44,7 +45,8 @@ class Trainer:
         self.model = FSDP(  # -> FullyShardedDataParallel
             nn.Sequential(Block(), Block(), nn.Linear(8, 4)),
             process_group=dist.group.WORLD,  # -> FSDP process_group
-            sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,  # -> FSDP sharding_strategy=SHARD_GRAD_OP
+            # -> FSDP sharding_strategy=SHARD_GRAD_OP
+            sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
             cpu_offload=CPUOffload(offload_params=True),  # -> FSDP cpu_offload
             auto_wrap_policy=policy,  # -> FSDP auto_wrap_policy by class
             backward_prefetch=BackwardPrefetch.BACKWARD_POST,  # -> FSDP backward_prefetch

@@ -1,4 +1,6 @@
-"""For the tests of generated checkpoint modules: a small model, its training state, and runs with checkpoints of it."""
+"""For the tests of generated checkpoint modules: a small model, its training state, and runs with
+checkpoints of it.
+"""
 
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +30,9 @@ SPEC = {
 
 
 class Modules:
-    """`load(mode, setting, ...)` renders a project and imports its checkpoint.py; the others can be imported then."""
+    """`load(mode, setting, ...)` renders a project and imports its checkpoint.py; the others can be
+    imported then.
+    """
 
     def __init__(self, generate: Generate) -> None:
         self.generate = generate

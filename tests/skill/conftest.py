@@ -31,7 +31,9 @@ def project(tmp_path: Path, monkeypatch: Patch) -> Iterator[Project]:
 
 @pytest.fixture
 def generate(tmp_path: Path, monkeypatch: Patch) -> Iterator[Generate]:
-    """generate(spec, name, *settings) -> this module of the project of the spec; the others can be imported then."""
+    """generate(spec, name, *settings) -> this module of the project of the spec; the others can be
+    imported then.
+    """
 
     def imported(written: dict[str, Any], name: str, *settings: str) -> ModuleType:
         monkeypatch.syspath_prepend(str(write_project(tmp_path, written, *settings)))

@@ -1,4 +1,5 @@
-"""Run with the folders of generated projects: one step of each model, as rank 0 of a made-up world; prints what was seen as JSON.
+"""Run with the folders of generated projects: one step of each model, as rank 0 of a made-up world;
+prints what was seen as JSON.
 
 The process group is torch's own fake one: nothing is sent, and what would be sent is counted.
 """

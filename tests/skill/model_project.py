@@ -1,4 +1,6 @@
-"""For the tests of generated models: a project of the spec of a model, and its modules, imported."""
+"""For the tests of generated models: a project of the spec of a model, and its modules,
+imported.
+"""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""`fsdp2 convert`: what it replaces, what it marks, that it accounts for every construct and keeps everything else."""
+"""`fsdp2 convert`: what it replaces, what it marks, that it accounts for every construct and keeps
+everything else.
+"""
 
 import ast
 import io
@@ -89,7 +91,9 @@ def test_a_script_without_marks_is_fsdp2_and_keeps_its_comments(
     ),
     (
         "with model.no_sync():  # quiet\n    model(torch.ones(2)).sum().backward()\n",
-        "# quiet\nmodel.set_requires_gradient_sync(False)\nmodel(torch.ones(2)).sum().backward()\nmodel.set_requires_gradient_sync(True)\n",
+        (
+            "# quiet\nmodel.set_requires_gradient_sync(False)\nmodel(torch.ones(2)).sum().backward()\nmodel.set_requires_gradient_sync(True)\n"
+        ),
     ),
     (
         "model.require_backward_grad_sync = rank == 0\n",
@@ -98,7 +102,10 @@ def test_a_script_without_marks_is_fsdp2_and_keeps_its_comments(
     ("print(isinstance(model, DDP))\n", "isinstance(model, FSDPModule)"),
     (
         "if rank == 0:\n    torch.save(model.module.state_dict(), 'a')\n",
-        "model_state = get_model_state_dict(model, options=whole)\nif rank == 0:\n    torch.save(model_state, 'a')\n",
+        (
+            "model_state = get_model_state_dict(model, options=whole)\nif rank == 0:\n   "
+            " torch.save(model_state, 'a')\n"
+        ),
     ),
     (
         "if rank == 0 and opt:\n    torch.save(model.module.state_dict(), 'a')\n",
@@ -106,7 +113,10 @@ def test_a_script_without_marks_is_fsdp2_and_keeps_its_comments(
     ),
     (
         "model.load_state_dict(torch.load('a'))\n",
-        "set_model_state_dict(model, torch.load('a'), options=StateDictOptions(full_state_dict=True))",
+        (
+            "set_model_state_dict(model, torch.load('a'),"
+            " options=StateDictOptions(full_state_dict=True))"
+        ),
     ),
 )
 def test_what_has_one_right_answer(before: str, after: str, tmp_path: Path) -> None:
@@ -154,7 +164,10 @@ def test_unequal_weights_are_broadcast_as_ddp_did(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_moves_below_the_wrapper(tmp_path: Path) -> None:
-    body = "model = nn.Linear(2, 2)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n{}model = DDP(model)\n"
+    body = (
+        "model = nn.Linear(2, 2)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n{}model ="
+        " DDP(model)\n"
+    )
     made = converted(tmp_path, HEAD + body.format("print(rank)\n") + STEP)
     assert (
         made.text.index("opt = torch") > made.text.index("model = shard_model(model)")
@@ -198,7 +211,10 @@ def test_the_command(command: Command, tmp_path: Path, monkeypatch: Patch) -> No
 @cases(
     "text, message",
     (
-        "import torch\nm = torch.nn.Linear(2, 2)\no = torch.optim.SGD(m.parameters())\nm(torch.ones(2)).sum().backward()\no.step()\n",
+        (
+            "import torch\nm = torch.nn.Linear(2, 2)\no ="
+            " torch.optim.SGD(m.parameters())\nm(torch.ones(2)).sum().backward()\no.step()\n"
+        ),
         "one of a single process",
     ),
     ("print(1)\n", "found no training in this one"),

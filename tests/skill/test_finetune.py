@@ -1,4 +1,6 @@
-"""Frozen parts and LoRA in generated projects: what is trained moves, the rest stays as it was, bit for bit."""
+"""Frozen parts and LoRA in generated projects: what is trained moves, the rest stays as it was, bit
+for bit.
+"""
 
 import sys
 import warnings
@@ -98,7 +100,9 @@ def test_a_name_that_matches_nothing_is_refused(tmp_path: Path, setting: str, me
 
 @pytest.mark.usefixtures("alone")
 def test_a_base_in_bfloat16_is_the_rounded_one(tmp_path: Path) -> None:
-    """The same computation in bfloat16, whose weights are then not rounded anew in each step; the adapters stay in float32."""
+    """The same computation in bfloat16, whose weights are then not rounded anew in each step; the
+    adapters stay in float32.
+    """
     tuned = "finetune={{kind: lora, rank: 2, targets: [query, feed_forward.up], base_dtype: {}}}"
     found = []
     for dtype in ("float32", "bfloat16"):

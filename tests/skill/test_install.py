@@ -1,4 +1,6 @@
-"""`fsdp2 install`: where it writes, upgrades, what it leaves alone, what it refuses, and that it is all or nothing."""
+"""`fsdp2 install`: where it writes, upgrades, what it leaves alone, what it refuses, and that it is
+all or nothing.
+"""
 
 import ast
 import errno
@@ -113,7 +115,7 @@ def test_a_traceback_names_the_file_of_the_repository_and_its_line(run: Run) -> 
     )
     error = python("-c", code).stderr
     source = (ROOT / "verifier/config/reading/words.py").read_text(encoding="utf-8").splitlines()
-    (number, line) = re.findall(
+    number, line = re.findall(
         rf'{PLACE}/verifier/config/reading/words\.py", line (\d+), in similar\n +(.+)', error
     )[-1]
     assert source[int(number) - 1].strip() == line

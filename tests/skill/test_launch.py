@@ -1,4 +1,6 @@
-"""The files of `launch`: what is in them for an engine, that shells and YAML readers take them, that odd values stay values."""
+"""The files of `launch`: what is in them for an engine, that shells and YAML readers take them,
+that odd values stay values.
+"""
 
 import importlib
 import re
@@ -139,8 +141,14 @@ def test_ranks_of_several_nodes_meet_under_a_name_of_their_own(tmp_path: Path) -
 
 def test_the_lines_that_sbatch_reads(tmp_path: Path) -> None:
     lines = re.findall(r"^#SBATCH (.*)$", only(tmp_path, "slurm"), re.M)
-    wanted = "--job-name=sample --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --cpus-per-task=12 --partition=gpu,long "
-    wanted += "--account=research --time=1-00:00:00 --output=%x-%j.log --open-mode=append --requeue --signal=B:USR1@120"
+    wanted = (
+        "--job-name=sample --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --cpus-per-task=12"
+        " --partition=gpu,long "
+    )
+    wanted += (
+        "--account=research --time=1-00:00:00 --output=%x-%j.log --open-mode=append --requeue"
+        " --signal=B:USR1@120"
+    )
     assert lines == wanted.split()
     bare = only(
         tmp_path, "slurm", device="cpu", slurm_partition=None, slurm_account=None, slurm_time=None
@@ -300,7 +308,10 @@ SRUN = {
     "a fault before anything is saved": ("exit 1", 1, False),
     "a fault after a save": (f"{SAVE}; exit 1", 1, True),
     "a signal": (
-        f"trap '{SAVE}; exit 1' USR1; sleep 0.5; kill -USR1 $PPID; for i in $(seq 400); do sleep 0.05; done",
+        (
+            f"trap '{SAVE}; exit 1' USR1; sleep 0.5; kill -USR1 $PPID; for i in $(seq 400); do"
+            " sleep 0.05; done"
+        ),
         1,
         True,
     ),
@@ -309,7 +320,9 @@ SRUN = {
 
 @pytest.mark.parametrize("name", SRUN)
 def test_when_a_slurm_job_is_queued_again(tmp_path: Path, name: str) -> None:
-    """The batch script itself, with a stand-in for srun; twice: what was saved before the start does not count."""
+    """The batch script itself, with a stand-in for srun; twice: what was saved before the start
+    does not count.
+    """
     does, status, again = SRUN[name]
     (tmp_path / "slurm.sbatch").write_text(only(tmp_path, "slurm"))
     commands = {"srun": does, "scontrol": '[ "$1" = show ] && echo n1 || echo "$*" >> asked'}

@@ -153,8 +153,13 @@ def test_a_call_that_is_followed_elsewhere_is_not_named(report: Report, tmp_path
 
 NO_TRAINING = {
     "hello": 'print("hi")\n',
-    "one process": "import torch\nmodel = torch.nn.Linear(2, 2)\nmodel(torch.ones(2)).sum().backward()\n",
-    "a launcher": "import torch.distributed as dist\nfrom elsewhere import main\ndist.init_process_group()\nmain()\n",
+    "one process": (
+        "import torch\nmodel = torch.nn.Linear(2, 2)\nmodel(torch.ones(2)).sum().backward()\n"
+    ),
+    "a launcher": (
+        "import torch.distributed as dist\nfrom elsewhere import"
+        " main\ndist.init_process_group()\nmain()\n"
+    ),
 }
 
 

@@ -14,7 +14,10 @@ from verified_fsdp2.skill.scaffold import manifest
 
 HASH = "0" * 64
 RIGHT: dict[str, Any] = {"manifest": 1, "spec_version": 1, "generator": __version__, "files": {}}
-NEWER = f"this project was written by the newer version 99.0; this is {__version__}: update verified-fsdp2 first"
+NEWER = (
+    f"this project was written by the newer version 99.0; this is {__version__}: update"
+    " verified-fsdp2 first"
+)
 PATH_WRONG = "is not a path of a file in the project"
 BROKEN: dict[str, tuple[object, str]] = {
     "newer format": ({**RIGHT, "manifest": 2, "generator": "99.0"}, NEWER),
@@ -83,10 +86,16 @@ def test_a_base_that_is_missing_or_edited(workshop: Workshop) -> None:
     )
     for command in ("diff", "update"):
         lines = workshop.refused(command).splitlines()
-        fix = "; without it fsdp2 cannot tell your edits of the file from its own text; restore .fsdp2 from version control"
+        fix = (
+            "; without it fsdp2 cannot tell your edits of the file from its own text; restore"
+            " .fsdp2 from version control"
+        )
         assert lines == [
             f"{workshop.out}/.fsdp2/base/a.py.base is missing{fix}",
-            f"{workshop.out}/.fsdp2/base/b.py.base is not what the manifest says: it was edited{fix}",
+            (
+                f"{workshop.out}/.fsdp2/base/b.py.base is not what the manifest says: it was"
+                f" edited{fix}"
+            ),
         ]
 
 

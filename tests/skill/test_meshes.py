@@ -1,4 +1,6 @@
-"""A mesh of production, and the smaller one of the same shape on which its project is verified; projects without their data."""
+"""A mesh of production, and the smaller one of the same shape on which its project is verified;
+projects without their data.
+"""
 
 import json
 import subprocess

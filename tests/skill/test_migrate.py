@@ -1,4 +1,5 @@
-"""`fsdp2 lint --migrate`: every construct of the scripts in tests/migrate is listed at its line, and no other; FSDP2 needs nothing.
+"""`fsdp2 lint --migrate`: every construct of the scripts in tests/migrate is listed at its line,
+and no other; FSDP2 needs nothing.
 
 A line of these scripts that must change ends in `# -> construct; construct`.
 """
@@ -35,9 +36,15 @@ FSDP2 += [
 LIBRARIES = ("accelerate", "lightning", "peft", "torch", "transformers")
 FSDP2 += [TESTS / "libraries" / name / "train.py" for name in LIBRARIES]
 
-FSDP1 = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy\n"
+FSDP1 = (
+    "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision,"
+    " ShardingStrategy\n"
+)
 FSDP1 += "m = torch.nn.Linear(2, 2)\n"
-DDP = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as D\ntorch.manual_seed(0)\nm = torch.nn.Linear(2, 2)\n"
+DDP = (
+    "import torch\nfrom torch.nn.parallel import DistributedDataParallel as"
+    " D\ntorch.manual_seed(0)\nm = torch.nn.Linear(2, 2)\n"
+)
 TRAIN = "\nopt = torch.optim.SGD(m.parameters())\nm(torch.zeros(2)).sum().backward()\nopt.step()\n"
 INLINE = yaml.safe_load((TESTS / "migrate" / "inline.yaml").read_text(encoding="utf-8"))
 SECTIONS = dict.fromkeys(("accelerate", "transformers"), "accelerate")
@@ -128,7 +135,8 @@ def test_every_section_is_a_heading() -> None:
     "lines",
     "import torch\nx = torch.zeros(2)\n",
     "import json\nprint(json.dumps({}))\n",
-    "import torch\nmodel = torch.nn.Linear(2, 2)\nprint(model(torch.zeros(2)))\ntorch.save(model.state_dict(), 'm.pt')\n",
+    "import torch\nmodel = torch.nn.Linear(2,"
+    " 2)\nprint(model(torch.zeros(2)))\ntorch.save(model.state_dict(), 'm.pt')\n",
     ids=["tensors", "no torch", "inference"],
 )
 def test_what_trains_nothing(tmp_path: Path, lines: str) -> None:
@@ -137,7 +145,10 @@ def test_what_trains_nothing(tmp_path: Path, lines: str) -> None:
 
 
 def test_a_script_that_is_fsdp2_in_part_lists_the_wrapper_only(tmp_path: Path) -> None:
-    lines = "from torch.distributed.fsdp import fully_shard\nif torch.cuda.is_available():\n    fully_shard(m)\nelse:\n    m = D(m)"
+    lines = (
+        "from torch.distributed.fsdp import fully_shard\nif torch.cuda.is_available():\n   "
+        " fully_shard(m)\nelse:\n    m = D(m)"
+    )
     assert constructs(tmp_path, DDP + lines + TRAIN + "torch.save(m.state_dict(), 'm.pt')\n") == [
         "DistributedDataParallel"
     ]

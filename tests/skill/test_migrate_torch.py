@@ -1,4 +1,6 @@
-"""What the rows of a migration say of torch, held against the torch that is installed; tests/claims.md runs their sentences."""
+"""What the rows of a migration say of torch, held against the torch that is installed;
+tests/claims.md runs their sentences.
+"""
 
 import contextlib
 import inspect
@@ -49,7 +51,8 @@ def called(name: str) -> Any:
     return None
 
 
-# Python, placeholders, libraries that the tests of tests/libraries run, and words before a parenthesis.
+# Python, placeholders, libraries that the tests of tests/libraries run, and words before a
+# parenthesis.
 OTHERS = {
     "isinstance",
     "list",

@@ -1,4 +1,6 @@
-"""`fsdp2 plan --explore`, and the plan of `fsdp2 new` and `fsdp2 spec check` where the spec names the device."""
+"""`fsdp2 plan --explore`, and the plan of `fsdp2 new` and `fsdp2 spec check` where the spec names
+the device.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,10 @@ def test_what_is_compared_on_several_nodes(tmp_path: Path) -> None:
 def test_an_imported_model_has_no_tensor_parallelism(tmp_path: Path) -> None:
     path = spec_at(tmp_path)
     changes = (
-        "model={kind: import, import: 'own:make', shard: [Block], vocabulary: 9, sequence_length: 8}",
+        (
+            "model={kind: import, import: 'own:make', shard: [Block], vocabulary: 9,"
+            " sequence_length: 8}"
+        ),
     )
     found = knobs(of(path, 8, *changes))
     assert "tp" not in found and "chunked_loss" not in found

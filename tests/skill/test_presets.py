@@ -1,4 +1,6 @@
-"""Models by size, the devices that hold them, and the small model on which a large one's project is verified."""
+"""Models by size, the devices that hold them, and the small model on which a large one's project is
+verified.
+"""
 
 import re
 from pathlib import Path

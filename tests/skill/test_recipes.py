@@ -1,4 +1,6 @@
-"""Recipes: whole, formatted, without a name that nothing binds, and of the options that were asked for."""
+"""Recipes: whole, formatted, without a name that nothing binds, and of the options that were asked
+for.
+"""
 
 import ast
 from pathlib import Path

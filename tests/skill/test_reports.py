@@ -1,4 +1,6 @@
-"""Where reports go: several at once, whole or not at all, and wrong paths before anything is run."""
+"""Where reports go: several at once, whole or not at all, and wrong paths before anything is
+run.
+"""
 
 import json
 import os
@@ -71,9 +73,10 @@ def test_a_report_is_whole_or_not_there(script: Path, monkeypatch: Patch) -> Non
     wanted = reports.wanted_reports(["one=a.txt", "two=b.txt"], False, ("one", "two"))
     with Path("a.txt").open() as reader:
         reports.write(Path("a.txt"), "after")
-        assert (reader.read(), Path("a.txt").read_text()) == ("verdict: pass", "after"), (
-            "one file takes the other's place"
-        )
+        assert (reader.read(), Path("a.txt").read_text()) == (
+            "verdict: pass",
+            "after",
+        ), "one file takes the other's place"
     reports.write(Path("a.txt"), "verdict: pass")
     real = Path.write_bytes
 

@@ -1,4 +1,6 @@
-"""What is rendered: for every combination of options valid, formatted, lint-clean and without traces of what is off."""
+"""What is rendered: for every combination of options valid, formatted, lint-clean and without
+traces of what is off.
+"""
 
 import ast
 import itertools

@@ -1,4 +1,6 @@
-"""AdamW with moments of 8 bits: close to AdamW, the same on any number of ranks, and bit for bit after a resume."""
+"""AdamW with moments of 8 bits: close to AdamW, the same on any number of ranks, and bit for bit
+after a resume.
+"""
 
 from pathlib import Path
 

@@ -26,11 +26,17 @@ CHAT = {
     "validation_fraction": 0.2,
 }
 PLAIN = (
-    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{%"
+    " endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
-FORGETS = "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' else '' }}<|end|>{% endfor %}"
-REFUSES = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ m.content }}{% endfor %}"
+FORGETS = (
+    "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' else '' }}<|end|>{%"
+    " endfor %}"
+)
+REFUSES = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{"
+    " m.content }}{% endfor %}"
+)
 
 
 def said(*texts: str) -> dict[str, Any]:
@@ -59,7 +65,9 @@ def shown(ids: Any) -> str:
 
 @pytest.mark.parametrize("marks", [True, False])
 def test_only_answers_count(project: Project, marks: bool) -> None:
-    """With generation marks, and without: there an answer goes up to the next message, its newline included."""
+    """With generation marks, and without: there an answer goes up to the next message, its newline
+    included.
+    """
     records = [said("Hi", "Yo", "And?", "No"), {"prompt": "Tea", "completion": "Yes"}]
     data = written(project, [*records, *records], None if marks else PLAIN, packing=False)
     project.prepare()

@@ -1,4 +1,6 @@
-"""The generated optim.py and distributed.py, imported; and what the loop does with numbers that are not finite."""
+"""The generated optim.py and distributed.py, imported; and what the loop does with numbers that are
+not finite.
+"""
 
 import math
 from functools import partial

@@ -1,4 +1,6 @@
-"""What generated modules read from the disk: right files give the right samples, bad ones an error with file and place."""
+"""What generated modules read from the disk: right files give the right samples, bad ones an error
+with file and place.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +193,9 @@ def test_what_is_encoded_is_kept(project: Project, monkeypatch: pytest.MonkeyPat
 
 
 class Rows:
-    """What the code uses of `datasets.Dataset`; benchmarks/data_kinds.py runs the package itself."""
+    """What the code uses of `datasets.Dataset`; benchmarks/data_kinds.py runs the package
+    itself.
+    """
 
     def __init__(self, texts: list[Any]) -> None:
         self.column_names, self.texts = ["text", "id"], texts

@@ -1,4 +1,6 @@
-"""The generated data.py: how it cuts samples, and that every rank gets its part of each global batch and no more."""
+"""The generated data.py: how it cuts samples, and that every rank gets its part of each global
+batch and no more.
+"""
 
 import importlib
 import multiprocessing
@@ -83,7 +85,9 @@ def test_made_up_samples_can_be_learnt_and_are_always_the_same(project: Project)
 def taken(
     project: Project, data: ModuleType, samples: Any, steps: range, world_size: int, micro: int
 ) -> list[Any]:
-    """The samples of these steps, each in the order of the ranks, which must call the model equally often."""
+    """The samples of these steps, each in the order of the ranks, which must call the model equally
+    often.
+    """
     found: list[list[Any]] = [[] for _ in steps]
     for rank in range(world_size):
         project.rank(data, rank, world_size)
@@ -134,7 +138,9 @@ def test_validation_reads_each_sample_once(project: Project, world_size: int) ->
 def test_workers_read_ahead_and_go_on_at_the_position_on_another_number_of_ranks(
     project: Project,
 ) -> None:
-    """A run that is resumed, on more ranks and with other micro-batches, takes the positions of a straight one."""
+    """A run that is resumed, on more ranks and with other micro-batches, takes the positions of a
+    straight one.
+    """
     data = project.load(WORKERS)
     train, _ = data.load_data(16, 256)
     straight = taken(project, data, train, range(6), 1, 4)

@@ -1,4 +1,6 @@
-"""Generated projects with data of their own, really run: workers, and bad data that no rank may train on."""
+"""Generated projects with data of their own, really run: workers, and bad data that no rank may
+train on.
+"""
 
 import os
 import re
@@ -16,7 +18,9 @@ pytestmark = [pytest.mark.launch, pytest.mark.full]
 
 
 def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_path: Path) -> None:
-    """A scheduler sends SIGTERM to all processes, workers first; they must outlive the checkpoint."""
+    """A scheduler sends SIGTERM to all processes, workers first; they must outlive the
+    checkpoint.
+    """
     out = write_project(tmp_path, SPEC, "data.workers=2")
     stopped = start(out, 1, tmp_path / "parts", "--steps", "1000000")
     shown = shown_until(stopped, 2)

@@ -1,4 +1,6 @@
-"""Expert parallelism: tokens go to the ranks of their experts and back, and the losses are those of one process."""
+"""Expert parallelism: tokens go to the ranks of their experts and back, and the losses are those of
+one process.
+"""
 
 import re
 from pathlib import Path
@@ -15,12 +17,16 @@ from verified_fsdp2.skill.spec import SpecError, load
 EXPERTS = "model.experts={number: 4, top_k: 2, first_dense: 1, balance_rate: 0.1}"
 EP = [EXPERTS, "parallel.ep=2", "verify.nproc=4", "verify.reshard_to=[1]"]
 SPEC = {**SMALL, "train": {"steps": 20, "global_batch": 8}}
-SGD = "optimizer={kind: sgd, lr: 0.1, weight_decay: 0}"  # a gradient of another scale gives other weights
+# a gradient of another scale gives other weights
+SGD = "optimizer={kind: sgd, lr: 0.1, weight_decay: 0}"
 
 
 @pytest.mark.launch
 def test_one_trajectory_on_1_2_and_4_ranks_and_after_resumes_without_it(tmp_path: Path) -> None:
-    """2 ranks share the experts; of 4, two pairs do, and two ranks share the rows of each. The gradient norm counts too."""
+    """2 ranks share the experts; of 4, two pairs do, and two ranks share the rows of each.
+
+    The gradient norm counts too.
+    """
     split, whole = tmp_path / "split", tmp_path / "whole"
     for folder, settings in ((split, EP), (whole, [EXPERTS])):
         folder.mkdir()
@@ -68,7 +74,10 @@ def test_with_other_settings(tmp_path: Path, settings: list[str]) -> None:
     (
         [EXPERTS, "parallel.ep=2", "train.global_batch=12", "verify={nproc: 3, reshard_to: [1]}"],
         "parallel.ep",
-        "must divide the 3 ranks that share a copy of the model on 3 ranks, and model.experts.number, found 2",
+        (
+            "must divide the 3 ranks that share a copy of the model on 3 ranks, and"
+            " model.experts.number, found 2"
+        ),
     ),
     (
         [*EP, "memory.activation_checkpointing=op-selective"],

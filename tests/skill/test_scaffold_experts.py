@@ -1,4 +1,6 @@
-"""A mixture of experts in the decoder: what it computes, how it balances its load, on any number of ranks."""
+"""A mixture of experts in the decoder: what it computes, how it balances its load, on any number of
+ranks.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -152,7 +154,9 @@ def test_adapters_leave_the_experts_and_their_balance_alone(tmp_path: Path) -> N
 def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(
     tmp_path: Path,
 ) -> None:
-    """A bias that moves fast: tokens that are counted twice, or on one rank alone, would change the losses."""
+    """A bias that moves fast: tokens that are counted twice, or on one rank alone, would change the
+    losses.
+    """
     experts = "model.experts={number: 5, balance_rate: 0.1}"
     found = []
     for number, more in enumerate(

@@ -1,4 +1,6 @@
-"""The decoder after training: as a folder of transformers with the same logits, and continuing a prompt."""
+"""The decoder after training: as a folder of transformers with the same logits, and continuing a
+prompt.
+"""
 
 import json
 from collections.abc import Sequence
@@ -133,7 +135,10 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 CHAT = "{kind: chat, files: [chats.jsonl], tokenizer: tokenizer, packing: "
-TEXT = "{kind: text, files: ['{stdlib}/abc.py'], tokenizer: tokenizer/tokenizer.json, separator: <|end|>}"
+TEXT = (
+    "{kind: text, files: ['{stdlib}/abc.py'], tokenizer: tokenizer/tokenizer.json, separator:"
+    " <|end|>}"
+)
 
 
 @NEEDED

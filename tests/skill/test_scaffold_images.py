@@ -1,4 +1,6 @@
-"""Images in generated projects: read, cut and numbered as they should be, and damaged ones named."""
+"""Images in generated projects: read, cut and numbered as they should be, and damaged ones
+named.
+"""
 
 import shutil
 import sys

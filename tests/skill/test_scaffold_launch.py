@@ -1,6 +1,7 @@
 """Generated projects, really run: the same losses on any number of ranks, resume, and a clean stop.
 
-The quickstart's verification (tests/test_scaffold_verified.py) covers losses, resume and reshard in `make test`.
+The quickstart's verification (tests/test_scaffold_verified.py) covers losses, resume and reshard in
+`make test`.
 """
 
 import json
@@ -23,7 +24,8 @@ from verified_fsdp2.verifier.launch.processes import children
 
 pytestmark = pytest.mark.launch
 STEPS = 6
-# Some right gloo runs die like this at interpreter exit, when their work is done (pytorch#190489): no fault of the project.
+# Some right gloo runs die like this at interpreter exit, when their work is done (pytorch#190489):
+# no fault of the project.
 TEARDOWN_ABORT = "terminate called without an active exception\n"
 EXACT = ("step", "loss", "grad_norm", "lr")
 SPEC = {
@@ -61,7 +63,8 @@ def finish(process: subprocess.Popen[str], status: int = 0) -> str:
         output, _ = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
-            process.terminate()  # torchrun hands it on to its ranks; a kill would leave them running
+            # torchrun hands it on to its ranks; a kill would leave them running
+            process.terminate()
             process.communicate(timeout=60)
     if TEARDOWN_ABORT not in output:
         assert process.returncode == status, output[-3000:]
@@ -71,7 +74,9 @@ def finish(process: subprocess.Popen[str], status: int = 0) -> str:
 def run(
     project: Path, ranks: int, out: Path, steps: int = STEPS, *flags: str
 ) -> list[dict[str, Any]]:
-    """The steps of a run with `start`'s flags in forked ranks, which import torch once for all runs."""
+    """The steps of a run with `start`'s flags in forked ranks, which import torch once for all
+    runs.
+    """
     forked(project, ranks, "--out", out, "--steps", steps, *flags)
     return steps_of(out)
 
@@ -119,7 +124,9 @@ def stopped_at(step: int, undisturbed: Path, out: Path) -> Path:
 
 @pytest.mark.parametrize("mode", ["sync", pytest.param("process", marks=pytest.mark.full)])
 def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
-    """torchrun signals all processes of a rank: that which writes, too, here while it is being started."""
+    """torchrun signals all processes of a rank: that which writes, too, here while it is being
+    started.
+    """
     folder = write_project(tmp_path, SPEC, f"checkpoint.mode={mode}", "checkpoint.keep=1")
     process = start(folder, 2, tmp_path / "out", "--steps", "1000000", "--checkpoint-interval", "2")
     shown = shown_until(process, 3)
@@ -164,8 +171,8 @@ def test_a_damaged_checkpoint_is_refused(
     flip(folder / "step_00000004" / "__1_0.distcp")
     shown = finish(start(sample, 2, tmp_path, "--steps", str(STEPS), "--resume"))
     assert (
-        f"warning: {folder}/step_00000004 is damaged (__1_0.distcp), it is step_00000004.damaged now"
-        in shown
+        f"warning: {folder}/step_00000004 is damaged (__1_0.distcp), it is"
+        " step_00000004.damaged now" in shown
     )
     assert f"run    {tmp_path}/run-001, step 3 of {STEPS}" in shown
     assert steps_of(tmp_path) == straight
@@ -181,7 +188,9 @@ def test_a_damaged_checkpoint_is_refused(
 def test_a_full_disk_leaves_the_last_good_checkpoint(
     sample: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """A limit on the size of a file stands for the disk: it gets in the way of the data, and of nothing else."""
+    """A limit on the size of a file stands for the disk: it gets in the way of the data, and of
+    nothing else.
+    """
     stopped_at(2, undisturbed, tmp_path)
     limit = (
         "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "

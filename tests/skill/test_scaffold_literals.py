@@ -91,7 +91,10 @@ def test_the_import_of_an_own_module() -> None:
     assert own_import("a.b:Net.build", "factory") == "    from a.b import Net as factory"
     assert factory_call("a.b:Net.build") == "factory.build"
     assert factory_call("a.b:Loader.load", "load_samples") == "load_samples.load"
-    code = f"def build():\n{own_import('package.' + 'm' * 80 + ':build', 'factory')}\n\n    return factory()\n"
+    code = (
+        f"def build():\n{own_import('package.' + 'm' * 80 + ':build', 'factory')}\n\n    return"
+        " factory()\n"
+    )
     assert "import (\n        build as factory,\n    )" in code
     assert formatted(code) == code
 

@@ -1,4 +1,6 @@
-"""The generated metrics.py, flops.py, profiling.py and plot.py: imported, and once launched on two ranks."""
+"""The generated metrics.py, flops.py, profiling.py and plot.py: imported, and once launched on two
+ranks.
+"""
 
 import importlib
 import io
@@ -412,7 +414,10 @@ def test_a_picture_of_the_newest_run_and_of_several(plot: ModuleType, tmp_path: 
 
 
 SETS = (
-    "data={kind: text, files: ['{stdlib}/abc.py'], validation: {wiki: '{stdlib}/this.py', code: '{stdlib}/ast.py'}}",
+    (
+        "data={kind: text, files: ['{stdlib}/abc.py'], validation: {wiki: '{stdlib}/this.py', code:"
+        " '{stdlib}/ast.py'}}"
+    ),
     "model.vocabulary=256",
 )
 

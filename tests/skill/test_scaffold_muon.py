@@ -1,4 +1,6 @@
-"""Muon: orthogonal updates of the matrices of the blocks, AdamW for the rest, on any number of ranks."""
+"""Muon: orthogonal updates of the matrices of the blocks, AdamW for the rest, on any number of
+ranks.
+"""
 
 from pathlib import Path
 

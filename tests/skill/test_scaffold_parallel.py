@@ -1,4 +1,6 @@
-"""How a generated model is laid out: what one step of it sends and computes again, and what is refused."""
+"""How a generated model is laid out: what one step of it sends and computes again, and what is
+refused.
+"""
 
 import json
 import re
@@ -64,7 +66,9 @@ def test_names_are_those_of_the_default(seen: Mapping[str, Any]) -> None:
 
 @pytest.mark.full
 def test_what_is_gathered_and_reduced(seen: Mapping[str, Any]) -> None:
-    """The root is not gathered again in backward; with `false` nothing is; with a number each block is, in its group."""
+    """The root is not gathered again in backward; with `false` nothing is; with a number each block
+    is, in its group.
+    """
     names = ("default", "kept", "last kept", "first pair", "pairs", "ahead", "full", "split")
     gathers = {name: seen[name]["gathers"] for name in names}
     again = {"kept": 0, "last kept": LAYERS - 1, "first pair": 1}
@@ -135,8 +139,14 @@ def test_refused_in_the_spec(tmp_path: Path, row: dict[str, Any]) -> None:
 )
 def test_what_is_on_is_there_and_nothing_else(tmp_path: Path, row: dict[str, Any]) -> None:
     text, present = scaffold.render(load(tmp_path, row["settings"]))[row["file"]], row["words"]
-    words = "data_part loss_parallel tp_size ColwiseParallel PrepareModuleOutput split_matrices RESHARD_TO SAVED_OPS "
-    words += "PREFETCH_FORWARD PREFETCH_BACKWARD prefetch( use_reentrant .compile() CPUOffloadPolicy torchao find_spec GC_INTERVAL"
+    words = (
+        "data_part loss_parallel tp_size ColwiseParallel PrepareModuleOutput split_matrices"
+        " RESHARD_TO SAVED_OPS "
+    )
+    words += (
+        "PREFETCH_FORWARD PREFETCH_BACKWARD prefetch( use_reentrant .compile() CPUOffloadPolicy"
+        " torchao find_spec GC_INTERVAL"
+    )
     words += " own_part sequence_part cp_size split_sequences cp_mesh"
     others = {'"tp"', '"cp"', "gc.", 'device="cpu"', "float8", *words.split()}
     assert [word for word in present if word not in text] == []
@@ -149,7 +159,9 @@ def test_what_is_on_is_there_and_nothing_else(tmp_path: Path, row: dict[str, Any
 
 
 def test_a_step_of_parallelize_comes_after_the_other(tmp_path: Path) -> None:
-    """Float8, tensor or context parallelism, activation checkpointing, compile, FSDP: what the spec asks for, in this order."""
+    """Float8, tensor or context parallelism, activation checkpointing, compile, FSDP: what the spec
+    asks for, in this order.
+    """
     behind = ["checkpoint_activations(", "block.compile()", "fully_shard(", "prefetch("]
     for first, settings in (
         ("split_matrices(", [*VARIANTS["split"], *VARIANTS["full"], *VARIANTS["ahead"]]),
@@ -167,7 +179,9 @@ def test_a_step_of_parallelize_comes_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.launch
 def test_a_checkpoint_of_split_matrices_goes_on_unsplit(tmp_path: Path) -> None:
-    """Two ranks with tp 2, then two ranks of FSDP alone: the losses of one rank that was never stopped."""
+    """Two ranks with tp 2, then two ranks of FSDP alone: the losses of one rank that was never
+    stopped.
+    """
     worlds = ["verify.nproc=2", "model.tied_embeddings=false"]
     for name, settings in (("split", ["parallel.tp=2"]), ("whole", [])):
         scaffold.write(scaffold.render(load(tmp_path, [*worlds, *settings])), tmp_path / name)
@@ -180,7 +194,9 @@ def test_a_checkpoint_of_split_matrices_goes_on_unsplit(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.launch
 def test_ranks_that_share_sequences_make_one_trajectory(tmp_path: Path) -> None:
-    """Two ranks with cp 2, two of FSDP alone from their checkpoint, a mesh of 2 x 2, and one rank: the same losses."""
+    """Two ranks with cp 2, two of FSDP alone from their checkpoint, a mesh of 2 x 2, and one rank:
+    the same losses.
+    """
     settings = ["verify.nproc=4", "model.kv_heads=2", *VARIANTS["full"]]
     for name, more in (("split", ["parallel.cp=2"]), ("whole", [])):
         scaffold.write(scaffold.render(load(tmp_path, [*settings, *more])), tmp_path / name)

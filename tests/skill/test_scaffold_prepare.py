@@ -1,4 +1,6 @@
-"""prepare.py as a process: killed, it leaves no worker and no lock, and the next start continues."""
+"""prepare.py as a process: killed, it leaves no worker and no lock, and the next start
+continues.
+"""
 
 import json
 import signal

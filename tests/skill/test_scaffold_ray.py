@@ -1,4 +1,7 @@
-"""launch/ray_train.py reports to Ray what train.py records. Ray is played by a few functions here; benchmarks/engines.py runs it."""
+"""launch/ray_train.py reports to Ray what train.py records.
+
+Ray is played by a few functions here; benchmarks/engines.py runs it.
+"""
 
 import importlib
 import json
@@ -27,7 +30,9 @@ for step, sealed in ((4, True), (5, True), (6, False)):
 
 
 class Ray:
-    """What the file uses of Ray, in the worker of this rank; `reported` is what rank 0 broadcasts to the others."""
+    """What the file uses of Ray, in the worker of this rank; `reported` is what rank 0 broadcasts
+    to the others.
+    """
 
     def __init__(self, rank: int, reported: list[tuple[int, bool]]) -> None:
         self.rank, self.reported = rank, reported
@@ -44,9 +49,11 @@ class Ray:
     def modules(self) -> dict[str, ModuleType]:
         names: dict[str, dict[str, Any]] = {
             "ray": {},
-            "ray.train": dict.fromkeys(("FailureConfig", "RunConfig", "ScalingConfig"), object)
-            | {"Checkpoint": str, "report": self.report}
-            | {"get_context": lambda: SimpleNamespace(get_world_rank=lambda: self.rank)},
+            "ray.train": (
+                dict.fromkeys(("FailureConfig", "RunConfig", "ScalingConfig"), object)
+                | {"Checkpoint": str, "report": self.report}
+                | {"get_context": lambda: SimpleNamespace(get_world_rank=lambda: self.rank)}
+            ),
             "ray.train.collective": {"broadcast_from_rank_zero": self.broadcast},
             "ray.train.torch": dict.fromkeys(("TorchConfig", "TorchTrainer"), object),
         }
@@ -58,7 +65,9 @@ class Ray:
 
 
 def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, ray: Ray) -> Any:
-    """The generated file, imported; train.py is a small script, and an earlier start has left two steps."""
+    """The generated file, imported; train.py is a small script, and an earlier start has left two
+    steps.
+    """
     launch = {"engines": ["ray"], "devices_per_node": 2}
     text = scaffold.render(load(folder, {**DECODER, "launch": launch}))["launch/ray_train.py"]
     (folder / "launch").mkdir()

@@ -1,4 +1,6 @@
-"""The generated runs.py, imported and used in this process as the only rank: which run, which checkpoint, is it whole."""
+"""The generated runs.py, imported and used in this process as the only rank: which run, which
+checkpoint, is it whole.
+"""
 
 import json
 import re

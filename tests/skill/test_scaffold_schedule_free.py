@@ -35,7 +35,9 @@ def step(model: Any, optimizer: Any, lr: float) -> dict[str, torch.Tensor]:
 
 @pytest.mark.usefixtures("alone")
 def test_four_steps_as_the_paper_has_them(tmp_path: Path) -> None:
-    """z steps, x is the mean of all z by the squares of their learning rates, gradients are taken between both."""
+    """z steps, x is the mean of all z by the squares of their learning rates, gradients are taken
+    between both.
+    """
     with imported(write(tmp_path, DECODER, *SETTINGS)) as modules:
         model = built(modules)
         optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
@@ -65,7 +67,9 @@ def test_four_steps_as_the_paper_has_them(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_a_forward_in_between_leaves_nothing_gathered(tmp_path: Path) -> None:
-    """The root stays gathered after a forward: what follows must not compute with the other weights."""
+    """The root stays gathered after a forward: what follows must not compute with the other
+    weights.
+    """
     with imported(write(tmp_path, DECODER, *SETTINGS)) as modules, torch.no_grad():
         model = built(modules)
         optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
@@ -98,7 +102,9 @@ def test_refused_in_the_spec(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_one_trajectory_on_any_ranks_and_the_mean_in_checkpoints(tmp_path: Path) -> None:
-    """Validation and saves in between change nothing; the exported weights are those that were validated."""
+    """Validation and saves in between change nothing; the exported weights are those that were
+    validated.
+    """
     spec = {**SMALL, "model": {**DECODER, "ffn": 29}, "train": {"steps": 20, "global_batch": 8}}
     more = ("checkpoint={interval: 2, export: true}", "train.validate_interval=1")
     for name in ("plain", "often"):

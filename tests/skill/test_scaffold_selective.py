@@ -1,4 +1,6 @@
-"""Selective activation checkpointing: which results a block keeps, counted as backward computes the others again."""
+"""Selective activation checkpointing: which results a block keeps, counted as backward computes the
+others again.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -70,6 +72,7 @@ def test_products_with_a_bias_count_too(tmp_path: Path) -> None:
         loss = block(torch.ones(2, 4, requires_grad=True)).sum()
         with Counted() as counted:
             loss.backward()
-    # Of addmm, mm, addmm, mm, the first and the third are kept; backward itself has two of mm for each.
+    # Of addmm, mm, addmm, mm, the first and the third are kept; backward itself has two of mm for
+    # each.
     assert counted.calls["aten.addmm.default"] == 0
     assert counted.calls["aten.mm.default"] == 2 * 4 + 2

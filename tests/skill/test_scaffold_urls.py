@@ -1,4 +1,6 @@
-"""Data files behind URLs: prepare.py reads them by fsspec, span by span; training reads what it has written."""
+"""Data files behind URLs: prepare.py reads them by fsspec, span by span; training reads what it has
+written.
+"""
 
 import importlib
 import json
@@ -36,7 +38,9 @@ class StoredFile(AbstractBufferedFile):  # type: ignore[misc]
 
 
 class Store(AbstractFileSystem):  # type: ignore[misc]
-    """As much of an object store as fsspec's own classes need; its names have a bucket and no leading slash."""
+    """As much of an object store as fsspec's own classes need; its names have a bucket and no
+    leading slash.
+    """
 
     protocol = "store"
     content: ClassVar[dict[str, bytes]]
@@ -238,7 +242,9 @@ def test_without_urls_there_is_no_trace(tmp_path: Path) -> None:
 
 
 def test_no_worker_shares_an_event_loop(tmp_path: Path) -> None:
-    """A fork of a process that has listed an http or s3 URL stops its loop: the next listing waited without end."""
+    """A fork of a process that has listed an http or s3 URL stops its loop: the next listing waited
+    without end.
+    """
     for file, start in (("https://example.com/a.jsonl", "spawn"), ("a.jsonl", "fork")):
         files = scaffold.render(
             load(tmp_path, {**DECODER, "data": {"kind": "jsonl", "files": [file]}})
@@ -251,7 +257,10 @@ def test_urls_in_the_output_and_the_requirements(tmp_path: Path, command: Comman
     (tmp_path / "spec.yaml").write_text(
         SPEC.replace("{kind: synthetic}", f"{{kind: jsonl, files: {urls}}}")
     )
-    line = "not looked at (URLs): s3://bucket/web/*.jsonl, gs://bucket/a.jsonl; prepare.py reads them where it runs"
+    line = (
+        "not looked at (URLs): s3://bucket/web/*.jsonl, gs://bucket/a.jsonl; prepare.py reads them"
+        " where it runs"
+    )
     settings = ("--set", "model.vocabulary=256")
     assert line in command("spec", "check", tmp_path / "spec.yaml", *settings).out.replace(
         "\n", " "

@@ -1,4 +1,6 @@
-"""The corpus: each spec in spec-files/ is valid, or its problems are exactly what the .txt beside it says."""
+"""The corpus: each spec in spec-files/ is valid, or its problems are exactly what the .txt beside
+it says.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Old names of keys and values are read as the new ones, with a note; `fsdp2 update` puts the new ones into spec.yaml."""
+"""Old names of keys and values are read as the new ones, with a note; `fsdp2 update` puts the new
+ones into spec.yaml.
+"""
 
 from pathlib import Path
 
@@ -10,8 +12,9 @@ from trees import SPEC, Workshop
 from verified_fsdp2.skill import scaffold
 from verified_fsdp2.skill.spec import SpecError, load, renamed, rewrite, schema
 
-OLD = SPEC.replace("global_batch: 8}", "global_batch: 8,\n  clip_norm: 2}") + (
-    "verify: {ranks: 4}\nlaunch:\n  engines: [torchrun]\n  devices_per_node: 4\n  device: gpu\n"
+OLD = (
+    SPEC.replace("global_batch: 8}", "global_batch: 8,\n  clip_norm: 2}")
+    + "verify: {ranks: 4}\nlaunch:\n  engines: [torchrun]\n  devices_per_node: 4\n  device: gpu\n"
 )
 FILES = {"a.py": "STEPS = {steps}\n"}
 
@@ -46,7 +49,10 @@ def test_old_names_are_accepted_with_a_note_each(tmp_path: Path, capsys: Capsys)
     assert notes(capsys) == [
         f"{path}:5: train.clip_norm is now train.max_norm; the old name is accepted until 0.3",
         f"{path}:6: verify.ranks is now verify.nproc; the old name is accepted until 0.3",
-        f"{path}:10: launch.device: gpu is now launch.device: cuda; the old value is accepted until 0.3",
+        (
+            f"{path}:10: launch.device: gpu is now launch.device: cuda; the old value is accepted"
+            " until 0.3"
+        ),
     ]
     assert load(write(tmp_path, rewrite.with_new_names(OLD))) == spec and not notes(capsys)
 

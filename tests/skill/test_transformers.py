@@ -1,4 +1,6 @@
-"""Models of Hugging Face transformers in generated projects: as the library itself has them, bit for bit, there and back."""
+"""Models of Hugging Face transformers in generated projects: as the library itself has them, bit
+for bit, there and back.
+"""
 
 import json
 import sys
@@ -60,7 +62,9 @@ MIXTRAL = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Each model, in a folder as `save_pretrained` writes it; GPT-2 without its head, as the one that everybody has."""
+    """Each model, in a folder as `save_pretrained` writes it; GPT-2 without its head, as the one
+    that everybody has.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     found = {}
@@ -284,7 +288,10 @@ def test_a_base_in_four_bits_is_the_rounded_one(tmp_path: Path) -> None:
         assert torch.equal(found[name], rounded), name
     assert {value.dtype for name, value in found.items() if "lora_" in name} == {torch.float32}
     with imported(write(tmp_path / "small", wide(tmp_path / "narrow", 64), NF4, BF16)) as modules:
-        message = r"_proj.weight \[64, 64\] does not divide into 1 shards of whole blocks of 16384 numbers"
+        message = (
+            r"_proj.weight \[64, 64\] does not divide into 1 shards of whole blocks of 16384"
+            r" numbers"
+        )
         with pytest.raises(modules["distributed"].SetupError, match=message):
             built(modules)
 

@@ -1,4 +1,6 @@
-"""`fsdp2 update`: what only one side changed is taken, what both changed is marked, and nothing of the user is lost."""
+"""`fsdp2 update`: what only one side changed is taken, what both changed is marked, and nothing of
+the user is lost.
+"""
 
 import json
 import random
@@ -31,8 +33,12 @@ five
 six
 seven
 """
-EMPTIED = f"<<<<<<< a.py, yours\n=======\n{NEW}>>>>>>> a.py, from its spec by fsdp2 {project.__version__}\n"
-# as it was written, as the user left it, as it is rendered now -> what is said, what stands there, the exit code
+EMPTIED = (
+    f"<<<<<<< a.py, yours\n=======\n{NEW}>>>>>>> a.py, from its spec by fsdp2"
+    f" {project.__version__}\n"
+)
+# as it was written, as the user left it, as it is rendered now -> what is said, what stands there,
+# the exit code
 CASES: dict[str, tuple[str | None, str | None, str | None, str, str | None, int]] = {
     "nothing changed": (TEXT, TEXT, TEXT, "", TEXT, 0),
     "only the user": (TEXT, MINE, TEXT, "kept", MINE, 0),
@@ -100,7 +106,9 @@ def test_unsolved_conflicts_are_refused_by_line(workshop: Workshop) -> None:
 
 
 def test_random_edits_survive_a_change_of_the_spec(workshop: Workshop) -> None:
-    """The spec changes every tenth line; the user edits, deletes and adds lines that lie between."""
+    """The spec changes every tenth line; the user edits, deletes and adds lines that lie
+    between.
+    """
     chance = random.Random(0)
     template = [f"line {number}" + ("" if number % 10 else " of {steps}") for number in range(60)]
     for round_ in range(10):

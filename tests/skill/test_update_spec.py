@@ -227,7 +227,9 @@ def test_rewritten(
 
 
 def test_real_templates(tmp_path: Path, command: Command) -> None:
-    """Two updates of a project with edits give what a new project of the last spec has, and the edits."""
+    """Two updates of a project with edits give what a new project of the last spec has, and the
+    edits.
+    """
     build_file_tree(tmp_path, {"spec.yaml": SPEC})
     out = tmp_path / "out"
     command("new", tmp_path / "spec.yaml", out, code=0)

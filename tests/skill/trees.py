@@ -103,7 +103,9 @@ def failing(error: BaseException, fails: Callable[[Path, Path], bool]) -> Iterat
 
 
 class Workshop:
-    """A project `my-run` of a few small files, written by templates in which {steps} is train.steps of the spec."""
+    """A project `my-run` of a few small files, written by templates in which {steps} is train.steps
+    of the spec.
+    """
 
     def __init__(self, folder: Path, monkeypatch: Patch, command: Command) -> None:
         self.out, self.command = folder / "my-run", command
@@ -127,7 +129,9 @@ class Workshop:
         ours: Mapping[str, str | bytes | Path | None] = MappingProxyType({}),
         theirs: Mapping[str, str | None] = MappingProxyType({}),
     ) -> None:
-        """Write the project with these templates; then the user leaves `ours`, and the templates change to `theirs`."""
+        """Write the project with these templates; then the user leaves `ours`, and the templates
+        change to `theirs`.
+        """
         self.templates = dict(templates)
         scaffold.write(self.render(load(self.spec)), self.out)
         build_file_tree(self.out, ours)

@@ -1,4 +1,6 @@
-"""What training code for GPUs calls, in a process with CUDA on the CPU. Run by test_cuda_on_cpu.py: prints the errors as JSON.
+"""What training code for GPUs calls, in a process with CUDA on the CPU.
+
+Run by test_cuda_on_cpu.py: prints the errors as JSON.
 
 `EXPRESSIONS` must be true; each function below BLOCKS must not raise.
 """

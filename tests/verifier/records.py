@@ -1,4 +1,6 @@
-"""Runs made by hand, for judging without a launch: say what each rank recorded, get the Run that `read_run` would give."""
+"""Runs made by hand, for judging without a launch: say what each rank recorded, get the Run that
+`read_run` would give.
+"""
 
 import re
 import textwrap
@@ -36,7 +38,9 @@ def cases(names: str, *rows: Any, **more: Any) -> pytest.MarkDecorator:
 
 
 def brief(finding: Finding | Hit) -> bool:
-    """Whether a message, without the error that it quotes, has at most 3 lines of 100 columns, and states the limit."""
+    """Whether a message, without the error that it quotes, has at most 3 lines of 100 columns, and
+    states the limit.
+    """
     text = finding.message if isinstance(finding, Hit) else finding.evidence
     states = isinstance(finding, Hit) or finding.status != "fail" or finding.limit is None
     own = re.sub(r"(raised \w+): .*? in (?=\S+:\d+ )", r"\1 in ", text.partition("\n")[0])
@@ -155,7 +159,9 @@ def end(error: str, message: str = "", **more: Any) -> dict[str, Any]:
 
 
 def run(*ranks: list[dict[str, Any]], role: str = "train", **more: Any) -> Run:
-    """A run; each argument is what one rank recorded, which completed if its last record is no end."""
+    """A run; each argument is what one rank recorded, which completed if its last record is no
+    end.
+    """
     traces, exits = [], []
     for rank, records in enumerate(ranks):
         ended = (
@@ -210,8 +216,8 @@ def trained(
     states: Sequence[Mapping[str, Any]] = (),
     **more: Any,
 ) -> Run:
-    """A run of as many steps as losses; `moves[k]` are extra lengths of weights after step k+1, `between[k]` before it, by parameter;
-    `states[k]` is what it holds when step k+1 begins.
+    """A run of as many steps as losses; `moves[k]` are extra lengths of weights after step k+1,
+    `between[k]` before it, by parameter; `states[k]` is what it holds when step k+1 begins.
     """
     records: list[list[dict[str, Any]]] = []
     found = {
@@ -266,7 +272,9 @@ class Recorder:
 
 
 def judge(rule: str, *ranks: Any, **more: Any) -> Finding:
-    """The finding on a run, or on what each rank recorded, `more` goes into the evidence; or on the evidence itself."""
+    """The finding on a run, or on what each rank recorded, `more` goes into the evidence; or on the
+    evidence itself.
+    """
     if isinstance(ranks[0], Evidence):
         return judge_one(RULES[rule], ranks[0])
     train = ranks[0] if isinstance(ranks[0], Run) else run(*ranks)
@@ -281,7 +289,9 @@ def sources(text: str = "") -> dict[str, Sources]:
 def row(
     rule: str, status: str, *ranks: Any, at: Any = None, names: tuple[str, ...] = (), **more: Any
 ) -> Any:
-    """A case of `judged_as`: what `judge` takes, and of the finding its status, its location and what it names."""
+    """A case of `judged_as`: what `judge` takes, and of the finding its status, its location and
+    what it names.
+    """
     return pytest.param(rule, status, ranks, at, names, more, id=f"{rule}-{status}")
 
 
@@ -304,7 +314,9 @@ def trace(rank: int, records: typing.Iterable[dict[str, Any] | Event]) -> Trace:
 
 
 def event(data: dict[str, Any]) -> Event:
-    """An event of a dict that a test wrote: what is missing is empty, what is unknown is left out."""
+    """An event of a dict that a test wrote: what is missing is empty, what is unknown is left
+    out.
+    """
     made: Event = _made(KINDS[data["kind"]], data)
     return made
 

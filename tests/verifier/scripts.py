@@ -40,7 +40,9 @@ class Done(NamedTuple):
 def training(
     begin: str, model: str, data: str, within: str = "", wrap: str = "model", optimizer: str = "SGD"
 ) -> str:
-    """A script that trains in nine steps: `begin` comes before all else, `within` is what a step begins with."""
+    """A script that trains in nine steps: `begin` comes before all else, `within` is what a step
+    begins with.
+    """
     return f"""
 import os, pathlib, sys, threading, time
 import torch
@@ -88,7 +90,9 @@ def launcher() -> Launcher:
 
 
 def forked(folder: Path, ranks: int, *words: object) -> str:
-    """What rank 0 of a project's train.py prints, with nothing recorded but its steps; every rank ends well."""
+    """What rank 0 of a project's train.py prints, with nothing recorded but its steps; every rank
+    ends well.
+    """
     with tempfile.TemporaryDirectory() as place:
         script, ends = folder / "train.py", 10**9
         done = launcher().run(

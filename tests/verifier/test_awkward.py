@@ -1,4 +1,6 @@
-"""Scripts that behave badly: the right rank is named, in time, with bounded output, and nothing is left running."""
+"""Scripts that behave badly: the right rank is named, in time, with bounded output, and nothing is
+left running.
+"""
 
 import os
 import shutil

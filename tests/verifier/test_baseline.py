@@ -1,4 +1,6 @@
-"""A verdict held against an earlier report: what counts as the same fault, and what is no baseline."""
+"""A verdict held against an earlier report: what counts as the same fault, and what is no
+baseline.
+"""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""The bound on step time, by arithmetic: what each collective takes on each layout, and what overlaps with what."""
+"""The bound on step time, by arithmetic: what each collective takes on each layout, and what
+overlaps with what.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -162,7 +164,9 @@ def test_no_product_is_faster_than_the_best_that_was_measured() -> None:
 
 
 def test_without_torch_compile() -> None:
-    """Operators without products read and write memory: more than the bound, which does not change."""
+    """Operators without products read and write memory: more than the bound, which does not
+    change.
+    """
     work = {"": flops(forward=100_000, backward=200_000)}
     found = bound(rehearsed(flops=work, moved=5000), GPU)
     assert found.step == bound(rehearsed(flops=work), GPU).step == pytest.approx(300)
@@ -200,7 +204,9 @@ def test_link_and_network_work_at_the_same_time() -> None:
 
 
 def test_recomputation_costs_time_and_is_no_use() -> None:
-    """MFU counts neither recomputation nor the halves that a causal mask hides as work less than the convention: 6 FLOPs a parameter."""
+    """MFU counts neither recomputation nor the halves that a causal mask hides as work less than
+    the convention: 6 FLOPs a parameter.
+    """
     plain = bound(rehearsed(flops={"": flops(forward=1000, backward=2000)}), GPU)
     again = bound(rehearsed(flops={"": flops(forward=1000, backward=3000, recompute=1000)}), GPU)
     masked = bound(rehearsed(flops={"": flops(forward=1000, backward=2000, masked=600)}), GPU)

@@ -1,4 +1,6 @@
-"""What leaves the user's machine with `fsdp2 report`: no source lines, folders or arguments, but names and numbers."""
+"""What leaves the user's machine with `fsdp2 report`: no source lines, folders or arguments, but
+names and numbers.
+"""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Processes that a script starts by multiprocessing's spawn and forkserver, on a machine without a GPU."""
+"""Processes that a script starts by multiprocessing's spawn and forkserver, on a machine without a
+GPU.
+"""
 
 from pathlib import Path
 

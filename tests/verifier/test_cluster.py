@@ -1,4 +1,6 @@
-"""Ranks on several machines: commands that start them, what nodes report, and a node that is lost."""
+"""Ranks on several machines: commands that start them, what nodes report, and a node that is
+lost.
+"""
 
 import json
 import os

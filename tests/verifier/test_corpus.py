@@ -1,7 +1,9 @@
-"""A seeded fault of every rule is found by it; right scripts pass or are inconclusive, and no other rule fails.
+"""A seeded fault of every rule is found by it; right scripts pass or are inconclusive, and no other
+rule fails.
 
-`make test` runs one fault of each family and a few right scripts on ranks; each rule's own logic is tested on traces in
-test_rules*.py and their neighbours. `make test-all` runs a fault of every rule, `make detection` the whole corpus with every rule.
+`make test` runs one fault of each family and a few right scripts on ranks; each rule's own logic is
+tested on traces in test_rules*.py and their neighbours. `make test-all` runs a fault of every rule,
+`make detection` the whole corpus with every rule.
 """
 
 import re

@@ -1,4 +1,6 @@
-"""Law L9 on recorded traces: each sample once in an epoch, on one rank; nothing evaluated is trained on; a resume goes on."""
+"""Law L9 on recorded traces: each sample once in an epoch, on one rank; nothing evaluated is
+trained on; a resume goes on.
+"""
 
 import itertools
 import random
@@ -31,11 +33,16 @@ ONCE, HELD_OUT, RESHARD = (
 Rows = Sequence[int]
 Records = list[dict[str, Any]]
 HERE = Place(file="data.py", line=3, function="order_of", code="")
-BY_RANK = "def order_of(epoch):\n    g = torch.Generator()\n    return torch.randperm(64, generator=g)\n\nown = {}\n"
+BY_RANK = (
+    "def order_of(epoch):\n    g = torch.Generator()\n    return torch.randperm(64,"
+    " generator=g)\n\nown = {}\n"
+)
 
 
 def trained(batches: Iterable[Rows], before: dict[int, Records] | None = None) -> Records:
-    """What a rank records that trains on these samples; `before` a step (from 1) it records more."""
+    """What a rank records that trains on these samples; `before` a step (from 1) it records
+    more.
+    """
     made: Records = []
     for k, rows in enumerate(batches, 1):
         made += [*(before or {}).get(k, []), micro(k, rows=tuple(rows)), step(k), stepped(k)]
@@ -59,7 +66,9 @@ def shuffled(seed: int, samples: int = 64) -> list[int]:
 
 
 def dealt(*orders: Rows, ranks: int = 2) -> list[Records]:
-    """Each rank takes its part of its own order, one after the other; `orders` by rank and then by epoch."""
+    """Each rank takes its part of its own order, one after the other; `orders` by rank and then by
+    epoch.
+    """
     made = []
     for rank in range(ranks):
         epochs = [cut(one[rank::ranks]) for one in orders[rank::ranks]]
@@ -432,9 +441,10 @@ def test_ranks_number_words(first: Rows, second: Rows, alone: Rows, status: str)
         train=run(numbered(first, (1,)), numbered(second, (2,))), single=run(trained([alone]))
     )
     found = judge("vocabulary-of-one-rank", evidence)
-    assert (found.status, "'a' the numbers 0, 3" in found.evidence) == (status, status == "fail"), (
-        found.evidence
-    )
+    assert (found.status, "'a' the numbers 0, 3" in found.evidence) == (
+        status,
+        status == "fail",
+    ), found.evidence
 
 
 READER = """

@@ -1,4 +1,6 @@
-"""The table of GPUs: each figure has its source, each name is found; a file of the user's own is read as strictly as a spec."""
+"""The table of GPUs: each figure has its source, each name is found; a file of the user's own is
+read as strictly as a spec.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Functions of torch are patched once, by one module, and private names of torch stand in one table."""
+"""Functions of torch are patched once, by one module, and private names of torch stand in one
+table.
+"""
 
 import ast
 import json
@@ -89,7 +91,9 @@ def test_private_names_of_torch_stand_in_one_module() -> None:
 
 
 def _private(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Imports from private modules of torch, private attributes of what is not ours, and symbols of the table as text."""
+    """Imports from private modules of torch, private attributes of what is not ours, and symbols of
+    the table as text.
+    """
     ours = {
         n.attr
         for n in ast.walk(tree)

@@ -1,4 +1,6 @@
-"""What a script prints and writes behind its last step, on recorded traces: what differs, and what may differ in a right script."""
+"""What a script prints and writes behind its last step, on recorded traces: what differs, and what
+may differ in a right script.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +90,9 @@ def test_where_one_unit_in_the_last_place_moves_it_as_much() -> None:
 
 @cases("loss, status", (1.001, "pass"), (1.0, "fail"))
 def test_steps_that_agree_and_are_many_times_the_noise_apart(loss: float, status: str) -> None:
-    """One perturbed run is one sample of what rounding does: the end may be as many times its noise apart as the steps are."""
+    """One perturbed run is one sample of what rounding does: the end may be as many times its noise
+    apart as the steps are.
+    """
 
     def rank(value: float) -> list[dict[str, Any]]:
         return [

@@ -1,4 +1,6 @@
-"""Settings compared: which are on the frontier, which is recommended, in which order they are tried, by made-up figures."""
+"""Settings compared: which are on the frontier, which is recommended, in which order they are
+tried, by made-up figures.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +40,9 @@ def candidate(
     gpu: bool = True,
     **settings: Any,
 ) -> Candidate:
-    """One that needs so many GiB with expandable segments, and `holes` more without; `work`: its least seconds."""
+    """One that needs so many GiB with expandable segments, and `holes` more without; `work`: its
+    least seconds.
+    """
     tensors = int(memory * GIB) - RESERVE
     peak = Peak(
         phase="later steps",
@@ -125,7 +129,9 @@ def test_offload_is_for_what_fits_in_no_other_way() -> None:
 
 
 def test_offload_pays_for_its_copies() -> None:
-    """Gathered in bfloat16 from float32 shards, reduced in float32; over PCIe beside the collectives; updated on the host."""
+    """Gathered in bfloat16 from float32 shards, reduced in float32; over PCIe beside the
+    collectives; updated on the host.
+    """
     gathered = sent(purpose="parameters", bytes=800, count=2)
     reduced = sent(
         "reduce_scatter", purpose="gradients", phase="backward", bytes=1600, dtype="float32"

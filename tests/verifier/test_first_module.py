@@ -64,8 +64,8 @@ def test_a_finding_stands_at_the_forward_of_that_module(
     (found,) = verdict.findings
     assert found.status == "fail" and found.location is not None
     assert (
-        "`blocks.0.norm1` (LayerNorm) is the first module whose output is not that of DDP, from equal inputs"
-        in found.evidence
+        "`blocks.0.norm1` (LayerNorm) is the first module whose output is not that of DDP, from"
+        " equal inputs" in found.evidence
     )
     assert (found.location.function, found.location.code) == (
         "forward",

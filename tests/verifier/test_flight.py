@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+from verified_fsdp2.verifier.probe.events import collective_log
 from verified_fsdp2.verifier.probe.events.collective_log import Flight
 
 

@@ -1,4 +1,6 @@
-"""JUnit, SARIF and GitHub: valid against the schemas of others, honest about what is open, and safe from what a script prints."""
+"""JUnit, SARIF and GitHub: valid against the schemas of others, honest about what is open, and safe
+from what a script prints.
+"""
 
 import json
 import re
@@ -20,7 +22,10 @@ from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict
 
 REASON, ABSENT = "how this script resumes is not known", "the script saves no checkpoint"
-HOSTILE = "x\n::error::forged\n \t::warning::too ##[error]and \x1b[2J\x00\r::notice::me & <b> ]]> \u202e \ud800 \u2028 100% a,b:c"
+HOSTILE = (
+    "x\n::error::forged\n \t::warning::too ##[error]and \x1b[2J\x00\r::notice::me & <b> ]]> \u202e"
+    " \ud800 \u2028 100% a,b:c"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -200,8 +205,8 @@ def test_github_escapes_and_counts() -> None:
     hostile = verdict(Finding("a-rule", "fail", "50%,\n::x:\r", location=place(file="a,b:c.py")))
     first, *_ = RENDERERS["github"](hostile).splitlines()
     assert (
-        first
-        == "::error file=a%2Cb%3Ac.py,line=7,title=fsdp2%3A a-rule::50%25,%0A::x:%0D%0Afsdp2 explain a-rule"
+        first == "::error file=a%2Cb%3Ac.py,line=7,title=fsdp2%3A a-rule::50%25,%0A::x:%0D%0Afsdp2"
+        " explain a-rule"
     )
     many = [
         Finding(f"rule-{k}", "fail", "x", location=place(k + 1), consequence=k < 20)
@@ -230,7 +235,9 @@ def test_the_summary_is_cut_below_its_limit_and_says_so() -> None:
 
 
 def parsed_by_a_runner(text: str) -> list[str]:
-    """The lines that GitHub's runner would take for commands: its two forms, over every line end that it knows."""
+    """The lines that GitHub's runner would take for commands: its two forms, over every line end
+    that it knows.
+    """
     lines = re.split(r"\r\n|\r|\n|\x0b|\x0c|\x85|\u2028|\u2029", text)
     return [line for line in lines if re.match(r"\s*::", line) or re.search(r"##\w*\[", line)]
 

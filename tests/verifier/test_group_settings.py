@@ -1,4 +1,6 @@
-"""Settings of parameter groups that no step reads: what the probe records, and what the rule makes of it."""
+"""Settings of parameter groups that no step reads: what the probe records, and what the rule makes
+of it.
+"""
 
 from typing import Any
 
@@ -11,7 +13,10 @@ from verified_fsdp2.verifier.probe.unused_group_settings import Unread, foreign,
 
 RULE = "group-setting-unread"
 SCHEDULE = "def later(group):\n    return group['betas']\n"
-OTHER = "class Other:\n    def step(self):\n        for group in self.groups:\n            print(group['betas'])\n"
+OTHER = (
+    "class Other:\n    def step(self):\n        for group in self.groups:\n           "
+    " print(group['betas'])\n"
+)
 
 
 def weights() -> list[torch.nn.Parameter]:

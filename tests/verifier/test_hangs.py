@@ -1,4 +1,6 @@
-"""Why ranks wait for one another, judged from logs written in the tests: the right rule, and none where none is known."""
+"""Why ranks wait for one another, judged from logs written in the tests: the right rule, and none
+where none is known.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +38,9 @@ TURN = "forward@F backward@B step@S "
 
 
 class Script:
-    """A source whose lines carry marks, and logs that speak of them: `forward@F` is a forward at the line marked `# F`."""
+    """A source whose lines carry marks, and logs that speak of them: `forward@F` is a forward at
+    the line marked `# F`.
+    """
 
     def __init__(self, folder: Path, source: str) -> None:
         self.path = folder / "train.py"
@@ -346,7 +350,10 @@ def test_a_source_that_is_gone_explains_nothing() -> None:
 
 
 def test_a_progress_log_is_read(tmp_path: Path) -> None:
-    text = '+{"op": "data", "frames": [["t.py", 3, "main"]]}\n0 8\n+{"op": "forward", "frames": []}\n1\n1\n0 8\n1'
+    text = (
+        '+{"op": "data", "frames": [["t.py", 3, "main"]]}\n0 8\n+{"op": "forward", "frames":'
+        " []}\n1\n1\n0 8\n1"
+    )
     (tmp_path / "rank0.progress").write_text(text)
     answer = {
         "ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}],

@@ -1,4 +1,6 @@
-"""How ranks are started: as a module, by fork or by torchrun, beside one another, several on a GPU."""
+"""How ranks are started: as a module, by fork or by torchrun, beside one another, several on a
+GPU.
+"""
 
 import json
 import os
@@ -194,7 +196,10 @@ def test_both_launchers_find_the_same(launcher: Launcher, tmp_path: Path) -> Non
     assert found[0][0][1] == "fail"
 
 
-ENVIRONMENT = "import json, os, pathlib\npathlib.Path(os.environ['INTO'] + os.environ['RANK']).write_text(json.dumps(dict(os.environ)))\n"
+ENVIRONMENT = (
+    "import json, os, pathlib\npathlib.Path(os.environ['INTO'] +"
+    " os.environ['RANK']).write_text(json.dumps(dict(os.environ)))\n"
+)
 
 
 @pytest.mark.full
@@ -202,7 +207,9 @@ ENVIRONMENT = "import json, os, pathlib\npathlib.Path(os.environ['INTO'] + os.en
 def test_a_forked_rank_has_the_environment_of_a_real_one(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """What differs: names of files, the port, the run's id, and the store's address, which we give as a number."""
+    """What differs: names of files, the port, the run's id, and the store's address, which we give
+    as a number.
+    """
     script = written(tmp_path, ENVIRONMENT, "script.py")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv(
@@ -399,7 +406,9 @@ def test_files_that_a_container_has_cached_are_free(tmp_path: Path, monkeypatch:
         "stat": "anon 300\nfile 600\nfile_mapped 9\n",
     }.items():
         (tmp_path / f"memory.{name}").write_text(text)
-    monkeypatch.setattr("verified_fsdp2.verifier.launch.room._CGROUP", tmp_path / "memory.max")
+    monkeypatch.setattr(
+        "verified_fsdp2.verifier.launch.rank_slots._CGROUP", tmp_path / "memory.max"
+    )
     assert free_memory() == 700
 
 
@@ -491,7 +500,10 @@ def test_an_error_that_a_launcher_reports_is_the_cause(
 def test_later_runs_wait_no_longer_than_the_first_makes_likely(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    step = "from torch import nn, optim\nm = nn.Linear(1, 1)\no = optim.SGD(m.parameters(), 0.1)\nm(m.weight).sum().backward()\no.step()\n"
+    step = (
+        "from torch import nn, optim\nm = nn.Linear(1, 1)\no = optim.SGD(m.parameters(),"
+        " 0.1)\nm(m.weight).sum().backward()\no.step()\n"
+    )
     script = written(
         tmp_path,
         f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}",

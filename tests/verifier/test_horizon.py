@@ -75,9 +75,11 @@ def test_what_belongs_to_the_training() -> None:
         (block.first, there)
         for block, there in blocks(ast.parse(LOOP), lines, {4, 6, 10, 11, 12}, {STEP, 24})
     }
-    assert {(EVALUATE, False), (SAVE, False), (EXPORT, False)} <= found, (
-        "branches, and what comes behind the loop"
-    )
+    assert {
+        (EVALUATE, False),
+        (SAVE, False),
+        (EXPORT, False),
+    } <= found, "branches, and what comes behind the loop"
     missing = {first for first, there in found if not there}
     assert not missing & {5, 9, 17, 19}, "not what leaves, raises, prints or comes before"
 

@@ -1,4 +1,6 @@
-"""The page: sound HTML that loads nothing, in which whatever a script says is text, never longer than it may be."""
+"""The page: sound HTML that loads nothing, in which whatever a script says is text, never longer
+than it may be.
+"""
 
 import re
 from dataclasses import replace
@@ -391,7 +393,10 @@ def test_any_numbers_can_be_drawn(losses: list[float | None]) -> None:
 
 
 def test_curves_need_no_package(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['matplotlib'] = None; from verified_fsdp2.verifier.report import html_plots as p; "
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from verified_fsdp2.verifier.report import"
+        " html_plots as p; "
+    )
     run_ = {"role": "train", "world_size": 2, "losses": [2.0, 1.0], "grad_norms": [1.0]}
     code += f"print(len(p.figures({{'runs': [{run_}], 'facts': {{}}}})))"
     done = python("-c", code, cwd=tmp_path)

@@ -1,4 +1,6 @@
-"""A run's own world: what is written in it does not reach the files outside, by each mechanism that this machine has."""
+"""A run's own world: what is written in it does not reach the files outside, by each mechanism that
+this machine has.
+"""
 
 import errno
 import fcntl
@@ -331,7 +333,10 @@ def test_the_message_on_a_stopped_write(project: Path) -> None:
     }
     (project / DENIED).write_text(json.dumps(found))
     stacks = {
-        0: f'  File "/usr/lib/python3/x.py", line 1 in a\n  File "/w/01/mirror{project}/train.py", line 7 in save\n'
+        0: (
+            f'  File "/usr/lib/python3/x.py", line 1 in a\n  File "/w/01/mirror{project}/train.py",'
+            " line 7 in save\n"
+        )
     }
     said = refusal.refusal(project, world, stacks, [("/w/01/mirror", "")])
     for part in (
@@ -419,7 +424,10 @@ def test_temporary_folders_of_ended_processes_are_removed(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code = "import os, signal; from verified_fsdp2.verifier.isolation.leftovers import temporary\n"
-    code += "place = temporary('verify'); (place / 'deep').mkdir(0o000); print(place); import sys; sys.stdout.flush()\n"
+    code += (
+        "place = temporary('verify'); (place / 'deep').mkdir(0o000); print(place); import sys;"
+        " sys.stdout.flush()\n"
+    )
     code += "os.kill(os.getpid(), signal.SIGKILL)"
     killed = subprocess.run(
         [sys.executable, "-c", code],

@@ -103,7 +103,9 @@ def edited(**factors: float | None) -> list[dict[str, Any]]:
 
 
 def cleared(again: int) -> list[dict[str, Any]]:
-    """Gradients are cleared between two micro-batches of a step, the second of the samples `again`."""
+    """Gradients are cleared between two micro-batches of a step, the second of the samples
+    `again`.
+    """
     records = []
     for k in range(1, 4):
         edit = {"kind": "edited_gradients", "step": k, "micro": 2, "factors": {"w": 0.0}}
@@ -116,7 +118,9 @@ def idle(*grads: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def left(*numbers: int) -> list[dict[str, Any]]:
-    """A second optimizer uses, in these steps, gradients that were there when the first one stepped."""
+    """A second optimizer uses, in these steps, gradients that were there when the first one
+    stepped.
+    """
     found = [
         {"kind": "leftover", "step": k, "optimizer": 1, "names": ["w"], "at_line": None}
         for k in numbers
@@ -168,7 +172,9 @@ class TestRestored:
         first_rank: dict[str, Any] | None = None,
         loss: float = 1.0,
     ) -> Evidence:
-        """`first_rank`: what rank 0 begins with after the resume, where that is not what rank 1 does."""
+        """`first_rank`: what rank 0 begins with after the resume, where that is not what rank 1
+        does.
+        """
         train = [*steps(4)[:6], SAVE, *steps(4)[6:]]
         first = {
             path: {**value, "value": -1.0} if value["value"] is not None else tensor(9.0)
@@ -246,7 +252,9 @@ class TestRestored:
 
     @pytest.mark.parametrize(("later", "status"), [(5.0, "fail"), (4.0, "pass")])
     def test_what_is_made_of_it_steps_later(self, later: float, status: str) -> None:
-        """The average is restored, and parts from that of the run that went on: its number of updates was not."""
+        """The average is restored, and parts from that of the run that went on: its number of
+        updates was not.
+        """
         all_steps = steps(5)
         values = [
             state(k, main__ema__shadow=tensor(float(k)), main__ema__updates=held(float(k)))
@@ -409,7 +417,9 @@ SAME = [one for k in range(1, 5) for one in (micro(k, rows=(7,)), step(k), stepp
 
 
 def chunked(weight: float) -> list[dict[str, Any]]:
-    """The cross entropies of four chunks of 4 targets, with 10 that count: together `weight` times their mean."""
+    """The cross entropies of four chunks of 4 targets, with 10 that count: together `weight` times
+    their mean.
+    """
     return [{**entropy(valid, weight / 10, "sum")[0], "targets": 4} for valid in (4, 4, 2, 0)]
 
 

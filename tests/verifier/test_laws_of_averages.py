@@ -1,4 +1,6 @@
-"""Averages of weights, weights that are replaced and restored, frozen weights, constant buffers: on recorded traces and on tensors."""
+"""Averages of weights, weights that are replaced and restored, frozen weights, constant buffers: on
+recorded traces and on tensors.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -88,7 +90,9 @@ test_buffers_of_an_average = judged_as(
 
 
 def frozen(*bases: float, lora: float = 0.0) -> list[dict[str, Any]]:
-    """Before each step the frozen weight has these values; `lora`: what the script adds to the trained one at the same time."""
+    """Before each step the frozen weight has these values; `lora`: what the script adds to the
+    trained one at the same time.
+    """
     records: list[dict[str, Any]] = []
     for k, base in enumerate(bases, 1):
         last, beside = bases[max(k - 2, 0)], 1.0 * k

@@ -1,4 +1,6 @@
-"""FSDP2 applied by libraries: adapters, the reference where DDP cannot stand in, random numbers of recomputes, committed rows."""
+"""FSDP2 applied by libraries: adapters, the reference where DDP cannot stand in, random numbers of
+recomputes, committed rows.
+"""
 
 import importlib
 import json
@@ -37,7 +39,9 @@ class AcceleratorState:
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module `accelerate.state` with what the adapter touches, imported with the adapter installed."""
+    """A module `accelerate.state` with what the adapter touches, imported with the adapter
+    installed.
+    """
     build_file_tree(tmp_path, {"accelerate/__init__.py": "", "accelerate/state.py": STATE})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))

@@ -1,4 +1,6 @@
-"""matches-full-precision: the first gradient in the script's dtype against float32 and against rounded weights."""
+"""matches-full-precision: the first gradient in the script's dtype against float32 and against
+rounded weights.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""What the verifier itself does to a run, or fails to do, is never reported as a fault of the script."""
+"""What the verifier itself does to a run, or fails to do, is never reported as a fault of the
+script.
+"""
 
 import colorsys
 import json
@@ -59,13 +61,16 @@ def launch(launcher: Launcher, folder: Path, script: Path, **more: Any) -> dict[
     return launcher.run(Request(str(folder), str(script), str(script.parent), world_size=2, **more))
 
 
-# -- random state -----------------------------------------------------------------------------------------------------
+# -- random state
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_ranks_without_a_seed_draw_what_separate_processes_draw(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    """Measured with torchrun: each rank, and each run, has its own seed of Python, NumPy and torch."""
+    """Measured with torchrun: each rank, and each run, has its own seed of Python, NumPy and
+    torch.
+    """
     script = written(tmp_path, DRAWS, "draws.py")
     drawn = []
     for name in ("first", "second"):
@@ -94,7 +99,8 @@ def test_a_script_without_a_seed(verify_script: Any, tmp_path: Path) -> None:
     assert found == {"same-data-on-every-rank": "pass", "rank-dependent-init-no-broadcast": "fail"}
 
 
-# -- threads and signals ----------------------------------------------------------------------------------------------
+# -- threads and signals
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -215,7 +221,8 @@ def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_pat
     assert events == [f"main {number}" for number in range(1000)]
 
 
-# -- paths of fully_shard ---------------------------------------------------------------------------------------------
+# -- paths of fully_shard
+# ---------------------------------------------------------------------------------------------
 
 IMPORT = "from torch.distributed.fsdp import fully_shard"
 OTHER_PATHS = (
@@ -227,7 +234,8 @@ OTHER_PATHS = (
 
 @cases(
     "words",
-    "import torch.distributed._composable.fsdp.fully_shard\nfrom torch.distributed._composable.fsdp import fully_shard",
+    "import torch.distributed._composable.fsdp.fully_shard\nfrom torch.distributed._composable.fsdp"
+    " import fully_shard",
     *(pytest.param(words, marks=pytest.mark.full) for words in OTHER_PATHS),
 )
 def test_fully_shard_by_other_paths(launcher: Launcher, tmp_path: Path, words: str) -> None:
@@ -250,7 +258,8 @@ def test_ddp_stands_in_for_fully_shard_by_an_old_path(launcher: Launcher, tmp_pa
     assert not any(entry.sharded for entries in found.parameters.values() for entry in entries)
 
 
-# -- errors of the verifier itself ------------------------------------------------------------------------------------
+# -- errors of the verifier itself
+# ------------------------------------------------------------------------------------
 
 RIGHT = steps()
 ERROR = {"kind": "probe_error", "symbol": "on_call", "text": "AttributeError: no _renamed"}
@@ -379,7 +388,8 @@ def test_every_report_shows_an_error_of_ours(name: str) -> None:
     assert "no _renamed" in RENDERERS[name](verdict(*findings))
 
 
-# -- torch that cannot be imported, and torch that the probe does not know ----------------------------------------------
+# -- torch that cannot be imported, and torch that the probe does not know
+# ----------------------------------------------
 
 RENAMED = """
 import importlib.machinery, sys

@@ -1,4 +1,6 @@
-"""What is not a fault of the script: small differences without a limit, zero but for rounding, a DDP that cannot take part."""
+"""What is not a fault of the script: small differences without a limit, zero but for rounding, a
+DDP that cannot take part.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +49,8 @@ def off(length: float) -> Run:
     return trained(grads={"embed.weight": length})
 
 
-# The limit is derived from the perturbed run; without it there is none between rounding and a gross difference.
+# The limit is derived from the perturbed run; without it there is none between rounding and a gross
+# difference.
 test_without_noise = judged_as(
     *(
         row(SINGLE, s, off(k), single=trained(1))
@@ -157,7 +160,9 @@ def test_a_gradient_of_rounding_beside_none_or_zero(other: float | None, agrees:
 
 
 def test_a_first_gradient_that_is_zero() -> None:
-    """An output layer that starts at zero: the whole gradient of step 1 is zero, that of later steps is not."""
+    """An output layer that starts at zero: the whole gradient of step 1 is zero, that of later
+    steps is not.
+    """
     runs = [trained(1), trained(1)]
     for found, length in zip(runs, (1e-9, 0.0), strict=True):
         for name in ("grads", "grads_at_step"):
@@ -191,7 +196,9 @@ def test_what_ddp_cannot_do_is_no_fault(verify_script, name: str) -> None:
 
 
 def in_backward(*unsynced_b: str) -> list[dict[str, Any]]:
-    """An optimizer for each parameter: the first steps while gradients of the others are still to be reduced."""
+    """An optimizer for each parameter: the first steps while gradients of the others are still to
+    be reduced.
+    """
     start, still = {"a": vector(1.0), "b": vector(1.0)}, [0.0, 0.0, 0.0]
     a = {
         "optimizer": 0,
@@ -298,7 +305,9 @@ def test_a_save_that_was_cut(command: str, places: tuple[str, str], status: str)
 def test_an_average_in_the_checkpoint(
     weights: tuple[list[float], list[float]], status: str
 ) -> None:
-    """While it saves, the script has an average in the model; what the next step finds lies under another key."""
+    """While it saves, the script has an average in the model; what the next step finds lies under
+    another key.
+    """
     average = [0.5, 0.5, 0.0, 0.0, 0.0]
     whole = run(
         [model(), step(weights={"w": C}), stepped(), SAVE, step(2, weights={"w": A}), stepped(2)]
@@ -327,7 +336,9 @@ def test_an_average_in_the_checkpoint(
 
 
 def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) -> Run:
-    """One step; every micro-batch has a mean cross entropy of 2 and a loss of `weights` times it; gradients of length `factor`."""
+    """One step; every micro-batch has a mean cross entropy of 2 and a loss of `weights` times it;
+    gradients of length `factor`.
+    """
     records = []
     for rank in range(ranks):
         rows: list[dict[str, Any]] = [model(parameter("w", copy=rank))]
@@ -352,14 +363,16 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
     return run(*records)
 
 
-# Two ranks and two micro-batches: a factor of two is distinguished by the losses and by one process, or reported as either.
+# Two ranks and two micro-batches: a factor of two is distinguished by the losses and by one
+# process, or reported as either.
 @cases(
     "mine, oracle, causes",
     # The loss is right on two ranks: what doubles the gradient comes after it.
     ((0.5, 2), (1.0, 1), {"ranks"}),
     # One process makes two micro-batches as well, and is right: it is not their number.
     ((1.0, 2), (0.5, 2), {"ranks"}),
-    # One process makes four and does not divide either (its gradient is four times as large as it should be).
+    # One process makes four and does not divide either (its gradient is four times as large as it
+    # should be).
     ((1.0, 2), (1.0, 4), {NOT_DIVIDED}),
     # One process makes one: both fit.
     ((1.0, 2), (1.0, 1), {"ranks", NOT_DIVIDED}),
@@ -384,14 +397,18 @@ def test_world_size_and_micro_batches_do_not_collide() -> None:
 
 @cases("size, status", (1e-8, "pass"), (1e-2, "fail"))
 def test_a_factor_of_gradients_that_cancel_is_chance(size: float, status: str) -> None:
-    """A bias before a softmax has no gradient: what rounding leaves of it may be half of what it leaves elsewhere."""
+    """A bias before a softmax has no gradient: what rounding leaves of it may be half of what it
+    leaves elsewhere.
+    """
     two, one = (scaled(n, 1.0, 1.0, 1, grads={"b": vector(size / n)}) for n in (2, 1))
     assert judge(SCALE, two, full_precision=two, single=one).status == status
 
 
 @cases("others, status", (1.0, "pass"), (2.0, "fail"))
 def test_gradients_that_the_script_scales_beside_others(others: float, status: str) -> None:
-    """Experts of one rank have the sum of the ranks' gradients until the script divides it; a clip divides all of them."""
+    """Experts of one rank have the sum of the ranks' gradients until the script divides it; a clip
+    divides all of them.
+    """
     two, one = (
         scaled(n, 1.0, 1.0, 1, grads={"w": vector(w), "e": vector(e)})
         for n, w, e in ((2, others, 2.0), (1, 1, 1))
@@ -450,7 +467,10 @@ test_the_line_of_a_factor = judged_as(
     ("def main():\n    loss = model(x) / world\n    loss.backward()", 2),
     ("def main():\n    loss = model(x)\n    loss /= world\n    log(loss)\n    loss.backward()", 3),
     (
-        "def main():\n    loss = model(x) * 2\n    total = loss / 2\n    accelerator.backward(loss)",
+        (
+            "def main():\n    loss = model(x) * 2\n    total = loss / 2\n   "
+            " accelerator.backward(loss)"
+        ),
         2,
     ),
     ("def other():\n    loss = f(x) / 2\n\ndef main():\n    loss.backward()", 5),
@@ -500,7 +520,8 @@ def sampled(*steps: tuple[range, range], losses: tuple[float, ...] = ()) -> Run:
 
 FIRST, THEN, MORE = range(8), range(8, 16), range(16, 24)
 ONE, TWO, THREE, FOUR, FIVE = (range(k, k + 1) for k in range(1, 6))
-# No rank trains on another's samples in any step; what chance gives, or reaches no gradient, is no fault.
+# No rank trains on another's samples in any step; what chance gives, or reaches no gradient, is no
+# fault.
 test_same_data = judged_as(
     row("same-data-on-every-rank", "fail", sampled((FIRST, THEN), (MORE, MORE))),
     row("same-data-on-every-rank", "fail", sampled((MORE, MORE), (FIRST, THEN))),

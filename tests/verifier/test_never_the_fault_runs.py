@@ -1,4 +1,6 @@
-"""What the verifier does to a run, and to the user's files, is never reported as a fault of the script."""
+"""What the verifier does to a run, and to the user's files, is never reported as a fault of the
+script.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,14 +72,19 @@ for number in range(begin, 20):
     #stepped
 dist.destroy_process_group()
 """
-SAVES = 'if args.out and (number + 1) % 2 == 0:\n        save(f"{args.out}/step_{number + 1}", number + 1)'
+SAVES = (
+    'if args.out and (number + 1) % 2 == 0:\n        save(f"{args.out}/step_{number + 1}", number'
+    " + 1)"
+)
 RESUMES = "if args.resume:\n    begin = load(args.resume)"
 Write = Callable[..., Path]
 
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """write(begin=, gradients=, stepped=) -> the script, in the current folder, which is a project of its own."""
+    """write(begin=, gradients=, stepped=) -> the script, in the current folder, which is a project
+    of its own.
+    """
     project = tmp_path / "project"
     project.mkdir()
     monkeypatch.chdir(project)
@@ -121,7 +128,9 @@ def test_huge_gradients_are_not_in_the_run_whose_end_is_judged(
 
 
 def test_memory_is_filled_only_where_it_is_looked_for(write: Write, verify_script: Verify) -> None:
-    """What is written by arithmetic on memory that nobody has written is wrong, and seen; the script's end is its own."""
+    """What is written by arithmetic on memory that nobody has written is wrong, and seen; the
+    script's end is its own.
+    """
     begin = (
         'model.to_empty(device="cpu")\nfor p in model.parameters():\n    torch.nn.init.normal_(p)'
     )
@@ -136,7 +145,10 @@ def test_what_touches_no_gradient_is_not_provoked(write: Write) -> None:
 
 
 RESUMES_BY_ITSELF = 'if os.path.exists("ckpt/.metadata"):\n    begin = load("ckpt")'
-SAVES_ALWAYS = 'if number < 4: save("ckpt", number + 1)\n    if rank == 0: open("log.txt", "a").write("a step\\n")'
+SAVES_ALWAYS = (
+    'if number < 4: save("ckpt", number + 1)\n    if rank == 0: open("log.txt", "a").write("a'
+    ' step\\n")'
+)
 
 
 def test_runs_do_not_meet_in_a_fixed_folder(
@@ -157,7 +169,9 @@ def test_runs_do_not_meet_in_a_fixed_folder(
 def test_a_checkpoint_that_was_there_before_is_named(
     write: Write, verify_script: Verify, tmp_path: Path
 ) -> None:
-    """The first run, made by hand, leaves a checkpoint; a verification must not go on from it in silence."""
+    """The first run, made by hand, leaves a checkpoint; a verification must not go on from it in
+    silence.
+    """
     script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)
     by_hand = tmp_path / "by_hand"
     by_hand.mkdir()
@@ -185,8 +199,8 @@ def test_what_a_run_loads_of_its_own_is_not_there_before(tmp_path: Path) -> None
 
 
 def test_an_export_to_a_fixed_path_is_given_back(write: Write, verify_script: Verify) -> None:
-    export = SAVES + (
-        "\n    whole = {name: p.full_tensor() for name, p in model.named_parameters()}"
+    export = (
+        SAVES + "\n    whole = {name: p.full_tensor() for name, p in model.named_parameters()}"
         '\n    if rank == 0 and number == 2: torch.save(whole, "export.pt")'
     )
     script = write(begin=RESUMES, stepped=export)
@@ -333,6 +347,8 @@ for step in range(6):
 
 
 def test_a_default_device_serves_the_script_alone(verify_script: Verify, tmp_path: Path) -> None:
-    """A loop that makes no tensor is right with any default device; what the probe makes must not follow it."""
+    """A loop that makes no tensor is right with any default device; what the probe makes must not
+    follow it.
+    """
     verdict = verify_script(written(tmp_path, DEFAULT_DEVICE))
     assert verdict.verdict == "pass"

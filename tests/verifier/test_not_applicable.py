@@ -1,4 +1,6 @@
-"""Where rules do not apply: what the script has nothing of, apart from what a run has not come to."""
+"""Where rules do not apply: what the script has nothing of, apart from what a run has not come
+to.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +62,10 @@ ALONE = train([saving({"w": tensor()}, "torch.save", "/c/a.pt")])
 NUMBER = train([saving({"step": {"kind": "value", "value": "3"}})], [])
 STATELESS = [model(), step(), stepped(), saving({}), step(2), stepped(2)]
 NOTHING = train([], [])
-LOCAL_CLASS = "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute lookup"
+LOCAL_CLASS = (
+    "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute"
+    " lookup"
+)
 PICKLED = [model(), step(), stepped(), end("PicklingError", LOCAL_CLASS)]
 FED = [model(), micro(1, 1.0, tuple(range(8))), step(1), stepped(1)]
 TEMPLATES = (

@@ -1,4 +1,6 @@
-"""Opening checkpoints in one process: what is recorded of whole, strange, damaged and missing ones."""
+"""Opening checkpoints in one process: what is recorded of whole, strange, damaged and missing
+ones.
+"""
 
 import argparse
 import random
@@ -62,7 +64,9 @@ def test_a_torch_file_with_plain_types_and_a_truncated_one(tmp_path: Path) -> No
 
 
 def test_a_dtensor_on_a_part_of_a_mesh(tmp_path: Path) -> None:
-    """A file of one rank: the process that reads it belongs to no group, and the mesh cannot say its ranks."""
+    """A file of one rank: the process that reads it belongs to no group, and the mesh cannot say
+    its ranks.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("island", "shard"))

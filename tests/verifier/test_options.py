@@ -1,4 +1,6 @@
-"""Which settings a script takes, which of them save and resume, and `set:` in copies of configuration files."""
+"""Which settings a script takes, which of them save and resume, and `set:` in copies of
+configuration files.
+"""
 
 import json
 from pathlib import Path
@@ -95,7 +97,10 @@ def test_hydra_and_configuration_files(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "sft.yaml").write_text(yaml.safe_dump(keys))
     script = str(tmp_path / "train.py")
-    hydra = '@hydra.main(config_path="conf", config_name="sft", version_base=None)\ndef main(config): ...\n'
+    hydra = (
+        '@hydra.main(config_path="conf", config_name="sft", version_base=None)\ndef main(config):'
+        " ...\n"
+    )
     found = options_of(Sources({script: hydra}, (script,)))
     words = (
         "trainer.save_freq=3 trainer.default_local_dir={checkpoint}",

@@ -78,7 +78,10 @@ def test_a_divide_factor_that_is_set_before_to_empty(
 
 
 WHOLE = 'F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum") / count'
-CHUNKS = "sum(F.cross_entropy(a[k], b[k], reduction='sum') for a, b in [(model(x).chunk(4, 1), y.chunk(4, 1))] for k in range(4))"
+CHUNKS = (
+    "sum(F.cross_entropy(a[k], b[k], reduction='sum') for a, b in [(model(x).chunk(4, 1),"
+    " y.chunk(4, 1))] for k in range(4))"
+)
 CHUNKS = CHUNKS.replace("a[k]", "a[k].flatten(0, 1)[b[k].flatten() != -100]").replace(
     "b[k],", "b[k].flatten()[b[k].flatten() != -100],"
 )

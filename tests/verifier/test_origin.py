@@ -56,7 +56,10 @@ def test_code_of_others(file: str, whose: str) -> None:
 def test_a_path_below_torch_is_known_without_an_import_of_it() -> None:
     assert origin.within_torch(TORCH) == "distributed/fsdp/__init__.py"
     assert origin.within_torch("/home/me/torch/distributed/fsdp/__init__.py") == ""
-    words = "import sys; from verified_fsdp2.verifier.trace.origin import origin; origin('/x.py'); assert 'torch' not in sys.modules"
+    words = (
+        "import sys; from verified_fsdp2.verifier.trace.origin import origin; origin('/x.py');"
+        " assert 'torch' not in sys.modules"
+    )
     python("-c", words)
 
 
@@ -122,7 +125,10 @@ def test_the_line_of_a_library_to_which_the_users_line_led(tmp_path: Path) -> No
 def test_one_line_of_each_library_on_the_way() -> None:
     texts = {
         "inner": "def back(look, more):\n    return more(back, look) if more else look()\n",
-        "outer": "def step(back, look):\n    return back(look, again)\ndef again(back, look):\n    return back(look, None)\n",
+        "outer": (
+            "def step(back, look):\n    return back(look, again)\ndef again(back, look):\n   "
+            " return back(look, None)\n"
+        ),
         "train": "def main(step, back, look):\n    return step(back, look)\n",
     }
     space: dict[str, Any] = {}
@@ -148,7 +154,10 @@ def test_one_line_of_each_library_on_the_way() -> None:
 def test_one_line_of_each_file_that_led_here() -> None:
     texts = {
         "saving": "def save(look):\n    return look()\n",
-        "loop": "def run(save, look):\n    return again(save, look)\ndef again(save, look):\n    return save(look)\n",
+        "loop": (
+            "def run(save, look):\n    return again(save, look)\ndef again(save, look):\n    return"
+            " save(look)\n"
+        ),
         "train": "def main(run, save, look):\n    return run(save, look)\n",
     }
     space: dict[str, Any] = {}

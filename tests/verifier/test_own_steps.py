@@ -1,4 +1,6 @@
-"""Scripts that update their weights themselves: where a step ends, from which step they resume, and what rounding alone decides."""
+"""Scripts that update their weights themselves: where a step ends, from which step they resume, and
+what rounding alone decides.
+"""
 
 import queue
 import threading
@@ -60,7 +62,9 @@ def held(weight: float) -> dict[str, Any]:
 
 
 def files(*resumed: float) -> Evidence:
-    """Files that a script writes after step 2, in which an earlier step lies or not; the resume begins with these weights."""
+    """Files that a script writes after step 2, in which an earlier step lies or not; the resume
+    begins with these weights.
+    """
     made = [
         record for k in range(1, 6) for record in (micro(k), step(k, **held(float(k))), stepped(k))
     ]
@@ -77,7 +81,9 @@ def files(*resumed: float) -> Evidence:
 
 @cases("weight, after", (3.0, 2), (2.0, 1), (1.0, 2), (9.0, None))
 def test_own_files_may_hold_an_earlier_step(weight: float, after: int | None) -> None:
-    """With the weights of the beginning nothing was restored: the files are still those of step 2."""
+    """With the weights of the beginning nothing was restored: the files are still those of step
+    2.
+    """
     assert files(weight).resumed_after() == after
 
 
@@ -193,7 +199,9 @@ class Run:
 
 @cases("work", 0.0, 0.4)
 def test_threads_of_a_stopped_script_end_their_work(work: float) -> None:
-    """A writer that waits for more work, which never comes, is left; one that still works is waited for."""
+    """A writer that waits for more work, which never comes, is left; one that still works is waited
+    for.
+    """
     jobs: queue.Queue[float | None] = queue.Queue()
     done = []
 

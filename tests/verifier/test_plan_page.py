@@ -1,4 +1,6 @@
-"""The page of a plan: sound HTML that loads nothing, with its plots, tables, errors and settings."""
+"""The page of a plan: sound HTML that loads nothing, with its plots, tables, errors and
+settings.
+"""
 
 from dataclasses import replace
 from typing import Any

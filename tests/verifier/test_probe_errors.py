@@ -1,4 +1,6 @@
-"""Errors of the probe: the rules that need the missing records are inconclusive, and changes to libraries are in the report."""
+"""Errors of the probe: the rules that need the missing records are inconclusive, and changes to
+libraries are in the report.
+"""
 
 from unittest import mock
 

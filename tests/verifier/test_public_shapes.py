@@ -33,7 +33,10 @@ EDITS = (
 )  # fmt: skip
 RULES = ("root-not-wrapped", "same-data-on-every-rank", "matches-ddp", "matches-single-process")
 BUILT = "    optimizer = torch.optim.AdamW("
-DRAWN = f"    with torch.no_grad():\n        nn.init.trunc_normal_(model.head.weight, 0.0, 0.02, -0.04, 0.04)\n{BUILT}"
+DRAWN = (
+    "    with torch.no_grad():\n        nn.init.trunc_normal_(model.head.weight, 0.0, 0.02, -0.04,"
+    f" 0.04)\n{BUILT}"
+)
 
 
 @cases(
@@ -57,7 +60,10 @@ def test_it_passes(
     ]
 
 
-OPTION = 'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--batch-size", type=int, default=8)\n'
+OPTION = (
+    'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--batch-size",'
+    " type=int, default=8)\n"
+)
 READ = f"\n{OPTION}BATCH_PER_RANK = parser.parse_args().batch_size\n\n\n@dataclass"
 BATCH = ("BATCH_PER_RANK, SAMPLES, STEPS = 16, 8, 512, 20", "SAMPLES, STEPS = 16, 512, 20")
 
@@ -87,7 +93,8 @@ class Noisy(nn.Module):
         return x * keep
 """,
     "Noisy()",
-    "torch.randn(8, 8, generator=torch.Generator().manual_seed(step)).chunk(dist.get_world_size())[dist.get_rank()]",
+    "torch.randn(8, 8,"
+    " generator=torch.Generator().manual_seed(step)).chunk(dist.get_world_size())[dist.get_rank()]",
     within="""
 if step == 2:
     model.layers.append(fully_shard(nn.Linear(8, 8)))

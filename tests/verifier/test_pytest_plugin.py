@@ -1,4 +1,6 @@
-"""The pytest plugin: an item for each rule, one verification for all of them, and nothing at all without `--fsdp2`."""
+"""The pytest plugin: an item for each rule, one verification for all of them, and nothing at all
+without `--fsdp2`.
+"""
 
 import datetime
 import tempfile
@@ -21,7 +23,9 @@ STATIC = ("--fsdp2", "train.py", "--fsdp2-tier", "static")
 def project(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.Pytester:
-    """A folder with a training script that has a fault, and a test; temporary folders are made where they can be counted."""
+    """A folder with a training script that has a fault, and a test; temporary folders are made
+    where they can be counted.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     pytester.makepyfile(train=LATE, test_ours="def test_ours(): pass\n")
@@ -29,7 +33,9 @@ def project(
 
 
 def outcomes(done: pytest.RunResult) -> dict[str, int]:
-    """Without the warning that an installed plugin, which these tests have loaded, cannot be rewritten."""
+    """Without the warning that an installed plugin, which these tests have loaded, cannot be
+    rewritten.
+    """
     return {
         name: number
         for name, number in done.parseoutcomes().items()
@@ -115,7 +121,9 @@ pathlib.Path({folder!r}, uuid.uuid4().hex).write_text("")
 
 @pytest.fixture
 def runs(project: pytest.Pytester) -> Path:
-    """Where each rank of a run of train.py leaves a file; it is outside the project, where the verifier clears nothing away."""
+    """Where each rank of a run of train.py leaves a file; it is outside the project, where the
+    verifier clears nothing away.
+    """
     folder = project.path.with_name(f"{project.path.name}-runs")
     folder.mkdir()
     project.makepyfile(train=COUNTING.format(folder=str(folder)) + LATE)

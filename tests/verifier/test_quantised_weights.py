@@ -1,4 +1,6 @@
-"""QLoRA: frozen weights of torchao's NF4Tensor, of which the probe can take no elements, and adapters that are trained."""
+"""QLoRA: frozen weights of torchao's NF4Tensor, of which the probe can take no elements, and
+adapters that are trained.
+"""
 
 from pathlib import Path
 

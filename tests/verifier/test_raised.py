@@ -1,4 +1,6 @@
-"""Rules that name an error of torch: each on the text that torch 2.13.0 really gave, and none on a neighbour's text."""
+"""Rules that name an error of torch: each on the text that torch 2.13.0 really gave, and none on a
+neighbour's text.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,10 @@ from verified_fsdp2.verifier.rules.base import RaisedRule
 from verified_fsdp2.verifier.trace import Run
 
 NAMES = [name for name, rule in RULES.items() if isinstance(rule, RaisedRule)]
-MIXED = "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed operators!"
+MIXED = (
+    "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling"
+    " distributed operators!"
+)
 TORCH = "/lib/python3.11/site-packages/torch"
 
 

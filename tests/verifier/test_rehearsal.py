@@ -241,7 +241,10 @@ FAULTS = {
     "mesh": ("(dist.get_world_size(),)", "(dist.get_world_size() // 3,)"),
     "batch": (
         "for step in range(20):",
-        'assert 100 % dist.get_world_size() == 0, "a batch of 100 does not divide"\nfor step in range(20):',
+        (
+            'assert 100 % dist.get_world_size() == 0, "a batch of 100 does not divide"\nfor step in'
+            " range(20):"
+        ),
     ),
 }
 
@@ -255,9 +258,11 @@ def test_error_of_production_is_found_with_its_line(
     run = rehearsed(launcher, tmp_path, SCRIPT.replace(old, new))
     found = judge(run, None)
     assert found.trouble is not None
-    assert (found.trouble.kind, found.trouble.unfollowed, found.exit_code) == (kind, "", 1), (
-        found.trouble
-    )
+    assert (found.trouble.kind, found.trouble.unfollowed, found.exit_code) == (
+        kind,
+        "",
+        1,
+    ), found.trouble
     assert found.trouble.at_line is not None
 
 

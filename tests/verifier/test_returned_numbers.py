@@ -1,4 +1,6 @@
-"""Numbers that evaluations return: which calls are followed, and which numbers are held against one process."""
+"""Numbers that evaluations return: which calls are followed, and which numbers are held against one
+process.
+"""
 
 import random
 import sys
@@ -51,7 +53,9 @@ class Session:
 
 @pytest.fixture
 def followed() -> Any:
-    """(calls the model, begins a backward, what was written) in a project that is this folder; tests themselves train."""
+    """(calls the model, begins a backward, what was written) in a project that is this folder;
+    tests themselves train.
+    """
     if sys.gettrace() is not None:
         pytest.skip("a tracer is there, and the topic leaves it alone")
     root = nn.Linear(1, 1)

@@ -30,9 +30,8 @@ from verified_fsdp2.verifier.rules.base import SECTIONS
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_without_evidence_is_inconclusive_and_its_docs_are_complete(rule: str) -> None:
     found = judge_one(RULES[rule], Evidence())
-    status = (
-        "not_applicable" if rule == "unused-suppression" else "inconclusive"
-    )  # no comment is known
+    # no comment is known
+    status = "not_applicable" if rule == "unused-suppression" else "inconclusive"
     assert (found.status, found.rule) == (status, rule)
     assert found.evidence
     page = RULES[rule].page()
@@ -176,7 +175,8 @@ test_the_status = judged_as(
     # A graph is given to all ranks, and each takes its own nodes: equal generators, other losses.
     row(SAME, "pass", *fed((1, 2), loss=1.0), *fed((1, 2), loss=2.0)),
     row(SAME, "fail", *fed((1, 2), loss=1.0), *fed((1, 2), loss=2.0, random="other")),
-    # The mesh that fully_shard is given is the data-parallel one; ranks outside, of one group of tensor parallelism, may share.
+    # The mesh that fully_shard is given is the data-parallel one; ranks outside, of one group of
+    # tensor parallelism, may share.
     row(SAME, "pass", *fed((1,), (1,), (2,), (2,), first=(wrap([0, 2]),))),
 )
 
@@ -255,7 +255,9 @@ def test_a_cause_whose_effect_a_run_would_have_shown_is_a_warning(shown: str, wa
 def test_an_oracle_with_the_same_cause_excuses_nothing(
     weights: tuple[float, float], shared: bool
 ) -> None:
-    """One process with two micro-batches, of 4 and of 8 targets: a mean of their means, and the mean of all targets."""
+    """One process with two micro-batches, of 4 and of 8 targets: a mean of their means, and the
+    mean of all targets.
+    """
     micros = [micro(criteria=entropy(n, w)) for n, w in zip((4, 8), weights, strict=True)]
     evidence = Evidence(single=run([model(), *micros, step(), stepped()], role="single"))
     assert RULES[MEANS].shared(evidence) is shared

@@ -519,7 +519,9 @@ def test_what_a_resume_after_a_crash_began_with() -> None:
 
 
 def test_another_optimizer_has_not_stepped_when_a_resume_begins() -> None:
-    """The state of a GAN's second model is in the save, and recorded in the resumed run when its optimizer steps."""
+    """The state of a GAN's second model is in the save, and recorded in the resumed run when its
+    optimizer steps.
+    """
     saved = saving(
         {}, after=3, to="/c/3", weights={"w": A, "v": B}, state={"w": {"m": A}, "v": {"m": B}}
     )
@@ -530,7 +532,9 @@ def test_another_optimizer_has_not_stepped_when_a_resume_begins() -> None:
 
 
 def test_state_that_no_resume_has_is_made_anew() -> None:
-    """A head's optimizer that begins anew in each round is in the save of the crashed run, and in no resume."""
+    """A head's optimizer that begins anew in each round is in the save of the crashed run, and in
+    no resume.
+    """
     saved = saving({}, after=3, to="/c/3", weights={"w": A}, state={"w": {"m": A, "head": B}})
     made = run([model(), step(weights={"w": C}), saved, {"kind": "killed"}], role="crash")
     found = run(
@@ -609,7 +613,9 @@ def test_moments_around_a_save(
 
 @cases("resumed, line, required", ("fresh", 8, True), ("refused", 1, False))
 def test_a_crash_between_a_removal_and_a_rename(resumed: str, line: int, required: bool) -> None:
-    """The new checkpoint is complete under another name: a resume that stops loses nothing, one that begins anew does."""
+    """The new checkpoint is complete under another name: a resume that stops loses nothing, one
+    that begins anew does.
+    """
     taken = {**TAKEN, "at_line": replace(LINE, line=8)}
     killed = {"kind": "killed", "moment": "before-rename"}
     first, second = (

@@ -1,4 +1,6 @@
-"""The rules on precision, clipping, gradients, data and optimizers that were added on records of their own."""
+"""The rules on precision, clipping, gradients, data and optimizers that were added on records of
+their own.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +110,9 @@ def recomputed(*same: bool) -> Records:
 
 
 def stream(*states: int | tuple[int, bool]) -> Records:
-    """The generator's state after each step; a pair where it was set since the last one: in an evaluation?"""
+    """The generator's state after each step; a pair where it was set since the last one: in an
+    evaluation?
+    """
     pairs = [one if isinstance(one, tuple) else (one, None) for one in states]
     at = [
         {"at_line": None} if quiet is None else {"at_line": LINE, "evaluating": quiet}
@@ -412,9 +416,12 @@ def test_losses_that_came_down_to_zero_are_compared_after_resharding(
 def test_later_losses_after_resharding_may_be_further_apart(
     loss: float, alone: bool, status: str, suspicion: bool
 ) -> None:
-    """`loss`: of the second step, 1 without the resume. Another order of summation grows from step to step.
+    """`loss`: of the second step, 1 without the resume.
 
-    Up to 100 times the limit it needs another failure beside it, where the script trains as one process does (`alone`).
+    Another order of summation grows from step to step.
+
+    Up to 100 times the limit it needs another failure beside it, where the script trains as one
+    process does (`alone`).
     """
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
     made = [r for k in (2, 3, 4) for r in (micro(k), step(k), stepped(k))]
@@ -441,7 +448,9 @@ def test_later_losses_after_resharding_may_be_further_apart(
 def test_a_resharded_run_that_stops(
     steps: int, asked: bool, required: bool, suspicion: bool
 ) -> None:
-    """After several steps it is asked to be confirmed, unless this number of ranks was asked for."""
+    """After several steps it is asked to be confirmed, unless this number of ranks was asked
+    for.
+    """
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
     made = [r for k in (2, 3) for r in (micro(k), step(k), stepped(k))]
     whole = run([model(), micro(1), step(1), stepped(1), save, *made])

@@ -1,4 +1,6 @@
-"""What must not be taken for a fault: a resume that comes to the same end, a run that was cut, an optimizer whose time is over, chance."""
+"""What must not be taken for a fault: a resume that comes to the same end, a run that was cut, an
+optimizer whose time is over, chance.
+"""
 
 import math
 import weakref
@@ -49,7 +51,9 @@ def whole(steps: int, *weights: str, how: str = "return") -> Run:
 
 
 def ends(w: float, frozen: float = 0.0) -> list[dict[str, Any]]:
-    """The records of one rank at the end of the script: a trained weight `w`, beside one that kept the value it had."""
+    """The records of one rank at the end of the script: a trained weight `w`, beside one that kept
+    the value it had.
+    """
     values = {"w": [w * w, w, 0.0, 0.0, 0.0], "base": [frozen**2, frozen, 0.0, 0.0, 0.0]}
     reached = {"kind": "reached", "steps": 9, "ended": True, "weights": "x", "still": ["base"]}
     return [{"kind": "final", "weights": values}, reached]
@@ -196,7 +200,9 @@ def test_steps_behind_the_last_one_of_the_first_optimizer(
 
 @cases("bias, alike", (1e-9, True), (1e-2, False))
 def test_updates_that_rounding_makes(bias: float, alike: bool) -> None:
-    """Adam makes whole updates of a gradient that cancels: zero in one run, and what rounding leaves in the other."""
+    """Adam makes whole updates of a gradient that cancels: zero in one run, and what rounding
+    leaves in the other.
+    """
 
     def made(bias: float) -> Run:
         grads = {"w": [1.0, 1.0, 0.0, 0.0, 0.0], "b": [bias * bias, bias, 0.0, 0.0, 0.0]}
@@ -211,7 +217,9 @@ def test_updates_that_rounding_makes(bias: float, alike: bool) -> None:
 
 @cases("far, status", (1e-6, "pass"), (1e-2, "fail"), (None, "fail"))
 def test_weights_at_the_end_of_one_process(far: float | None, status: str) -> None:
-    """The first steps differ, and whole trainings do not: rounding, in a parameter that Adam moves by it."""
+    """The first steps differ, and whole trainings do not: rounding, in a parameter that Adam moves
+    by it.
+    """
 
     def steps(update: float) -> list[dict[str, Any]]:
         before, after = ({"w": [1.0, x, 0.0, 0.0, 0.0]} for x in (1.0, 1.0 + update))
@@ -245,7 +253,9 @@ def test_weights_at_the_end_of_one_process(far: float | None, status: str) -> No
 
 
 def test_adapters_that_are_in_the_weights_already() -> None:
-    """An export that merges in place and gathers then: the module would add its adapters once more."""
+    """An export that merges in place and gathers then: the module would add its adapters once
+    more.
+    """
     base, added = torch.ones(2, 2), torch.eye(2)
 
     class Adapted(nn.Module):

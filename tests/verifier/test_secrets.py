@@ -1,4 +1,6 @@
-"""What of a text is a credential, and what only looks like one: in a training script `token` is an ordinary word."""
+"""What of a text is a credential, and what only looks like one: in a training script `token` is an
+ordinary word.
+"""
 
 import time
 

@@ -1,4 +1,6 @@
-"""No report holds a credential, wherever in a verdict it stands; what holds none is left as it is."""
+"""No report holds a credential, wherever in a verdict it stands; what holds none is left as it
+is.
+"""
 
 import json
 from collections.abc import Iterator
@@ -165,7 +167,7 @@ def test_what_fsdp2_returns_is_redacted(tmp_path: Path) -> None:
     verified = pipeline.verify(resolve(script, {"args": args}), tmp_path / "work", tier="static")
     linted = lint([script])
     for made in (verified, linted):
-        (found, *_) = [f for f in made.findings if f.rule == "optim-before-shard"]
+        found, *_ = [f for f in made.findings if f.rule == "optim-before-shard"]
         assert found.location is not None and 'login(token="***")' in found.location.code
         assert SECRET not in repr(made)
 

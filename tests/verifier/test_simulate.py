@@ -1,4 +1,6 @@
-"""The simulated tier: one process, a fake process group, the structure and traffic of any world size."""
+"""The simulated tier: one process, a fake process group, the structure and traffic of any world
+size.
+"""
 
 import json
 from dataclasses import replace
@@ -229,9 +231,9 @@ def simulated(target: Target, launcher: Launcher, work: Path) -> Run | None:
 def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_path: Path) -> None:
     script = written(
         tmp_path,
-        "import os\nimport torch.distributed as dist\n"
-        'store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 64, False)\n'
-        'store.set("key", "7")\nprint("it is", store.get("key"))\n',
+        "import os\nimport torch.distributed as dist\nstore ="
+        ' dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 64,'
+        ' False)\nstore.set("key", "7")\nprint("it is", store.get("key"))\n',
         "script.py",
     )
     run = simulated(resolve(script, {"nproc": 64, "timeout": 20}), launcher, tmp_path)

@@ -1,4 +1,6 @@
-"""Sketches add up over shards, see any difference, and row hashes do not depend on how rows are grouped."""
+"""Sketches add up over shards, see any difference, and row hashes do not depend on how rows are
+grouped.
+"""
 
 import math
 from collections import UserDict
@@ -23,7 +25,9 @@ from verified_fsdp2.verifier.trace import difference
 def shards_of(
     tensor: torch.Tensor, dim: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[list[float]]:
-    """The sketches of the parts of a tensor, as ranks would take them of a DTensor sharded on `dim`."""
+    """The sketches of the parts of a tensor, as ranks would take them of a DTensor sharded on
+    `dim`.
+    """
     out, start = [], 0
     for part in tensor.tensor_split(parts, dim=dim):
         offset = [0] * tensor.dim()
@@ -125,7 +129,9 @@ def test_rows_take_in_every_tensor_of_the_batch() -> None:
 
 @cases("pad", 0, -100, 7)
 def test_a_row_has_one_hash_however_far_it_is_padded(pad: int) -> None:
-    """Ranks pad to the longest row of their own; where `pad` also ends a sentence, each row has one."""
+    """Ranks pad to the longest row of their own; where `pad` also ends a sentence, each row has
+    one.
+    """
     end = [pad] if pad > 0 else []
     rows = [[3, 1, 4, *end], [1, 5, *end], [*end]]
     short, long = (
@@ -163,7 +169,9 @@ def test_nested_tensors_of_a_training_loop_are_read_as_their_values() -> None:
 
 
 def test_no_two_biases_of_experts_are_taken_for_one_value() -> None:
-    """Biases that rise and fall by one rate add up to 0, weighted by 1, 2, 3 and 4 too: [-1, 1, 1, -1] is not [0, 0, 0, 0]."""
+    """Biases that rise and fall by one rate add up to 0, weighted by 1, 2, 3 and 4 too: [-1, 1, 1,
+    -1] is not [0, 0, 0, 0].
+    """
     biases = torch.cartesian_prod(*[torch.arange(-3.0, 4.0)] * 4) * 0.001
     assert len({_token(bias) for bias in biases}) == 7**4
 

@@ -1,4 +1,6 @@
-"""The same script twice: the same report byte for byte, but for the fields that the schema marks."""
+"""The same script twice: the same report byte for byte, but for the fields that the schema
+marks.
+"""
 
 import json
 import math
@@ -24,7 +26,10 @@ FAULTY = (
 )
 FAULTS = {
     "hangs": "time.sleep(1000)",
-    "raises": "raise RuntimeError(f'{object()} is not in {sys.argv[1]}, ask localhost:{time.time_ns() % 60000}')",
+    "raises": (
+        "raise RuntimeError(f'{object()} is not in {sys.argv[1]}, ask localhost:{time.time_ns() %"
+        " 60000}')"
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Events come back from a trace as they were written, with the records in them; what is no event is foreign."""
+"""Events come back from a trace as they were written, with the records in them; what is no event is
+foreign.
+"""
 
 import ast
 import json

@@ -1,4 +1,6 @@
-"""Right designs that look like faults, each beside the fault that it looks like, on recorded traces."""
+"""Right designs that look like faults, each beside the fault that it looks like, on recorded
+traces.
+"""
 
 import weakref
 from dataclasses import replace
@@ -146,7 +148,9 @@ def test_a_save_in_the_middle_of_a_step_holds_its_gradients(weight: float, statu
 
 @cases("cleared, status", (True, "pass"), (False, "fail"))
 def test_a_backward_at_the_end_of_a_line_search(cleared: bool, status: str) -> None:
-    """A script that updates its weights itself saves after a backward whose gradients it has taken away."""
+    """A script that updates its weights itself saves after a backward whose gradients it has taken
+    away.
+    """
     save = {"kind": "checkpoint", "op": "torch.save", "after_step": 1, "to": "/c"}
     search = [micro(2, rows=(1,)), *([{"kind": "cleared", "step": 2}] if cleared else []), save]
     ranks = [
@@ -167,7 +171,9 @@ def test_a_backward_at_the_end_of_a_line_search(cleared: bool, status: str) -> N
 
 @cases("own, status", (0.5, "pass"), (1.0, "fail"))
 def test_gradients_that_are_divided_before_they_are_clipped(own: float, status: str) -> None:
-    """Two micro-batches whose losses are summed; the script multiplies the gradients by `own` before it clips them."""
+    """Two micro-batches whose losses are summed; the script multiplies the gradients by `own`
+    before it clips them.
+    """
     whole, clipped = ({"w": [(2.0 * k) ** 2, *[k] * 4]} for k in (1.0, 0.1))
     at_clip = {"w": [(2.0 * own) ** 2, *[own] * 4]}
     passes = [micro(1, criteria=entropy(4, 1.0))] * 2
@@ -179,7 +185,9 @@ def test_gradients_that_are_divided_before_they_are_clipped(own: float, status: 
 
 @cases("second, status", ("", "fail"), ("model1.", "not_applicable"))
 def test_peers_that_learn_from_one_another(second: str, status: str) -> None:
-    """A backward for each of two models, before either optimizer steps: each loss is the mean of its own model."""
+    """A backward for each of two models, before either optimizer steps: each loss is the mean of
+    its own model.
+    """
     models = (
         [model(), model(parameter(f"{second}v"), root=second)]
         if second
@@ -272,7 +280,9 @@ def test_the_variables_of_a_function_that_makes_one_step_are_no_state() -> None:
 
 @cases("squares, same", (4.0, True), (9.0, False))
 def test_uneven_shards_in_the_file_of_one_rank(squares: float, same: bool) -> None:
-    """Another process does not know how long this rank's part is, so the sketch has its sum of squares alone."""
+    """Another process does not know how long this rank's part is, so the sketch has its sum of
+    squares alone.
+    """
     entry = SavedEntry(
         kind="dtensor",
         shape=[27],
@@ -358,7 +368,9 @@ def test_hooks_that_update_the_weights_within_the_backward(
 def test_weights_that_ranks_of_other_meshes_hold(
     mesh: list[int], rank: int, found: list[float]
 ) -> None:
-    """A matrix that the script divides itself over a tensor dim has the same name on ranks that do not share it."""
+    """A matrix that the script divides itself over a tensor dim has the same name on ranks that do
+    not share it.
+    """
     saved = [{"rank": r, "parts": {"w": (torch.tensor([float(r)]), [0], mesh)}} for r in (0, 1)]
     assert [float(part) for part, _ in starting_point._parts(saved, "w", rank)] == found
 
@@ -414,7 +426,9 @@ def test_what_a_resume_is_told_of_stages(then: str, retired: list[str], in_phase
 def test_frozen_learners_of_earlier_stages_keep_their_numbers(
     frozen: bool, numbers: list[int]
 ) -> None:
-    """A resume that makes them again calls each when it is read; one that trains only its stage has that alone."""
+    """A resume that makes them again calls each when it is read; one that trains only its stage has
+    that alone.
+    """
     learners = [nn.Linear(2, 2) for _ in range(2)]
     learners[0].requires_grad_(not frozen)
     known = signature([("weight", [2, 2]), ("bias", [2])])
@@ -446,7 +460,9 @@ def test_the_variable_of_another_loop_is_no_snapshot(loop: str, kept: set[tuple[
 def test_micro_batches_whose_gradients_are_cleared_are_of_another_step(
     cleared: bool, status: str
 ) -> None:
-    """A gradient that is applied one round late: two backward passes, each divided by its own number of targets."""
+    """A gradient that is applied one round late: two backward passes, each divided by its own
+    number of targets.
+    """
     edited = {"kind": "edited_gradients", "step": 1, "micro": 1, "factors": {"w": 0.0}}
     passes = [micro(1, criteria=entropy(n, 1.0)) for n in (4, 8)]
     records = [model(), passes[0], *([edited] if cleared else []), passes[1], step(1), stepped(1)]

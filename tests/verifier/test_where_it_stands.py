@@ -1,4 +1,6 @@
-"""A finding stands where the code is that has to change, also in another file than the training loop."""
+"""A finding stands where the code is that has to change, also in another file than the training
+loop.
+"""
 
 from pathlib import Path
 

@@ -85,7 +85,9 @@ def test_an_error_of_its_own_does_not_reach_the_script() -> None:
 
 
 def test_what_is_recomputed_in_backward_is_not_looked_at() -> None:
-    """Selective activation checkpointing raises at an operator that the first forward did not call: to look is to call one."""
+    """Selective activation checkpointing raises at an operator that the first forward did not call:
+    to look is to call one.
+    """
     own, _ = session()
     install(own)
     looked = []

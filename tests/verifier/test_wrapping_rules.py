@@ -111,7 +111,9 @@ ORDERED = ("parent-before-child", "submodule-forward-before-root")
 
 
 def adapters(first: float, last: float, others: str = "b") -> list[dict[str, Any]]:
-    """Three parameters, of which `w` has the same digest on both ranks, and these squares after two steps."""
+    """Three parameters, of which `w` has the same digest on both ranks, and these squares after two
+    steps.
+    """
     squares = [
         stepped(k, weights={"w": [x, 0.0, 0.0, 0.0, 0.0]}) for k, x in ((1, first), (2, last))
     ]
@@ -317,7 +319,10 @@ class TestPresence:
 
 @cases("line, status", (3, "pass"), (4, "fail"))
 def test_a_gather_under_a_condition_may_be_that_of_the_best_weights(line: int, status: str) -> None:
-    source = "for step in range(9):\n    if value < best:\n        kept = whole(model)\n    other = whole(model)\n"
+    source = (
+        "for step in range(9):\n    if value < best:\n        kept = whole(model)\n    other ="
+        " whole(model)\n"
+    )
     place = replace(LINE, line=line)
     sources = Sources({"train.py": source}, ("train.py",))
     ranks = gathered(64, {"at_line": place})

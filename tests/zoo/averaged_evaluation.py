@@ -81,9 +81,7 @@ def averaged_weights(model, average):
 @torch.no_grad()
 def evaluate(model, inputs, targets):
     rank, world = dist.get_rank(), dist.get_world_size()
-    total = F.mse_loss(
-        model(inputs.chunk(world)[rank]), targets.chunk(world)[rank], reduction="sum"
-    )
+    total = F.mse_loss(model(inputs.chunk(world)[rank]), targets.chunk(world)[rank], reduction="sum")
     dist.all_reduce(total)
     return total.item() / len(targets)
 

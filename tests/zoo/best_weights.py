@@ -18,9 +18,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.mix = nn.Linear(SEQ, SEQ, bias=False)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(self, x):
         x = x + F.linear(self.norm(x).transpose(1, 2), self.mix.weight.tril()).transpose(1, 2)
@@ -118,14 +116,9 @@ def main():
             value = evaluate(model, average, held_out)
             if value < best_value:
                 best_value = value
-                best = {
-                    name: tensor.clone() for name, tensor in get_model_state_dict(model).items()
-                }
+                best = {name: tensor.clone() for name, tensor in get_model_state_dict(model).items()}
             if rank == 0:
-                print(
-                    f"step {step + 1} loss {loss.item():.4f} held out {value:.4f} best {best_value:.4f}",
-                    flush=True,
-                )
+                print(f"step {step + 1} loss {loss.item():.4f} held out {value:.4f} best {best_value:.4f}", flush=True)
     set_model_state_dict(model, best)
     dist.destroy_process_group()
 

@@ -16,9 +16,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                WIDTH, nhead=4, dim_feedforward=64, dropout=0.0, batch_first=True
-            )
+            nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=64, dropout=0.0, batch_first=True)
             for _ in range(2)
         )
         self.out = nn.Linear(WIDTH, CLASSES)

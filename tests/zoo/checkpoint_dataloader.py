@@ -83,26 +83,18 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         dataset = TensorDataset(*make_images())
         self.sampler = DistributedSampler(dataset, self.world, self.rank, seed=3, drop_last=True)
-        self.loader = DataLoader(
-            dataset, GLOBAL_BATCH // self.world, sampler=self.sampler, drop_last=True
-        )
+        self.loader = DataLoader(dataset, GLOBAL_BATCH // self.world, sampler=self.sampler, drop_last=True)
         self.progress = {"step": 0, "epoch": 0, "batch": 0}
 
     def save(self):
         model, optimizer = get_state_dict(self.model, self.optimizer)
         path = Path(self.args.out) / f"step_{self.progress['step']:06d}"
-        dcp.save(
-            {"model": model, "optimizer": optimizer, "progress": self.progress}, checkpoint_id=path
-        )
+        dcp.save({"model": model, "optimizer": optimizer, "progress": self.progress}, checkpoint_id=path)
 
     def load(self, path):
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        dcp.load(
-            {"model": model, "optimizer": optimizer, "progress": self.progress}, checkpoint_id=path
-        )
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer
-        )
+        dcp.load({"model": model, "optimizer": optimizer, "progress": self.progress}, checkpoint_id=path)
+        set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
 
     def batches(self):
         self.sampler.set_epoch(self.progress["epoch"])

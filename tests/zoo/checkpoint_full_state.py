@@ -32,9 +32,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -95,12 +93,7 @@ def save(path, model, optimizer, scheduler, step):
     model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
     if dist.get_rank() == 0:
         path.mkdir(parents=True)
-        state = {
-            "model": model_state,
-            "optimizer": optimizer_state,
-            "scheduler": scheduler.state_dict(),
-            "step": step,
-        }
+        state = {"model": model_state, "optimizer": optimizer_state, "scheduler": scheduler.state_dict(), "step": step}
         torch.save(state, path / "state.tmp")
         (path / "state.tmp").rename(path / "state.pt")
     dist.barrier()
@@ -110,11 +103,7 @@ def load(path, model, optimizer, scheduler):
     options = StateDictOptions(full_state_dict=True)
     state = torch.load(path / "state.pt", weights_only=True, mmap=True)
     set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=options,
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=options
     )
     scheduler.load_state_dict(state["scheduler"])
     return state["step"]
@@ -145,10 +134,7 @@ def main():
         optimizer.step()
         scheduler.step()
         if rank == 0:
-            print(
-                f"step {step + 1} loss {loss.item():.4f} lr {scheduler.get_last_lr()[0]:.2e}",
-                flush=True,
-            )
+            print(f"step {step + 1} loss {loss.item():.4f} lr {scheduler.get_last_lr()[0]:.2e}", flush=True)
         if args.save_every and (step + 1) % args.save_every == 0:
             save(Path(args.out) / f"step_{step + 1:06d}", model, optimizer, scheduler, step + 1)
     dist.destroy_process_group()

@@ -32,9 +32,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -125,9 +123,7 @@ class AsyncCheckpointer:
     def load(self, folder, model, optimizer):
         state = state_of(model, optimizer, 0)
         dcp.load(state, checkpoint_id=folder)
-        set_state_dict(
-            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         return state["step"]
 
 
@@ -158,9 +154,7 @@ def main():
             print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
         if args.save_every and (step + 1) % args.save_every == 0:
             checkpointer.save(model, optimizer, step + 1)
-        elif (
-            checkpointer.pending is not None and (step + 1) % args.save_every == args.save_every - 1
-        ):
+        elif checkpointer.pending is not None and (step + 1) % args.save_every == args.save_every - 1:
             checkpointer.publish()
     checkpointer.publish()
     dist.destroy_process_group()

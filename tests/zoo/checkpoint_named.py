@@ -60,9 +60,7 @@ def state_of(model, optimizer, step):
 def load(path, model, optimizer):
     state = state_of(model, optimizer, 0)
     dcp.load(state, checkpoint_id=path)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return state["step"]
 
 
@@ -94,10 +92,7 @@ def main():
         if rank == 0:
             print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
         if options.save_every and (step + 1) % options.save_every == 0:
-            dcp.save(
-                state_of(model, optimizer, step + 1),
-                checkpoint_id=Path(options.out) / f"step_{step + 1:06d}",
-            )
+            dcp.save(state_of(model, optimizer, step + 1), checkpoint_id=Path(options.out) / f"step_{step + 1:06d}")
     dist.destroy_process_group()
 
 

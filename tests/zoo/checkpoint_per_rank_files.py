@@ -29,9 +29,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -95,16 +93,8 @@ def save(path, model, optimizer, scheduler, step):
     """Every rank writes its own shards; the file COMPLETE comes when all have done so."""
     path.mkdir(parents=True, exist_ok=True)
     shards = {name: part_of(param).detach() for name, param in model.named_parameters()}
-    moments = {
-        n: {k: part_of(v) for k, v in optimizer.state[p].items()}
-        for n, p in model.named_parameters()
-    }
-    state = {
-        "model": shards,
-        "optimizer": moments,
-        "scheduler": scheduler.state_dict(),
-        "step": step,
-    }
+    moments = {n: {k: part_of(v) for k, v in optimizer.state[p].items()} for n, p in model.named_parameters()}
+    state = {"model": shards, "optimizer": moments, "scheduler": scheduler.state_dict(), "step": step}
     torch.save(state, path / f"shard_rank{dist.get_rank()}.pt")
     dist.barrier()
     if dist.get_rank() == 0:
@@ -150,10 +140,7 @@ def main():
         optimizer.step()
         scheduler.step()
         if rank == 0:
-            print(
-                f"step {step + 1} loss {loss.item():.4f} lr {scheduler.get_last_lr()[0]:.2e}",
-                flush=True,
-            )
+            print(f"step {step + 1} loss {loss.item():.4f} lr {scheduler.get_last_lr()[0]:.2e}", flush=True)
         if args.save_every and (step + 1) % args.save_every == 0:
             save(Path(args.out) / f"step_{step + 1:06d}", model, optimizer, scheduler, step + 1)
     dist.destroy_process_group()

@@ -24,9 +24,7 @@ GLOBAL_BATCH, SAMPLES, STEPS, DECAY = 16, 320, 20, 0.9
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = nn.Sequential(
-            nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Dropout(0.1), nn.Linear(WIDTH, WIDTH)
-        )
+        self.inner = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Dropout(0.1), nn.Linear(WIDTH, WIDTH))
         self.head = nn.Linear(WIDTH, CLASSES)
         self.register_buffer("centre", torch.zeros(WIDTH))
 
@@ -100,9 +98,7 @@ def main():
         complete = [path.parent for path in Path(args.resume).glob("step_*/.metadata")]
         newest = max(complete, key=lambda path: int(path.name.rpartition("_")[2]))
         dcp.load(state, checkpoint_id=newest)
-        set_state_dict(
-            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         scheduler.load_state_dict(state["extra"]["scheduler"])
         best, done = state["extra"]["best"], state["extra"]["step"]
 
@@ -110,9 +106,7 @@ def main():
     held_x, held_y = make_data(62, seed=1)
     local = GLOBAL_BATCH // world
     for step in range(done, STEPS):
-        torch.manual_seed(
-            1000 * step + rank
-        )  # dropout differs between ranks and is the same after a resume
+        torch.manual_seed(1000 * step + rank)  # dropout differs between ranks and is the same after a resume
         start = step * GLOBAL_BATCH % SAMPLES + rank * local
         optimizer.zero_grad()
         penalty = sum((param**2).sum() for param in decayed)

@@ -66,9 +66,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     x, y = make_dataset()
-    share = TensorDataset(
-        x[rank : SAMPLES - 40 * rank : world], y[rank : SAMPLES - 40 * rank : world]
-    )
+    share = TensorDataset(x[rank : SAMPLES - 40 * rank : world], y[rank : SAMPLES - 40 * rank : world])
     loader = DataLoader(share, batch_size=GLOBAL_BATCH // world, drop_last=True)
     batches = torch.tensor(len(loader))
     dist.all_reduce(batches, op=dist.ReduceOp.MIN)

@@ -63,10 +63,7 @@ class Newton:
         for _ in range(PRODUCTS):
             self.place(base, along, NEAR)
             near = self.gradient(loss)
-            curved = [
-                (a - b) / NEAR + self.damping * v
-                for a, b, v in zip(near, slope, along, strict=True)
-            ]
+            curved = [(a - b) / NEAR + self.damping * v for a, b, v in zip(near, slope, along, strict=True)]
             length = size / dot(along, curved)
             found = [x + length * v for x, v in zip(found, along, strict=True)]
             rest = [r - length * c for r, c in zip(rest, curved, strict=True)]
@@ -103,10 +100,7 @@ def main():
         x, y = (part.chunk(world)[rank] for part in batch_of(step))
         newton.step(lambda x=x, y=y: F.mse_loss(model(x), y))
         if args.save_every and (step + 1) % args.save_every == 0:
-            dcp.save(
-                state_of(model, newton, step + 1),
-                checkpoint_id=Path(args.out) / f"step_{step + 1:04d}",
-            )
+            dcp.save(state_of(model, newton, step + 1), checkpoint_id=Path(args.out) / f"step_{step + 1:04d}")
     dist.destroy_process_group()
 
 

@@ -19,9 +19,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -88,9 +86,7 @@ def main():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    loader = DataLoader(
-        SequenceDataset(), batch_sampler=GlobalBatchSampler(rank, world, SEED), num_workers=1
-    )
+    loader = DataLoader(SequenceDataset(), batch_sampler=GlobalBatchSampler(rank, world, SEED), num_workers=1)
 
     for step, (inputs, targets) in enumerate(loader):
         if step == STEPS:

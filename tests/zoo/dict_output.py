@@ -31,10 +31,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(cfg.width, cfg.width, bias=False)
 
     def forward(self, x):
-        q, k, v = (
-            w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for w in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(y.transpose(1, 2).flatten(2))
 
@@ -109,10 +106,7 @@ def main():
     per_rank = GLOBAL_BATCH // world
     for step in range(STEPS):
         offset = (step * GLOBAL_BATCH) % SAMPLES + rank * per_rank
-        batch = {
-            "input_ids": data[offset : offset + per_rank],
-            "labels": data[offset : offset + per_rank],
-        }
+        batch = {"input_ids": data[offset : offset + per_rank], "labels": data[offset : offset + per_rank]}
         outputs = model(**batch)
         outputs["loss"].backward()
         optimizer.step()

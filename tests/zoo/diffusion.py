@@ -19,9 +19,7 @@ class TimeEmbedding(nn.Module):
         self.project = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, time, dtype):
-        rates = torch.exp(
-            -math.log(TIMES) * torch.arange(WIDTH // 2, dtype=torch.float32) / (WIDTH // 2)
-        )
+        rates = torch.exp(-math.log(TIMES) * torch.arange(WIDTH // 2, dtype=torch.float32) / (WIDTH // 2))
         angles = time.float()[:, None] * rates
         return self.project(torch.cat([angles.sin(), angles.cos()], dim=1).to(dtype))
 
@@ -69,9 +67,7 @@ def main():
     mesh = init_device_mesh("cpu", (world,))
     torch.manual_seed(0)
     model = Denoiser()
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
-    )
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
     inner = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=inner)
@@ -81,10 +77,7 @@ def main():
     clean, noise, time = make_data()
     local = GLOBAL_BATCH // world
     for step in range(STEPS):
-        at = slice(
-            step * GLOBAL_BATCH % SAMPLES + rank * local,
-            step * GLOBAL_BATCH % SAMPLES + (rank + 1) * local,
-        )
+        at = slice(step * GLOBAL_BATCH % SAMPLES + rank * local, step * GLOBAL_BATCH % SAMPLES + (rank + 1) * local)
         keep = torch.cos(time[at] / TIMES * math.pi / 2)[:, None]
         noisy = keep * clean[at] + (1 - keep**2).sqrt() * noise[at]
         loss = F.mse_loss(model(noisy, time[at]), noise[at])

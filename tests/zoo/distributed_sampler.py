@@ -63,9 +63,7 @@ def train(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 
     dataset = TensorDataset(*make_images())
-    sampler = DistributedSampler(
-        dataset, num_replicas=world, rank=rank, shuffle=True, seed=args.seed, drop_last=True
-    )
+    sampler = DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True, seed=args.seed, drop_last=True)
     loader = DataLoader(dataset, batch_size=GLOBAL_BATCH // world, sampler=sampler, drop_last=True)
     step, epoch = 0, 0
     while step < args.steps:

@@ -71,9 +71,7 @@ def app(config):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     settings = config["optimizer"]
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=settings["lr"], momentum=settings["momentum"]
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings["lr"], momentum=settings["momentum"])
 
     done = 0
     if config["checkpoint"].get("resume") == "true":

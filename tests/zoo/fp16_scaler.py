@@ -16,9 +16,7 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(self, x):
         return x + self.mlp(self.norm(x))
@@ -77,9 +75,7 @@ def main():
         scaler.update()
         if rank == 0:
             largest = max(norms, key=norms.get)
-            print(
-                f"step {step + 1} loss {loss.item():.4f} {largest} {norms[largest]:.3f}", flush=True
-            )
+            print(f"step {step + 1} loss {loss.item():.4f} {largest} {norms[largest]:.3f}", flush=True)
     dist.destroy_process_group()
 
 

@@ -20,9 +20,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -82,9 +80,9 @@ def main():
         logits = model(batch[:, :-1])
         with torch.no_grad():
             target = teacher(batch[:, :-1]).softmax(-1)
-        loss = 0.1 * F.kl_div(
-            logits.log_softmax(-1), target, reduction="batchmean"
-        ) + F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        loss = 0.1 * F.kl_div(logits.log_softmax(-1), target, reduction="batchmean") + F.cross_entropy(
+            logits.flatten(0, 1), batch[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -19,9 +19,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -117,10 +115,7 @@ def main():
         for module in (*groups_of(model), *groups_of(scorer)):
             module.reshard()
         if rank == 0:
-            print(
-                f"step {step + 1} loss {loss.item():.4f} gradient norm {norm.item():.4f}",
-                flush=True,
-            )
+            print(f"step {step + 1} loss {loss.item():.4f} gradient norm {norm.item():.4f}", flush=True)
     dist.destroy_process_group()
 
 

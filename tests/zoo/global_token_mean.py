@@ -18,9 +18,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -78,9 +76,7 @@ def main():
         x, y = inputs[start : start + local], labels[start : start + local]
         count = (y != -100).sum()
         dist.all_reduce(count)
-        loss_sum = F.cross_entropy(
-            model(x).flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum"
-        )
+        loss_sum = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum")
         loss = loss_sum * world / count  # FSDP averages gradients over ranks
         optimizer.zero_grad()
         loss.backward()
@@ -89,10 +85,7 @@ def main():
         total = loss_sum.detach().clone()
         dist.all_reduce(total)
         if rank == 0:
-            print(
-                f"step {step + 1} loss {total.item() / count.item():.4f} tokens {count.item()}",
-                flush=True,
-            )
+            print(f"step {step + 1} loss {total.item() / count.item():.4f} tokens {count.item()}", flush=True)
     dist.destroy_process_group()
 
 

@@ -23,11 +23,7 @@ class Residual(nn.Module):
 
 def build(width=32):
     model = nn.Sequential(
-        nn.Linear(FEATURES, width),
-        Residual(width),
-        Residual(width),
-        nn.LayerNorm(width),
-        nn.Linear(width, CLASSES),
+        nn.Linear(FEATURES, width), Residual(width), Residual(width), nn.LayerNorm(width), nn.Linear(width, CLASSES)
     )
     for layer in model[1:3]:
         fully_shard(layer)
@@ -38,9 +34,7 @@ def make_data():
     gen = torch.Generator().manual_seed(11)
     centres = torch.randn(CLASSES, FEATURES, generator=gen)
     labels = torch.randint(0, CLASSES, (SAMPLES,), generator=gen)
-    return TensorDataset(
-        centres[labels] + 0.6 * torch.randn(SAMPLES, FEATURES, generator=gen), labels
-    )
+    return TensorDataset(centres[labels] + 0.6 * torch.randn(SAMPLES, FEATURES, generator=gen), labels)
 
 
 @torch.no_grad()
@@ -56,16 +50,12 @@ def accuracy(model, dataset):
 
 def main():
     dist.init_process_group("gloo")
-    train_set, held_out = random_split(
-        make_data(), [102, 48], generator=torch.Generator().manual_seed(5)
-    )
+    train_set, held_out = random_split(make_data(), [102, 48], generator=torch.Generator().manual_seed(5))
     torch.manual_seed(0)
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    sampler = DistributedSampler(
-        train_set, seed=7
-    )  # pads the last samples of an epoch with the first
+    sampler = DistributedSampler(train_set, seed=7)  # pads the last samples of an epoch with the first
     loader = DataLoader(train_set, batch_size=PER_RANK, sampler=sampler)
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
@@ -77,10 +67,7 @@ def main():
             known = accuracy(model, Subset(train_set, range(20)))
             unseen = accuracy(model, held_out)
             if dist.get_rank() == 0:
-                print(
-                    f"epoch {epoch} loss {loss.item():.4f} accuracy {known:.3f} held out {unseen:.3f}",
-                    flush=True,
-                )
+                print(f"epoch {epoch} loss {loss.item():.4f} accuracy {known:.3f} held out {unseen:.3f}", flush=True)
     dist.destroy_process_group()
 
 

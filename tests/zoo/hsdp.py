@@ -61,9 +61,7 @@ def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     replicas = 2 if world % 2 == 0 else 1
-    mesh = init_device_mesh(
-        "cpu", (replicas, world // replicas), mesh_dim_names=("dp_replicate", "dp_shard")
-    )
+    mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("dp_replicate", "dp_shard"))
     torch.manual_seed(1)
     model = TokenMLP()
     for layer in model.layers:

@@ -61,9 +61,7 @@ def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     replicas = 2 if world % 2 == 0 else 1
-    mesh = init_device_mesh(
-        "cpu", (replicas, world // replicas), mesh_dim_names=("dp_replicate", "dp_shard")
-    )
+    mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("dp_replicate", "dp_shard"))
     torch.manual_seed(1)
     model = TokenMLP()
     for layer in model.layers:
@@ -80,10 +78,7 @@ def main():
             model.set_requires_all_reduce(index == ACCUMULATION - 1)
             start = step * GLOBAL_BATCH % SAMPLES + (index * world + rank) * rows
             batch = tokens[start : start + rows]
-            part = (
-                F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-                / ACCUMULATION
-            )
+            part = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()) / ACCUMULATION
             part.backward()
             loss += part.detach()
         clip_grad_norm_(model.parameters(), 0.5)

@@ -46,10 +46,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(cfg.width, cfg.width, bias=False)
 
     def forward(self, x):
-        q, k, v = (
-            w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for w in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(y.transpose(1, 2).flatten(2))
 
@@ -116,9 +113,7 @@ def add_adapters(model):
 
 def merged(model):
     """The weights under the names of the plain decoder, on rank 0; {} on the others."""
-    full = get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
+    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     for path, layer in model.named_modules():
         if full and isinstance(layer, LoRALinear):
             up, down = full.pop(f"{path}.up.weight"), full.pop(f"{path}.down.weight")
@@ -144,9 +139,7 @@ def main():
     for step in range(STEPS):
         offset = (step * GLOBAL_BATCH) % SAMPLES + rank * per_rank
         batch = data[offset : offset + per_rank]
-        loss = F.cross_entropy(
-            model(batch[:, :-1]).reshape(-1, cfg.vocab), batch[:, 1:].reshape(-1)
-        )
+        loss = F.cross_entropy(model(batch[:, :-1]).reshape(-1, cfg.vocab), batch[:, 1:].reshape(-1))
         loss.backward()
         clip_grad_norm_(trainable, 1.0)
         optimizer.step()

@@ -21,9 +21,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", self.frequencies(), persistent=False)
 
     def frequencies(self, device=None):
-        return self.theta ** (
-            -torch.arange(0, self.head_dim, 2, device=device).float() / self.head_dim
-        )
+        return self.theta ** (-torch.arange(0, self.head_dim, 2, device=device).float() / self.head_dim)
 
     def forward(self, x):
         angle = torch.outer(torch.arange(x.shape[-2]).float(), self.inv_freq)
@@ -78,10 +76,7 @@ def init_weights(model):
     gen = torch.Generator().manual_seed(SEED)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            fill(
-                module.weight,
-                torch.randn(module.weight.shape, generator=gen) / math.sqrt(module.in_features),
-            )
+            fill(module.weight, torch.randn(module.weight.shape, generator=gen) / math.sqrt(module.in_features))
         elif isinstance(module, nn.Embedding):
             fill(module.weight, torch.randn(module.weight.shape, generator=gen))
         elif isinstance(module, nn.RMSNorm):

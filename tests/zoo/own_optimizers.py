@@ -57,9 +57,7 @@ class Orthogonal(torch.optim.Optimizer):
             for param in group["params"]:
                 moving = self.state[param].setdefault("momentum", torch.zeros_like(param.grad))
                 moving.mul_(group["momentum"]).add_(param.grad)
-                update = orthogonalise(
-                    moving.full_tensor() if isinstance(moving, DTensor) else moving
-                )
+                update = orthogonalise(moving.full_tensor() if isinstance(moving, DTensor) else moving)
                 if isinstance(param, DTensor):
                     update = distribute_tensor(update, param.device_mesh, param.placements)
                 param.add_(update, alpha=-group["lr"])

@@ -21,9 +21,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -63,10 +61,7 @@ def parameter_groups(model, weight_decay):
     decay, no_decay = [], []
     for name, param in model.named_parameters():
         (no_decay if param.ndim < 2 or "positions" in name else decay).append(param)
-    return [
-        {"params": decay, "weight_decay": weight_decay},
-        {"params": no_decay, "weight_decay": 0.0},
-    ]
+    return [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
 
 
 def lr_factor(step, warmup=3, total=STEPS, floor=0.1):
@@ -86,9 +81,7 @@ def main():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-2, betas=(0.9, 0.95))
-    scheduler = LambdaLR(
-        optimizer, [lambda step, warmup=warmup: lr_factor(step, warmup) for warmup in (3, 6)]
-    )
+    scheduler = LambdaLR(optimizer, [lambda step, warmup=warmup: lr_factor(step, warmup) for warmup in (3, 6)])
 
     tokens = make_sequences(SAMPLES)
     local = GLOBAL_BATCH // world

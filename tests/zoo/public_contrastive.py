@@ -92,15 +92,11 @@ class ResidualBlock(nn.Module):
         self.heads, self.causal = heads, causal
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x):
         b, n, d = x.shape
-        q, k, v = (
-            self.qkv(self.ln_1(x)).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        )
+        q, k, v = self.qkv(self.ln_1(x)).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         a = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(a.transpose(1, 2).reshape(b, n, d))
         return x + self.mlp(self.ln_2(x))
@@ -112,9 +108,7 @@ class VisionTower(nn.Module):
         self.conv = nn.Conv2d(3, width, patch, stride=patch, bias=False)
         self.cls = nn.Parameter(torch.randn(1, 1, width) * 0.02)
         self.pos = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, width) * 0.02)
-        self.blocks = nn.ModuleList(
-            ResidualBlock(width, heads, causal=False) for _ in range(layers)
-        )
+        self.blocks = nn.ModuleList(ResidualBlock(width, heads, causal=False) for _ in range(layers))
         self.ln_post = nn.LayerNorm(width)
         self.proj = nn.Linear(width, out, bias=False)
 
@@ -146,19 +140,11 @@ class CLIP(nn.Module):
     def __init__(self, a):
         super().__init__()
         self.visual = VisionTower(a.width, a.layers, a.heads, a.embed_dim)
-        self.text = TextTower(
-            a.width, a.layers, a.heads, a.embed_dim, PairedShapes.vocab, PairedShapes.text_len
-        )
-        self.logit_scale = nn.Parameter(
-            torch.full((1,), math.log(1 / 0.07))
-        )  # 1-d: fully_shard takes no scalars
+        self.text = TextTower(a.width, a.layers, a.heads, a.embed_dim, PairedShapes.vocab, PairedShapes.text_len)
+        self.logit_scale = nn.Parameter(torch.full((1,), math.log(1 / 0.07)))  # 1-d: fully_shard takes no scalars
 
     def forward(self, image, text):
-        return (
-            F.normalize(self.visual(image), dim=-1),
-            F.normalize(self.text(text), dim=-1),
-            self.logit_scale.exp(),
-        )
+        return F.normalize(self.visual(image), dim=-1), F.normalize(self.text(text), dim=-1), self.logit_scale.exp()
 
 
 def shard(model):
@@ -179,8 +165,7 @@ class ClipLoss(nn.Module):
         all_txt = torch.cat(torch.distributed.nn.all_gather(txt), dim=0)
         target = torch.arange(n, device=img.device) + rank * n
         return 0.5 * (
-            F.cross_entropy(scale * img @ all_txt.T, target)
-            + F.cross_entropy(scale * txt @ all_img.T, target)
+            F.cross_entropy(scale * img @ all_txt.T, target) + F.cross_entropy(scale * txt @ all_img.T, target)
         )
 
 
@@ -201,10 +186,7 @@ def evaluate(model, loader):
         imgs.append(i), txts.append(t)
     i, t = torch.cat(imgs), torch.cat(txts)
     world = dist.get_world_size()
-    gi, gt = (
-        [torch.empty_like(i) for _ in range(world)],
-        [torch.empty_like(t) for _ in range(world)],
-    )
+    gi, gt = [torch.empty_like(i) for _ in range(world)], [torch.empty_like(t) for _ in range(world)]
     dist.all_gather(gi, i)
     dist.all_gather(gt, t)
     i, t = torch.cat(gi), torch.cat(gt)
@@ -224,9 +206,7 @@ def main():
     args = get_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    logging.basicConfig(
-        level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s")
     random.seed(args.seed), np.random.seed(args.seed), torch.manual_seed(args.seed)
     assert args.batch_size % world == 0
 
@@ -252,15 +232,9 @@ def main():
     sched = torch.optim.lr_scheduler.LambdaLR(optim, lr_lambda)
 
     train_set, val_set = PairedShapes(args.samples, seed=1), PairedShapes(32, seed=2)
-    sampler = DistributedSampler(
-        train_set, world, rank, shuffle=True, seed=args.seed, drop_last=True
-    )
-    loader = DataLoader(
-        train_set, batch_size=args.batch_size // world, sampler=sampler, drop_last=True
-    )
-    val_loader = DataLoader(
-        val_set, batch_size=8, sampler=DistributedSampler(val_set, world, rank, shuffle=False)
-    )
+    sampler = DistributedSampler(train_set, world, rank, shuffle=True, seed=args.seed, drop_last=True)
+    loader = DataLoader(train_set, batch_size=args.batch_size // world, sampler=sampler, drop_last=True)
+    val_loader = DataLoader(val_set, batch_size=8, sampler=DistributedSampler(val_set, world, rank, shuffle=False))
 
     step = 0
     if args.resume:
@@ -314,11 +288,7 @@ def main():
                     evaluate(ema, val_loader),
                 )
             if args.save_freq and step % args.save_freq == 0:
-                state = {
-                    **checkpoint_state(model, ema, optim),
-                    "sched": sched.state_dict(),
-                    "step": step,
-                }
+                state = {**checkpoint_state(model, ema, optim), "sched": sched.state_dict(), "step": step}
                 dcp.save(state, checkpoint_id=os.path.join(args.ckpt_dir, "last"))
                 logger.info("saved at step %d", step)
     dist.destroy_process_group()

@@ -94,9 +94,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, cos, sin):
         B, T, C = x.shape
-        q, k, v = (
-            t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2)
-        )
+        q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
@@ -204,17 +202,10 @@ class TrainState(Stateful):
 
     def state_dict(self):
         model_sd, optim_sd = get_state_dict(self.model, self.optimizer)
-        return {
-            "model": model_sd,
-            "optim": optim_sd,
-            "iter_num": self.iter_num,
-            "best_val": self.best_val,
-        }
+        return {"model": model_sd, "optim": optim_sd, "iter_num": self.iter_num, "best_val": self.best_val}
 
     def load_state_dict(self, sd):
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=sd["model"], optim_state_dict=sd["optim"]
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=sd["model"], optim_state_dict=sd["optim"])
         self.iter_num, self.best_val = sd["iter_num"], sd["best_val"]
 
 
@@ -232,9 +223,7 @@ def estimate_loss(model, data, c: Config, rank: int, world: int) -> float:
 def main():
     c = parse_args()
     if "RANK" not in os.environ:
-        os.environ.update(
-            RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29561"
-        )
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29561")
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     log = print if rank == 0 else (lambda *a, **k: None)
@@ -248,9 +237,7 @@ def main():
     )
 
     mesh = init_device_mesh("cpu", (world,))
-    mp = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if c.dtype == "bfloat16" else None, reduce_dtype=torch.float32
-    )
+    mp = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if c.dtype == "bfloat16" else None, reduce_dtype=torch.float32)
     for block in model.h:
         fully_shard(block, mesh=mesh, mp_policy=mp)
     fully_shard(model, mesh=mesh, mp_policy=mp)

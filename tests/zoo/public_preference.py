@@ -34,10 +34,7 @@ def cli() -> argparse.Namespace:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--max-steps", type=int, default=5)
     ap.add_argument(
-        "--pairs-per-step",
-        type=int,
-        default=16,
-        help="preference pairs in one optimizer step, over all ranks",
+        "--pairs-per-step", type=int, default=16, help="preference pairs in one optimizer step, over all ranks"
     )
     ap.add_argument("--micro-pairs", type=int, default=2, help="pairs in one forward")
     ap.add_argument("--beta", type=float, default=0.5)
@@ -121,9 +118,7 @@ class PreferencePairs:
             return torch.randint(lo, hi, (n,), generator=g).tolist()
 
         prompt = [BOS, *draw(2, self.vocab, draw(2, 7)[0])]
-        good = [
-            2 + (prompt[-1] + k) % (self.vocab - 2) for k in range(draw(3, self.max_len - 8)[0])
-        ]
+        good = [2 + (prompt[-1] + k) % (self.vocab - 2) for k in range(draw(3, self.max_len - 8)[0])]
         bad = draw(2, self.vocab, draw(3, self.max_len - 8)[0])
         return prompt, good, bad
 
@@ -132,10 +127,7 @@ class PreferencePairs:
         pairs = [self.pair(i) for i in indices]
         rows = [(p, g) for p, g, _ in pairs] + [(p, b) for p, _, b in pairs]
         width = max(len(p) + len(a) for p, a in rows)
-        ids, answer = (
-            torch.full((len(rows), width), PAD),
-            torch.zeros(len(rows), width, dtype=torch.bool),
-        )
+        ids, answer = torch.full((len(rows), width), PAD), torch.zeros(len(rows), width, dtype=torch.bool)
         for r, (p, a) in enumerate(rows):
             ids[r, : len(p) + len(a)] = torch.tensor(p + a)
             answer[r, len(p) : len(p) + len(a)] = True
@@ -165,9 +157,7 @@ def shard_model(model: CausalLM, recompute: bool) -> CausalLM:
 
 
 def build_model(args, recompute: bool) -> CausalLM:
-    torch.manual_seed(
-        args.seed
-    )  # the same "SFT" weights for the policy and for the reference, on every rank
+    torch.manual_seed(args.seed)  # the same "SFT" weights for the policy and for the reference, on every rank
     model = CausalLM(args.vocab, args.dim, args.layers, args.max_len)
     return shard_model(model, recompute)
 
@@ -176,18 +166,11 @@ def save(args, step, policy, optimizer, scheduler):
     folder = args.output_dir / f"step-{step:06d}"
     model_sd, optim_sd = get_state_dict(policy, optimizer)
     dcp.save(
-        {
-            "policy": model_sd,
-            "optimizer": optim_sd,
-            "scheduler": scheduler.state_dict(),
-            "step": step,
-        },
+        {"policy": model_sd, "optimizer": optim_sd, "scheduler": scheduler.state_dict(), "step": step},
         checkpoint_id=str(folder),
     )
     if dist.get_rank() == 0:
-        (args.output_dir / "latest.json").write_text(
-            json.dumps({"folder": folder.name, "step": step})
-        )
+        (args.output_dir / "latest.json").write_text(json.dumps({"folder": folder.name, "step": step}))
     dist.barrier()
     log.info("saved %s", folder.name)
 
@@ -195,12 +178,7 @@ def save(args, step, policy, optimizer, scheduler):
 def load(args, policy, optimizer, scheduler) -> int:
     folder = args.resume_from / json.loads((args.resume_from / "latest.json").read_text())["folder"]
     model_sd, optim_sd = get_state_dict(policy, optimizer)
-    state = {
-        "policy": model_sd,
-        "optimizer": optim_sd,
-        "scheduler": scheduler.state_dict(),
-        "step": 0,
-    }
+    state = {"policy": model_sd, "optimizer": optim_sd, "scheduler": scheduler.state_dict(), "step": 0}
     dcp.load(state, checkpoint_id=str(folder))
     set_state_dict(
         policy,
@@ -233,9 +211,7 @@ def main():
     args = cli()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    logging.basicConfig(
-        level=logging.INFO if rank == 0 else logging.ERROR, format="[%(name)s] %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO if rank == 0 else logging.ERROR, format="[%(name)s] %(message)s")
     local_pairs = args.pairs_per_step // world
     if args.pairs_per_step % world or local_pairs % args.micro_pairs:
         raise SystemExit("--pairs-per-step must be a multiple of ranks x --micro-pairs")
@@ -261,10 +237,7 @@ def main():
         args.output_dir.mkdir(parents=True, exist_ok=True)
     start = load(args, policy, optimizer, scheduler) if args.resume_from else 0
 
-    train_pairs, eval_pairs = (
-        PreferencePairs(args.vocab, args.max_len, 3),
-        PreferencePairs(args.vocab, args.max_len, 4),
-    )
+    train_pairs, eval_pairs = PreferencePairs(args.vocab, args.max_len, 3), PreferencePairs(args.vocab, args.max_len, 4)
     for step in range(start, args.max_steps):
         stats = torch.zeros(3)
         for m in range(n_micro):
@@ -275,9 +248,7 @@ def main():
             ids, answer = train_pairs.collate(range(first, first + args.micro_pairs))
             with torch.no_grad() if not reference.training else nullcontext():
                 ref_logps = sequence_logps(reference, ids, answer)
-            losses, margin = dpo_loss(
-                sequence_logps(policy, ids, answer), ref_logps, args.beta, args.label_smoothing
-            )
+            losses, margin = dpo_loss(sequence_logps(policy, ids, answer), ref_logps, args.beta, args.label_smoothing)
             (losses.mean() / n_micro).backward()
             stats += torch.stack([losses.detach().sum(), (margin > 0).sum().float(), margin.sum()])
         norm = torch.nn.utils.clip_grad_norm_(trainable, args.max_grad_norm).full_tensor()
@@ -299,9 +270,7 @@ def main():
         )
         if (step + 1) % 2 == 0:
             log.info(
-                "step %d eval loss %.6f acc %.3f margin %.5f",
-                step + 1,
-                *evaluate(policy, reference, eval_pairs, args),
+                "step %d eval loss %.6f acc %.3f margin %.5f", step + 1, *evaluate(policy, reference, eval_pairs, args)
             )
         if args.save_steps and (step + 1) % args.save_steps == 0:
             save(args, step + 1, policy, optimizer, scheduler)

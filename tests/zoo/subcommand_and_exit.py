@@ -30,9 +30,7 @@ def parse():
 
 def build():
     torch.manual_seed(5)
-    return nn.Sequential(
-        nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)
-    )
+    return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
 
 
 def info(options):

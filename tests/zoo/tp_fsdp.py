@@ -97,9 +97,7 @@ def main():
         model_state, optimizer_state = get_state_dict(model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
         dcp.load(state, checkpoint_id=options.checkpoint)
-        set_state_dict(
-            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         first = state["step"]
     rows = GLOBAL_BATCH // replicas
     for step in range(first, STEPS):

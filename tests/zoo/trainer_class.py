@@ -34,10 +34,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(cfg.width, cfg.width, bias=False)
 
     def forward(self, x):
-        q, k, v = (
-            w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for w in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (w(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(y.transpose(1, 2).flatten(2))
 
@@ -131,10 +128,7 @@ class Trainer:
             loss, norm = self.train_step(step)
             dist.all_reduce(loss)
             if self.rank == 0:
-                print(
-                    f"step {step + 1:3d} loss {loss.item() / self.world:.4f} grad norm {norm.item():.3f}",
-                    flush=True,
-                )
+                print(f"step {step + 1:3d} loss {loss.item() / self.world:.4f} grad norm {norm.item():.3f}", flush=True)
         dist.destroy_process_group()
 
 

@@ -17,8 +17,7 @@ class Experts(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH))
-            for hidden in HIDDEN
+            nn.Sequential(nn.Linear(WIDTH, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH)) for hidden in HIDDEN
         )
 
     def forward(self, x, kind):

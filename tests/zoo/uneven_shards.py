@@ -19,9 +19,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -63,9 +61,7 @@ def mean_size(param):
     if not isinstance(param, DTensor):
         return param.abs().mean()
     shape, stride = param.shape, param.stride()
-    sizes = DTensor.from_local(
-        param.to_local().abs(), param.device_mesh, param.placements, shape=shape, stride=stride
-    )
+    sizes = DTensor.from_local(param.to_local().abs(), param.device_mesh, param.placements, shape=shape, stride=stride)
     return sizes.sum().full_tensor() / sizes.numel()
 
 

@@ -27,9 +27,7 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.proj = nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x):
         batch, seq, _ = x.shape
@@ -47,9 +45,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
 
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.positions(
-            torch.arange(tokens.shape[1], device=tokens.device)
-        )
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -66,20 +62,10 @@ class App(Stateful):
 
     def state_dict(self):
         model, optim = get_state_dict(self.model, self.optimizer)
-        return {
-            "model": model,
-            "optim": optim,
-            "scheduler": self.scheduler.state_dict(),
-            "step": self.step,
-        }
+        return {"model": model, "optim": optim, "scheduler": self.scheduler.state_dict(), "step": self.step}
 
     def load_state_dict(self, state):
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optim"],
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.step = state["step"]
 
@@ -123,10 +109,7 @@ def main():
         dcp.load({"app": app}, checkpoint_id=args.resume)
     tokens = make_sequences(SAMPLES)
     local = GLOBAL_BATCH // world // 2
-    start_event, end_event = (
-        torch.cuda.Event(enable_timing=True),
-        torch.cuda.Event(enable_timing=True),
-    )
+    start_event, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     while app.step < args.steps:
         start_event.record()
         total = torch.zeros((), device=device)
@@ -147,14 +130,8 @@ def main():
         torch.cuda.synchronize()
         dist.all_reduce(total, op=dist.ReduceOp.AVG)
         if rank == 0:
-            memory, spent = (
-                torch.cuda.max_memory_allocated() / 2**30,
-                start_event.elapsed_time(end_event),
-            )
-            print(
-                f"step {app.step} loss {total.item():.4f} {spent:.1f} ms {memory:.2f} GiB",
-                flush=True,
-            )
+            memory, spent = torch.cuda.max_memory_allocated() / 2**30, start_event.elapsed_time(end_event)
+            print(f"step {app.step} loss {total.item():.4f} {spent:.1f} ms {memory:.2f} GiB", flush=True)
         if args.save and app.step % args.save_every == 0:
             dcp.save({"app": app}, checkpoint_id=f"{args.save}/step{app.step}")
     dist.barrier(device_ids=[local_rank])

@@ -41,11 +41,7 @@ def make_data():
     prompts = torch.randn(PROMPTS, FEATURES, generator=gen)
     actions = torch.randint(0, ACTIONS, (PROMPTS, GROUP), generator=gen)
     wanted = (prompts @ torch.randn(FEATURES, ACTIONS, generator=gen)).argmax(dim=1, keepdim=True)
-    return (
-        prompts,
-        actions,
-        (actions == wanted).float() + 0.1 * torch.randn(PROMPTS, GROUP, generator=gen),
-    )
+    return prompts, actions, (actions == wanted).float() + 0.1 * torch.randn(PROMPTS, GROUP, generator=gen)
 
 
 def policy_loss(logits, actions, rewards):

@@ -22,9 +22,7 @@ def build():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 3))
     fully_shard(model[0])
-    return fully_shard(
-        model, reshard_after_forward=True
-    )  # the weights change between forwards without a backward
+    return fully_shard(model, reshard_after_forward=True)  # the weights change between forwards without a backward
 
 
 def batch_of(step):
@@ -51,9 +49,7 @@ def save(folder, model, step, rate):
     whole = {name: param.full_tensor().tolist() for name, param in model.named_parameters()}
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{step:04d}.json").write_text(
-            json.dumps({"step": step, "rate": rate, "weights": whole})
-        )
+        (folder / f"{step:04d}.json").write_text(json.dumps({"step": step, "rate": rate, "weights": whole}))
     dist.barrier()
 
 

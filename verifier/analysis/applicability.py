@@ -1,4 +1,6 @@
-"""Whether a script has what a rule is about: by the names in its sources, and by the records of completed runs."""
+"""Whether a script has what a rule is about: by the names in its sources, and by the records of
+completed runs.
+"""
 
 import ast
 import re
@@ -15,7 +17,9 @@ _NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.arg: "a
 
 
 def unnamed(sources: Sources, *words: str) -> str:
-    """Why a script uses none of these names; "" if it may: its sources name one, or are not known."""
+    """Why a script uses none of these names; "" if it may: its sources name one, or are not
+    known.
+    """
     if (
         not sources.project
         or not words
@@ -30,7 +34,10 @@ def without_steps(run: Run) -> str:
     if run.steps() > 0:
         return ""
     if run.completed and run.traces and not run.all(Micro):
-        return "no backward ran: training without gradients (zeroth order, evolution strategies) is not judged"
+        return (
+            "no backward ran: training without gradients (zeroth order, evolution strategies) is"
+            " not judged"
+        )
     return "the train run recorded no optimizer step"
 
 
@@ -48,7 +55,9 @@ def sharded_once(run: Run) -> str:
 
 
 def meshes(run: Run) -> int:
-    """How many meshes (by shape, names and ranks) hold rank 0's parameters or are given to `fully_shard`."""
+    """How many meshes (by shape, names and ranks) hold rank 0's parameters or are given to
+    `fully_shard`.
+    """
     entries = [e[0] for e in run.parameters.values() if e[0].sharded and e[0].rank == 0]
     given = [wrap.mesh for wrap in run.places(Wrap) if wrap.mesh is not None]
     held = {(tuple(e.mesh), tuple(e.mesh_names), tuple(e.ranks)) for e in entries}
@@ -56,26 +65,35 @@ def meshes(run: Run) -> int:
 
 
 def absent(run: Run | None, seen: object, reason: str) -> str:
-    """The reason why a rule does not apply, if a completed run has shown nothing of the kind; "" otherwise."""
+    """The reason why a rule does not apply, if a completed run has shown nothing of the kind; ""
+    otherwise.
+    """
     return "" if seen or run is None or unfinished(run) else reason
 
 
 def unfinished(run: Run) -> str:
     """Why a run has not shown all that the script does; "" if it completed."""
     if not run.completed:
-        return f"the {run.role} run stopped before it reached what this rule checks (see run-completes)"
+        return (
+            f"the {run.role} run stopped before it reached what this rule checks (see"
+            " run-completes)"
+        )
     return "" if run.steps() else f"the {run.role} run made no optimizer step"
 
 
 def trainings(evidence: Evidence) -> Iterator[Run]:
-    """The runs of the unchanged script that may stop with an error of torch: train, resume, reshard."""
+    """The runs of the unchanged script that may stop with an error of torch: train, resume,
+    reshard.
+    """
     yield from (
         run for run in (evidence.train, evidence.resume, *evidence.reshards) if run is not None
     )
 
 
 def went_through(evidence: Evidence) -> bool:
-    """Whether the train run made steps and it and the resume completed: what they have not shown, the script does not do."""
+    """Whether the train run made steps and it and the resume completed: what they have not shown,
+    the script does not do.
+    """
     runs = [run for run in (evidence.train, evidence.resume) if run is not None]
     return (
         evidence.train is not None
@@ -85,7 +103,8 @@ def went_through(evidence: Evidence) -> bool:
 
 
 def begins_elsewhere(train: Run, resumed: Run, after: int) -> str:
-    """Why a resumed run has no steps to compare: its first step is that of another optimizer (peers that take turns). "" if it has.
+    """Why a resumed run has no steps to compare: its first step is that of another optimizer (peers
+    that take turns). "" if it has.
 
     `after`: the steps of `train` that come before it.
     """
@@ -98,7 +117,10 @@ def begins_elsewhere(train: Run, resumed: Run, after: int) -> str:
     ]
     if not mine or not any(theirs) or mine & set().union(*theirs):
         return ""
-    return "the optimizers take turns, and the resumed run begins with another one's step: save after a whole round (--save-args)"
+    return (
+        "the optimizers take turns, and the resumed run begins with another one's step: save after"
+        " a whole round (--save-args)"
+    )
 
 
 def never_sharded(evidence: Evidence) -> str:
@@ -108,7 +130,9 @@ def never_sharded(evidence: Evidence) -> str:
 
 
 def unseen_load(evidence: Evidence, *setters: str) -> str:
-    """Why a rule on loading is inconclusive: the sources can resume and name a setter, and no run loaded anything."""
+    """Why a rule on loading is inconclusive: the sources can resume and name a setter, and no run
+    loaded anything.
+    """
     if evidence.saving is None or not went_through(evidence) or unnamed(evidence.sources, *setters):
         return ""
     if evidence.trained.role == "simulate":  # it never resumes; the tier names its limits
@@ -119,7 +143,10 @@ def unseen_load(evidence: Evidence, *setters: str) -> str:
         for t in traces
     ):
         return ""
-    lacks = f"the sources can load state ({', '.join(setters)}), but no run did: give --save-args and --resume-args"
+    lacks = (
+        f"the sources can load state ({', '.join(setters)}), but no run did: give --save-args and"
+        " --resume-args"
+    )
     return evidence.missing.get("resume", lacks)
 
 
@@ -131,7 +158,10 @@ def _names(sources: Sources, file: str, words: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=256)
 def _words(tree: ast.Module) -> frozenset[str]:
-    """Every name, attribute, keyword and word of a string, except docstrings. What is imported is used by its name, or not at all."""
+    """Every name, attribute, keyword and word of a string, except docstrings.
+
+    What is imported is used by its name, or not at all.
+    """
     return frozenset(word for node in walk(tree) for word in _words_of(node))
 
 

@@ -9,7 +9,9 @@ _ERROR = re.compile(r"(^|: )error:", re.IGNORECASE)
 
 
 def usage_error(run: Run) -> str:
-    """The script's own message where every rank exits with status 2 and a usage line before any step; else ""."""
+    """The script's own message where every rank exits with status 2 and a usage line before any
+    step; else "".
+    """
     text = run.stderr.get(run.traces[0].rank, "") if run.traces else ""
     if run.timed_out or run.steps() or not _USAGE.search(text):
         return ""

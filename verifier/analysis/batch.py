@@ -1,4 +1,6 @@
-"""How one process takes the global batch of a script whose batch size is that of a rank: by the script's own option."""
+"""How one process takes the global batch of a script whose batch size is that of a rank: by the
+script's own option.
+"""
 
 import re
 import shlex
@@ -14,9 +16,11 @@ _OTHERS = {"eval", "val", "valid", "validation", "test", "prefetch"}
 def whole_batch(
     train: Run, single: Run, options: Iterable[Option], args: Sequence[str]
 ) -> tuple[str, ...]:
-    """The arguments with which one process should take all samples of a step; () where the options do not show them.
+    """The arguments with which one process should take all samples of a step; () where the options
+    do not show them.
 
-    An option counts if its name has "batch" and its value is what every forward of every rank, and of the one process, was given.
+    An option counts if its name has "batch" and its value is what every forward of every rank, and
+    of the one process, was given.
     """
     sizes = {len(micro.rows) for run in (train, single) for rank in run.micros(1) for micro in rank}
     ranks = len(train.sample_ranks)

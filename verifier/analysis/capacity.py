@@ -28,10 +28,14 @@ _SIGNS = (  # in the text of an error, in lower case
     (BATCH, ("batch", "divisible", "divide")),
 )
 _UNFOLLOWED = {
-    "FileNotFoundError": "it reads a file that is not there: give it as for training, or leave out what reads it",
+    "FileNotFoundError": (
+        "it reads a file that is not there: give it as for training, or leave out what reads it"
+    ),
     "NotImplementedError": "an operator has no form that computes shapes alone",
     "TimeoutError": "it waits for what other ranks do, of which a rehearsal has none",
-    "DynamicOutputShapeException": "the size of a result depends on values, which a rehearsal does not have",
+    "DynamicOutputShapeException": (
+        "the size of a result depends on values, which a rehearsal does not have"
+    ),
     "DataDependentOutputException": "it depends on values, which a rehearsal does not have",
     "Unplannable": "it depends on values, which a rehearsal does not have",
 }
@@ -39,7 +43,10 @@ _UNFOLLOWED = {
 
 @dataclass(frozen=True)
 class Trouble:
-    """What ended a rehearsal early. `kind`: what is wrong; `unfollowed`: why the script may be right all the same."""
+    """What ended a rehearsal early.
+
+    `kind`: what is wrong; `unfollowed`: why the script may be right all the same.
+    """
 
     kind: str
     text: str
@@ -49,7 +56,10 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The judged rehearsal. `needed`: bytes of the device at the peak, with the allocator's part and RESERVE."""
+    """The judged rehearsal.
+
+    `needed`: bytes of the device at the peak, with the allocator's part and RESERVE.
+    """
 
     record: Rehearsal | None
     trouble: Trouble | None
@@ -81,7 +91,9 @@ class Rehearsed:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits; None without the memory of a device, or if even that depends on the allocator."""
+        """Whether it fits; None without the memory of a device, or if even that depends on the
+        allocator.
+        """
         if self.memory is None or self.highest is None:
             return None
         return True if self.needed <= self.memory else False if self.least > self.memory else None
@@ -135,10 +147,16 @@ def _trouble(run: Run, record: Rehearsal | None) -> Trouble | None:
         text = f"the script ended with status {end.code}" + (f": {said}" if said else "")
         return Trouble(_kind(text), text, end.frames[0] if end.frames else None)
     if record is not None and 0 < record.mesh_ranks < record.world_size:
-        text = f"the largest mesh has {record.mesh_ranks} of {record.world_size} ranks: the others take no part"
+        text = (
+            f"the largest mesh has {record.mesh_ranks} of {record.world_size} ranks: the others"
+            " take no part"
+        )
         return Trouble(MESH, text, record.mesh_line)
     if record is None or not record.steps:
-        why = "no forward had gradients, or followed an update of the weights, before the script ended"
+        why = (
+            "no forward had gradients, or followed an update of the weights, before the script"
+            " ended"
+        )
         return Trouble(OTHER, "no model was trained", None, why)
     return None
 
@@ -167,7 +185,9 @@ def _kind(text: str) -> str:
 
 
 def totals(record: Rehearsal) -> list[tuple[Collective, int, int]]:
-    """(one of them, count, bytes) of the collectives of the last whole step, by kind, group, dtype and phase."""
+    """(one of them, count, bytes) of the collectives of the last whole step, by kind, group, dtype
+    and phase.
+    """
     last = max((one.step for one in record.collectives if one.step <= record.steps), default=0)
     found: dict[tuple[str, str, int, str, str], tuple[Collective, int, int]] = {}
     for one in record.collectives:

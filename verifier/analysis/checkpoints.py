@@ -1,4 +1,6 @@
-"""What the runs show of a script's checkpoints: which saves can be resumed from, and where they are."""
+"""What the runs show of a script's checkpoints: which saves can be resumed from, and where they
+are.
+"""
 
 import os
 import re
@@ -43,10 +45,12 @@ def _within(path: str, folders: Collection[str]) -> bool:
 def loaded_before(
     run: Run, own: Collection[str], foreign: Callable[[str], bool] = lambda path: False
 ) -> str:
-    """The message on a run that should start from scratch and loaded an earlier checkpoint; "" if it did not.
+    """The message on a run that should start from scratch and loaded an earlier checkpoint; "" if
+    it did not.
 
-    `own` are the paths that this run has written. A file that is loaded, such as pretrained weights, is no checkpoint unless the run
-    saves to the same folder; a folder of torch.distributed.checkpoint is one unless it saves elsewhere, or it is `foreign`: it reads
+    `own` are the paths that this run has written. A file that is loaded, such as pretrained
+    weights, is no checkpoint unless the run saves to the same folder; a folder of
+    torch.distributed.checkpoint is one unless it saves elsewhere, or it is `foreign`: it reads
     pretrained safetensors, too.
     """
     homes = {str(Path(path).parent) for path in saved_paths(run)}
@@ -58,14 +62,18 @@ def loaded_before(
             record.op == "load" and not homes and not foreign(path)
         ):
             return (
-                f"the {run.role} run loaded {path}, which existed before this verification: the script resumes automatically "
-                "from an earlier run. Move it away, or pass arguments that name an empty folder, such as {checkpoint}"
+                f"the {run.role} run loaded {path}, which existed before this verification: the"
+                " script resumes automatically from an earlier run. Move it away, or pass"
+                " arguments that name an empty folder, such as {checkpoint}"
             )
     return ""
 
 
 def no_checkpoint(evidence: Evidence) -> str:
-    """Why rules on checkpoints do not apply: neither a run nor the sources save or load one. "" if they apply, or somebody says so."""
+    """Why rules on checkpoints do not apply: neither a run nor the sources save or load one.
+
+    "" if they apply, or somebody says so.
+    """
     train = evidence.train
     if (
         train is None
@@ -82,7 +90,9 @@ def no_checkpoint(evidence: Evidence) -> str:
 
 
 def own_files(evidence: Evidence) -> str:
-    """Why no save can be interrupted and no checkpoint damaged: the script writes them in a format of its own. "" if it does not."""
+    """Why no save can be interrupted and no checkpoint damaged: the script writes them in a format
+    of its own. "" if it does not.
+    """
     saves = saves_of(evidence.train) if evidence.train is not None else []
     own = bool(saves) and all(record.op == "write" for record in saves)
     return (
@@ -93,7 +103,10 @@ def own_files(evidence: Evidence) -> str:
 
 
 def only_exports(evidence: Evidence) -> str:
-    """Why rules on a resume do not apply: what is written is an export. "" if it may be a checkpoint, or somebody says so."""
+    """Why rules on a resume do not apply: what is written is an export.
+
+    "" if it may be a checkpoint, or somebody says so.
+    """
     train = evidence.train
     if (
         train is None
@@ -105,11 +118,16 @@ def only_exports(evidence: Evidence) -> str:
     seen = {record.op for record in train.all(Checkpoint)}
     if not seen or not seen <= {"torch.save", *LOADS} - {"load"}:
         return ""
-    return f"the script exports with torch.save, and loads {'only what it begins with' if evidence.loading else 'nothing'}"
+    return (
+        "the script exports with torch.save, and loads"
+        f" {'only what it begins with' if evidence.loading else 'nothing'}"
+    )
 
 
 def unseen_save(evidence: Evidence) -> str:
-    """Why rules on checkpoints are inconclusive although nothing failed: the sources can save, the train run did not."""
+    """Why rules on checkpoints are inconclusive although nothing failed: the sources can save, the
+    train run did not.
+    """
     train, saving = evidence.train, evidence.saving
     if train is None or train.steps() == 0 or saving is None or train.role == "simulate":
         return ""
@@ -118,13 +136,16 @@ def unseen_save(evidence: Evidence) -> str:
     steps = train.steps()
     place = f"{saving.file.rpartition('/')[2]}:{saving.line}"
     return (
-        f"the sources can save ({place} `{saving.code[:60]}`), but the train run of {steps} steps did not: give --save-args "
-        f"that save after one of the steps 1 to {steps - 1} (or more --steps), and --resume-args"
+        f"the sources can save ({place} `{saving.code[:60]}`), but the train run of {steps} steps"
+        f" did not: give --save-args that save after one of the steps 1 to {steps - 1} (or more"
+        " --steps), and --resume-args"
     )
 
 
 def named_paths(words: Sequence[str]) -> list[str]:
-    """The paths below `{checkpoint}` that arguments name, relative to it: `step_6` of `--resume={checkpoint}/step_6`."""
+    """The paths below `{checkpoint}` that arguments name, relative to it: `step_6` of
+    `--resume={checkpoint}/step_6`.
+    """
     found = (word.partition(PLACE + "/")[2].strip("/") for word in words)
     return [path for path in found if path and "{" not in path]
 
@@ -136,10 +157,11 @@ def number_in(path: str) -> int | None:
 
 
 def unwritten(words: Sequence[str], left: Collection[str]) -> str:
-    """The numbered path below `{checkpoint}` that arguments name and no rank wrote; "" if there is none.
+    """The numbered path below `{checkpoint}` that arguments name and no rank wrote; "" if there is
+    none.
 
-    `left`: what is there, relative to it. A path may be the beginning of a name (`ckpt` of `ckpt.rank0.pt`). A path
-    without a number may be one that the run is to write.
+    `left`: what is there, relative to it. A path may be the beginning of a name (`ckpt` of
+    `ckpt.rank0.pt`). A path without a number may be one that the run is to write.
     """
     lost = [path for path in named_paths(words) if not any(item.startswith(path) for item in left)]
     return next((path for path in lost if number_in(path) is not None), "")

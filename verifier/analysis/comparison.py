@@ -1,10 +1,12 @@
 """How far two runs of the same script differ, and how far they may differ.
 
-The limit is derived: the perturbed run repeats the reference run from weights one unit in the last place away. What that changes is
-the noise of this script; the limit is a small multiple of it, plus the rounding of a few additions in another order. Where the
-noise was not measured, only a difference that no script's noise explains is a fault; one between the two limits is inconclusive.
+The limit is derived: the perturbed run repeats the reference run from weights one unit in the last
+place away. What that changes is the noise of this script; the limit is a small multiple of it, plus
+the rounding of a few additions in another order. Where the noise was not measured, only a
+difference that no script's noise explains is a fault; one between the two limits is inconclusive.
 
-Differences are relative to what a quantity can resolve: a loss to the largest loss of the run, a gradient to the whole gradient.
+Differences are relative to what a quantity can resolve: a loss to the largest loss of the run, a
+gradient to the whole gradient.
 """
 
 import math
@@ -20,11 +22,11 @@ from .scaling import reduced_by_the_script
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
 CANCELLED = 16.0  # times FLOOR, for a gradient: a sum whose terms may cancel
-FROM_LOSSES = (
-    2.0**-10
-)  # for an update made of a difference of two losses, whose rounding it multiplies
+# for an update made of a difference of two losses, whose rounding it multiplies
+FROM_LOSSES = 2.0**-10
 CLEARLY = 8.0  # times what is allowed, where single parameters are judged
-GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
+# ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
+GROSS = 0.05
 Gradients = dict[str, Sketch | None]
 MEASURES = ("loss", "gradient norm", "first gradient", "gradient at the step", "update")
 SMALL = 1e-3  # gradients far below the whole gradient are compared on this share of it
@@ -34,8 +36,8 @@ SMALL = 1e-3  # gradients far below the whole gradient are compared on this shar
 class Comparison:
     """Largest relative differences by measure, and the size of the oracle's whole update.
 
-    The loss and the gradient norm are compared over steps, the gradient after backward and where the optimizer finds it over
-    parameters at step 1, the update over all steps.
+    The loss and the gradient norm are compared over steps, the gradient after backward and where
+    the optimizer finds it over parameters at step 1, the update over all steps.
     """
 
     measures: dict[str, float]
@@ -49,9 +51,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Limits:
-    """By measure, the difference up to which two runs agree (`allowed`) and above which they differ (`gross`).
+    """By measure, the difference up to which two runs agree (`allowed`) and above which they differ
+    (`gross`).
 
-    The two are equal where the noise of the script was measured; `underived` is why it was not. `noise` is that of the loss.
+    The two are equal where the noise of the script was measured; `underived` is why it was not.
+    `noise` is that of the loss.
     """
 
     allowed: dict[str, float]
@@ -60,7 +64,9 @@ class Limits:
     underived: str = ""
 
     def agree(self, measures: Mapping[str, float]) -> bool:
-        """Whether every measure is within what is allowed, or all but the loss: a script may scale its gradients after backward."""
+        """Whether every measure is within what is allowed, or all but the loss: a script may scale
+        its gradients after backward.
+        """
         return self.over(measures) <= ({MEASURES[0]} if len(measures) == len(MEASURES) else set())
 
     def over(self, measures: Mapping[str, float]) -> set[str]:
@@ -73,7 +79,9 @@ class Limits:
 
 
 def compare(run: Run, oracle: Run, until: int | None = None) -> Comparison:
-    """Compare the steps that both runs made, up to step `until`, on the same weights and samples."""
+    """Compare the steps that both runs made, up to step `until`, on the same weights and
+    samples.
+    """
     steps = range(1, min(run.steps(), oracle.steps(), until or run.steps()) + 1)
     update, size = update_apart(run, oracle, steps[-1])
     values = (
@@ -87,7 +95,9 @@ def compare(run: Run, oracle: Run, until: int | None = None) -> Comparison:
 
 
 def agrees(evidence: Evidence, rule: str, run: Run, oracle: Run, role: str, label: str) -> bool:
-    """Whether two runs from the same weights come to the same numbers in all steps, however their samples are cut into rows."""
+    """Whether two runs from the same weights come to the same numbers in all steps, however their
+    samples are cut into rows.
+    """
     if not run.completed or unlike(run, oracle, role, label):
         return False
     found = compare(run, oracle)
@@ -95,7 +105,9 @@ def agrees(evidence: Evidence, rule: str, run: Run, oracle: Run, role: str, labe
 
 
 def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
-    """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
+    """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the
+    same samples.
+    """
     if reason := unlike(run, oracle, role, label):
         return reason
     if parted(run, oracle) == 1:
@@ -109,7 +121,9 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
 
 
 def unlike(run: Run, oracle: Run, role: str, label: str) -> str:
-    """Why `oracle` cannot judge `run`, whatever its samples are; "" if it completed, from the same weights."""
+    """Why `oracle` cannot judge `run`, whatever its samples are; "" if it completed, from the same
+    weights.
+    """
     if not oracle.completed:
         cause = root_cause(oracle)
         code = f" (`{cause.location.code}`)" if cause.location and cause.location.code else ""
@@ -131,26 +145,33 @@ def unlike(run: Run, oracle: Run, role: str, label: str) -> str:
 def parted(run: Run, oracle: Run) -> int | None:
     """The first step in which two runs were given other samples; None if there is none.
 
-    Samples that a model has made (the fakes of a GAN) differ in their rounding: where all numbers agree, they are the same.
+    Samples that a model has made (the fakes of a GAN) differ in their rounding: where all numbers
+    agree, they are the same.
     """
     steps = range(1, min(run.steps(), oracle.steps()) + 1)
     return next((step for step in steps if not run.same_batch(step, oracle)), None)
 
 
 def loss_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
-    """Difference of the objective of a step on the scale of the losses; `run` may be the oracle resumed after step `after`."""
+    """Difference of the objective of a step on the scale of the losses; `run` may be the oracle
+    resumed after step `after`.
+    """
     return _apart(run.objective(step), oracle.objective(after + step), oracle.loss_scale)
 
 
 def norm_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
-    """Difference of the norm of the whole gradient after backward, on the scale of the largest of them."""
+    """Difference of the norm of the whole gradient after backward, on the scale of the largest of
+    them.
+    """
     late = reduced_by_the_script(run)
     mine, theirs = _norm(_gradients(run, step, late)), _norm(_gradients(oracle, after + step, late))
     return _apart(mine, theirs, max(abs(theirs or 0.0), oracle.gradient_scale["grads"]))
 
 
 def gradients_apart(run: Run, oracle: Run, at_step: bool = False) -> dict[str, float]:
-    """{parameter: relative difference of its gradient in step 1}, after backward or where the optimizer finds it."""
+    """{parameter: relative difference of its gradient in step 1}, after backward or where the
+    optimizer finds it.
+    """
     mine, theirs = first_gradients(run, oracle, at_step)
     first = math.sqrt(math.fsum(g[0] for g in theirs.values() if g is not None))
     total = max(first, oracle.gradient_scale["grads_at_step" if at_step else "grads"])
@@ -166,7 +187,9 @@ def gradients_apart(run: Run, oracle: Run, at_step: bool = False) -> dict[str, f
 
 
 def gradient_apart(run: Run, oracle: Run) -> tuple[float, list[str]]:
-    """(relative difference of the whole first gradient, parameters by their part in it, largest first)."""
+    """(relative difference of the whole first gradient, parameters by their part in it, largest
+    first).
+    """
     mine, theirs = first_gradients(run, oracle)
     parts = {
         n: difference(a, b)
@@ -187,9 +210,12 @@ def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradi
 
 
 def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
-    """(relative difference of all weight changes up to the end of `step`, size of the oracle's change)."""
+    """(relative difference of all weight changes up to the end of `step`, size of the oracle's
+    change).
+    """
     mine, theirs = changes(run, step), changes(oracle, step)
-    # of what rounding leaves of a sum that cancels, such as the gradient of a bias before a softmax, Adam makes whole updates
+    # of what rounding leaves of a sum that cancels, such as the gradient of a bias before a
+    # softmax, Adam makes whole updates
     chance = {n for n in run.faint.keys() & oracle.faint.keys() if run.faint[n] or oracle.faint[n]}
     mine, theirs = (
         {n: change for n, change in one.items() if n not in chance} for one in (mine, theirs)
@@ -201,10 +227,12 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
 
 
 def first_updates_apart(evidence: Evidence, rule: str) -> dict[str, tuple[float, float]]:
-    """{parameter: (relative difference of its first update, allowed)}, those that are most apart first.
+    """{parameter: (relative difference of its first update, allowed)}, those that are most apart
+    first.
 
-    Each parameter is judged by its own noise, since one that begins at zero may have a noise that hides all others in their sum. It
-    differs if it does from DDP and from one process, both of which have its gradient.
+    Each parameter is judged by its own noise, since one that begins at zero may have a noise that
+    hides all others in their sum. It differs if it does from DDP and from one process, both of
+    which have its gradient.
     """
     run, perturbed, base = evidence.full_precision, evidence.perturbed, nudged(evidence)
     oracles = [
@@ -242,14 +270,19 @@ def _first_updates(run: Run, oracle: Run) -> dict[str, float]:
 
 
 def limits(evidence: Evidence, rule: str) -> Limits:
-    """How far two runs may differ for a rule, from the noise that the perturbed run has measured."""
+    """How far two runs may differ for a rule, from the noise that the perturbed run has
+    measured.
+    """
     perturbed, base, why = evidence.perturbed, nudged(evidence), _unmeasured(evidence)
     noise = dict.fromkeys(MEASURES, 0.0)
     if base is not None and perturbed is not None and min(base.steps(), perturbed.steps()) > 0:
         noise = compare(perturbed, base).measures
     known = {name: value for name, value in noise.items() if math.isfinite(value)}
     if not why and len(known) < len(noise):
-        why = f"the perturbed run has no finite difference of {', '.join(name for name in noise if name not in known)}"
+        why = (
+            "the perturbed run has no finite difference of"
+            f" {', '.join(name for name in noise if name not in known)}"
+        )
     allowed = {
         name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in MEASURES
     }
@@ -263,7 +296,9 @@ def limits(evidence: Evidence, rule: str) -> Limits:
 
 
 def times_noise(evidence: Evidence, run: Run, oracle: Run) -> float:
-    """How many times the noise of the script, which one perturbed run has measured, two runs are apart that agree; at least 1."""
+    """How many times the noise of the script, which one perturbed run has measured, two runs are
+    apart that agree; at least 1.
+    """
     perturbed, base = evidence.perturbed, nudged(evidence)
     if perturbed is None or base is None:
         return 1.0
@@ -319,7 +354,9 @@ def _apart(a: float | None, b: float | None, scale: float) -> float:
 
 
 def _gradients(run: Run, step: int, late: set[str]) -> Gradients:
-    """Every gradient of a step after the last backward, before any clipping; those of `late` at the optimizer step."""
+    """Every gradient of a step after the last backward, before any clipping; those of `late` at the
+    optimizer step.
+    """
     found = run.whole(Step, "grads", step)
     if late:
         at_step = run.whole(Step, "grads_at_step", step)
@@ -353,14 +390,18 @@ def changes(run: Run, step: int) -> dict[str, Sketch]:
 
 
 def changes_between(run: Run, step: int) -> dict[str, Sketch]:
-    """{parameter: sketch of its change behind the optimizer step before `step`, until that of `step`}."""
+    """{parameter: sketch of its change behind the optimizer step before `step`, until that of
+    `step`}.
+    """
     return apart_by_name(run.whole(Stepped, "weights", step - 1), run.whole(Step, "weights", step))
 
 
 def apart_by_name(
     before: Mapping[str, Sketch | None], after: Mapping[str, Sketch | None]
 ) -> dict[str, Sketch]:
-    """The differences of sketches; the first number of a sketch is not linear and is left at zero."""
+    """The differences of sketches; the first number of a sketch is not linear and is left at
+    zero.
+    """
     pairs = {
         name: (a, b)
         for name, a in before.items()

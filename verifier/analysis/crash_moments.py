@@ -19,7 +19,8 @@ _MOMENTS = {
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a rank is killed: in its `call`-th save, or before the `call`-th change that it makes beside them (probe/crash.py).
+    """Where a rank is killed: in its `call`-th save, or before the `call`-th change that it makes
+    beside them (probe/crash.py).
 
     `what`: the text of a report; `steps`: how many the run needs to reach it.
     """
@@ -37,19 +38,26 @@ class Moment:
 
     @property
     def beside(self) -> bool:
-        """Whether the rank is killed outside of the functions that save, in what the script does around them."""
+        """Whether the rank is killed outside of the functions that save, in what the script does
+        around them.
+        """
         return self.moment not in _MOMENTS
 
     @property
     def note(self) -> str:
         """The text of a report."""
-        return f"rank {self.rank} killed {self.what or f'in its save number {self.call}, {_MOMENTS[self.moment]}'}"
+        return (
+            f"rank {self.rank} killed"
+            f" {self.what or f'in its save number {self.call}, {_MOMENTS[self.moment]}'}"
+        )
 
 
 def moments(train: Run, thorough: bool, home: str = "") -> list[Moment]:
-    """Where to kill, strongest first: in the second save, where a complete one exists that it may overwrite; then around it.
+    """Where to kill, strongest first: in the second save, where a complete one exists that it may
+    overwrite; then around it.
 
-    `home`: the folder of `{checkpoint}`; a file that lies there, and not in a folder of its own, is a pointer to a checkpoint or a log.
+    `home`: the folder of `{checkpoint}`; a file that lies there, and not in a folder of its own, is
+    a pointer to a checkpoint or a log.
     """
     steps = events(train)
     if not steps:
@@ -83,10 +91,15 @@ def moments(train: Run, thorough: bool, home: str = "") -> list[Moment]:
 
 
 def _around(train: Run, step: int, home: str) -> Iterator[Moment]:
-    """Between a removal and a rename, and before the last file that a rank writes beside DCP's, in the save after `step`."""
+    """Between a removal and a rename, and before the last file that a rank writes beside DCP's, in
+    the save after `step`.
+    """
     for trace in train.traces:
         if (call := _exchange(trace, step)) is not None:
-            what = "after it removed an earlier checkpoint, before the new one was renamed to its place"
+            what = (
+                "after it removed an earlier checkpoint, before the new one was renamed to its"
+                " place"
+            )
             yield Moment(trace.rank, call, "before-rename", step + 1, what)
             break
     for trace in reversed(train.traces):
@@ -102,7 +115,9 @@ def _around(train: Run, step: int, home: str) -> Iterator[Moment]:
 
 
 def _exchange(trace: Trace, step: int) -> int | None:
-    """Which rename of a rank puts a save into the place of one that it has removed or renamed before."""
+    """Which rename of a rank puts a save into the place of one that it has removed or renamed
+    before.
+    """
     gone: set[str] = set()
     renames, after = 0, 0
     for record in trace.records:
@@ -119,7 +134,9 @@ def _exchange(trace: Trace, step: int) -> int | None:
 
 
 def _own_file(trace: Trace, step: int, home: str) -> tuple[int, str] | None:
-    """(which of a rank's files it is, its name): the last one that it writes into the folder of a save by DCP, after that."""
+    """(which of a rank's files it is, its name): the last one that it writes into the folder of a
+    save by DCP, after that.
+    """
     together = [save for save in saves_of(trace) if save.together and save.after == step]
     written = [record for record in trace.of(Checkpoint) if record.op in ("write", "torch.save")]
     files = [
@@ -134,7 +151,9 @@ def _own_file(trace: Trace, step: int, home: str) -> tuple[int, str] | None:
 
 
 def _beside(path: str, saves: list[Save], home: str) -> bool:
-    """Whether a file lies in the folder of a save, or in the folder above it that is not the one of all checkpoints."""
+    """Whether a file lies in the folder of a save, or in the folder above it that is not the one of
+    all checkpoints.
+    """
     folders = {
         folder for save in saves for folder in (save.to, str(Path(save.to).parent)) if save.to
     }

@@ -1,4 +1,6 @@
-"""Where the ranks of a run that hung, or met in different collectives, diverged: their logs, compared event by event."""
+"""Where the ranks of a run that hung, or met in different collectives, diverged: their logs,
+compared event by event.
+"""
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -25,14 +27,16 @@ Frame = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Parting:
-    """The first event that the ranks do not share. `events`: that of each rank, None if it reached no further one."""
+    """The first event that the ranks do not share.
+
+    `events`: that of each rank, None if it reached no further one.
+    """
 
     number: int  # from 1, counted in collectives and steps
     events: dict[int, ProgressEvent | None]
     before: ProgressEvent | None  # the last event that all shared
-    notes: dict[int, list[ProgressEvent]] = field(
-        default_factory=dict
-    )  # what each rank's loaders did between the two
+    # what each rank's loaders did between the two
+    notes: dict[int, list[ProgressEvent]] = field(default_factory=dict)
     left: frozenset[int] = frozenset()  # the ranks that had ended without an exception
 
     def text(self) -> str:
@@ -51,7 +55,9 @@ class Parting:
 
 
 def parting(run: Run | None) -> Parting | None:
-    """Where the ranks of a run diverged, if it did not complete because they reached no common collective."""
+    """Where the ranks of a run diverged, if it did not complete because they reached no common
+    collective.
+    """
     if run is None or run.completed or len(run.progress) < 2 or not _stuck(run):
         return None
     logs = {rank: [*events, *_unlogged(run, rank, events)] for rank, events in run.progress.items()}
@@ -82,13 +88,17 @@ def place(event: ProgressEvent) -> str:
 
 
 def location(frame: Frame) -> Place:
-    """A frame of an event as a finding's location; its code is filled in from the sources after judging."""
+    """A frame of an event as a finding's location; its code is filled in from the sources after
+    judging.
+    """
     file, line, function = frame
     return Place(file=file, line=line, function=function, code="")
 
 
 def fork(a: ProgressEvent, b: ProgressEvent) -> tuple[Frame, Frame] | None:
-    """The frames, outermost first, in which two events first stand at different lines of one function."""
+    """The frames, outermost first, in which two events first stand at different lines of one
+    function.
+    """
     for first, second in zip(reversed(a.frames), reversed(b.frames), strict=False):
         if first != second:
             return (first, second) if first[0] == second[0] and first[2] == second[2] else None
@@ -96,7 +106,9 @@ def fork(a: ProgressEvent, b: ProgressEvent) -> tuple[Frame, Frame] | None:
 
 
 def _stuck(run: Run) -> bool:
-    """A time-out, gloo's abort on a mismatch, or ranks that only lost a peer which ended without an error."""
+    """A time-out, gloo's abort on a mismatch, or ranks that only lost a peer which ended without an
+    error.
+    """
     if run.timed_out or any("collective mismatch" in text for text in run.stderr.values()):
         return True
     if any(e.code < 0 and not e.killed for e in run.ended):
@@ -108,7 +120,9 @@ def _stuck(run: Run) -> bool:
 
 
 def _unlogged(run: Run, rank: int, events: list[ProgressEvent]) -> list[ProgressEvent]:
-    """A collective that is not in the log (an implicit one of a DTensor), from the stack of a rank that waits in it."""
+    """A collective that is not in the log (an implicit one of a DTensor), from the stack of a rank
+    that waits in it.
+    """
     frames, waits = own_frames(run.stacks.get(rank, "")) if run.timed_out else ([], False)
     chain = [(f.file, f.line, f.function) for f in frames]
     last = events[-1].frames if events else []

@@ -1,4 +1,6 @@
-"""What a script prints and writes behind its last step, on N ranks (the survey run) and in one process (the ending run)."""
+"""What a script prints and writes behind its last step, on N ranks (the survey run) and in one
+process (the ending run).
+"""
 
 import math
 import re
@@ -26,7 +28,9 @@ _OF_THE_MACHINE = re.compile(
 
 @dataclass(frozen=True)
 class Ended:
-    """A value at the end, on both sides: how far apart relative to the larger, and by how much rounding explains."""
+    """A value at the end, on both sides: how far apart relative to the larger, and by how much
+    rounding explains.
+    """
 
     what: str
     apart: float
@@ -36,7 +40,9 @@ class Ended:
 
 
 def both_end(evidence: Evidence) -> bool:
-    """Whether the survey run came to the end of the script, and one process has made the same first steps."""
+    """Whether the survey run came to the end of the script, and one process has made the same first
+    steps.
+    """
     survey, single = evidence.survey, evidence.single
     ended = survey is not None and survey.completed and single is not None and single.completed
     return ended and evidence.full_precision is evidence.train
@@ -53,13 +59,17 @@ def comparable_end(evidence: Evidence) -> bool:
 
 
 def same_models(run: Run, other: Run) -> bool:
-    """Whether the ranks of two whole runs called the same models; not where the first trains one into a file that others find."""
+    """Whether the ranks of two whole runs called the same models; not where the first trains one
+    into a file that others find.
+    """
     last = (trace.of(Final)[-1:] for one in (run, other) for trace in one.traces)
     return len({frozenset(final[0].weights) for final in last if final}) <= 1
 
 
 def comes_to_the_same_end(evidence: Evidence) -> int:
-    """The steps of a resumed run up to the end of the script, where its weights are those of the uninterrupted one bit by bit; else 0."""
+    """The steps of a resumed run up to the end of the script, where its weights are those of the
+    uninterrupted one bit by bit; else 0.
+    """
     survey, resumed_ending = evidence.survey, evidence.resumed_ending
     if (
         survey is None
@@ -77,7 +87,8 @@ def comes_to_the_same_end(evidence: Evidence) -> int:
 
 
 def weights_apart(evidence: Evidence, other: Run | None) -> float:
-    """How far the last weights are from those that another whole run ends with, relative to the length of those that were trained.
+    """How far the last weights are from those that another whole run ends with, relative to the
+    length of those that were trained.
 
     `other`: in one process, or resumed on other ranks. Infinite where the distance is not known.
     """
@@ -94,7 +105,9 @@ def weights_apart(evidence: Evidence, other: Run | None) -> float:
 
 
 def resharded_to_the_same_end(evidence: Evidence) -> float:
-    """The largest such distance over the resumes on other ranks that were judged, each run to the end; infinite where one is not known."""
+    """The largest such distance over the resumes on other ranks that were judged, each run to the
+    end; infinite where one is not known.
+    """
     ends = {run.world_size: run for run in evidence.resharded_endings}
     survey, sizes = evidence.survey, {run.world_size for run in evidence.reshards}
     if survey is None or not sizes or not sizes <= ends.keys():
@@ -115,7 +128,9 @@ def _final(run: Run) -> dict[str, Sketch]:
 
 
 def changes_later(evidence: Evidence, name: str) -> bool:
-    """Whether a parameter or buffer has other values at the end of the script than at its first step, on some rank."""
+    """Whether a parameter or buffer has other values at the end of the script than at its first
+    step, on some rank.
+    """
     survey = evidence.survey
     if survey is None or not survey.completed:
         return False
@@ -135,7 +150,10 @@ def last_step(evidence: Evidence) -> int:
 
 
 def ended(evidence: Evidence, run: Run, other: Run) -> Iterator[Ended]:
-    """The numbers and tensors that both runs show at their end, with how far apart they are. `run`: the survey, or one that is like it."""
+    """The numbers and tensors that both runs show at their end, with how far apart they are.
+
+    `run`: the survey, or one that is like it.
+    """
     survey, sources = evidence.survey or run, evidence.sources
     loop = lines_of_loop(survey, sources)
     mine, theirs = _by_place(run), _by_place(other)

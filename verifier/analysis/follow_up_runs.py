@@ -10,7 +10,9 @@ from .scaling import clip_was_reached
 
 
 def clip_is_open(evidence: Evidence) -> bool:
-    """Whether the script may clip gradients that the train run did not make large enough: huge ones would show it."""
+    """Whether the script may clip gradients that the train run did not make large enough: huge ones
+    would show it.
+    """
     train = evidence.train
     if train is None or train.steps() == 0 or clip_was_reached(train):
         return False
@@ -35,7 +37,9 @@ def keeps_its_batch_on(ranks: int, train: Run) -> bool:
 
 
 def for_a_resume(train: Run, after: int | None) -> dict[str, Any]:
-    """What a resume after a step is given of the train run: `models` and `retired`, if it has several, and `in_phases` of a Request."""
+    """What a resume after a step is given of the train run: `models` and `retired`, if it has
+    several, and `in_phases` of a Request.
+    """
     held = [
         frozenset(r.held)
         for r in train.traces[0].of(Step)

@@ -1,7 +1,8 @@
 """What a constant factor on the gradients can mean.
 
-With as many ranks as micro-batches one factor has several readings. A reading is ruled out only by evidence: by the weights of the
-losses in backward, and by the same script on another number of ranks.
+With as many ranks as micro-batches one factor has several readings. A reading is ruled out only by
+evidence: by the weights of the losses in backward, and by the same script on another number of
+ranks.
 """
 
 import math
@@ -16,7 +17,10 @@ NEAR = 1e-3  # relative: far above rounding, far below the smallest factor of tw
 
 @dataclass(frozen=True)
 class Reading:
-    """One meaning of a factor. `cause`: "ranks", "not divided" or "divided twice" (by the micro-batches), or "both"."""
+    """One meaning of a factor.
+
+    `cause`: "ranks", "not divided" or "divided twice" (by the micro-batches), or "both".
+    """
 
     factor: float
     cause: str
@@ -40,7 +44,9 @@ def readings(factor: float, run: Run, oracle: Run | None = None) -> list[Reading
 
 
 def words(found: list[Reading]) -> str:
-    """The readings in one sentence; several are alternatives between which these runs cannot distinguish."""
+    """The readings in one sentence; several are alternatives between which these runs cannot
+    distinguish.
+    """
     texts = list(dict.fromkeys(r.text for r in found))
     if len(texts) < 2:
         return "".join(texts)
@@ -58,10 +64,11 @@ def near(a: float, b: float) -> bool:
 
 
 def weight(micro: Micro) -> tuple[float, int] | None:
-    """(how many times the mean cross entropy of a micro-batch is in its loss, its number of targets).
+    """(how many times the mean cross entropy of a micro-batch is in its loss, its number of
+    targets).
 
-    Cross entropies of chunks are one: together they have no more targets than the micro-batch has tokens, as those of several heads
-    would, and each target weighs the same.
+    Cross entropies of chunks are one: together they have no more targets than the micro-batch has
+    tokens, as those of several heads would, and each target weighs the same.
     """
     if (
         len(micro.criteria) > 1
@@ -84,9 +91,11 @@ def weight(micro: Micro) -> tuple[float, int] | None:
 
 
 def total_weight(run: Run) -> float | None:
-    """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a mean over the step.
+    """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a
+    mean over the step.
 
-    None where the weights are not known, or where optimizers have losses of their own: they step one after the other, or hold models apart.
+    None where the weights are not known, or where optimizers have losses of their own: they step
+    one after the other, or hold models apart.
     """
     if _models_apart(run):
         return None
@@ -105,7 +114,9 @@ def total_weight(run: Run) -> float | None:
 
 
 def _models_apart(run: Run) -> bool:
-    """Whether several optimizers make the first step, each of models that no other holds: a backward may be of one model alone."""
+    """Whether several optimizers make the first step, each of models that no other holds: a
+    backward may be of one model alone.
+    """
     roots = sorted((model.root for model in run.models), key=len, reverse=True)
     firsts = [record for record in run.places(Step) if record.step == 1]
     held = [
@@ -116,7 +127,9 @@ def _models_apart(run: Run) -> bool:
 
 
 def _known(world: int, micros: int, theirs: int) -> list[Reading]:
-    """The factors, other than 1, that a wrong scale gives against an oracle with `theirs` micro-batches."""
+    """The factors, other than 1, that a wrong scale gives against an oracle with `theirs`
+    micro-batches.
+    """
     more = f"{micros}" if theirs == 1 else f"{micros} (against {theirs})"
     found = [
         (float(world), "ranks", f"the sum over ranks is not divided by their number, {world}"),

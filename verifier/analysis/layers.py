@@ -11,7 +11,9 @@ SAME = 1e-4  # relative: above what rounding makes of the output of one module
 
 
 def first_layer(evidence: Evidence) -> tuple[str, Place | None] | None:
-    """The first module, in the order in which the calls end, whose output is not that of DDP on the same rank: in words, its line."""
+    """The first module, in the order in which the calls end, whose output is not that of DDP on the
+    same rank: in words, its line.
+    """
     run, oracle = evidence.layers, evidence.layers_reference
     if run is None or oracle is None:
         return None
@@ -27,7 +29,10 @@ def first_layer(evidence: Evidence) -> tuple[str, Place | None] | None:
                     if known
                     else ""
                 )
-                text = f"`{layer.name}` ({layer.cls}) is the first module whose output is not that of DDP{how}"
+                text = (
+                    f"`{layer.name}` ({layer.cls}) is the first module whose output is not that of"
+                    f" DDP{how}"
+                )
                 return text, _forward(layer.name, mine.of(Layer))
     return None
 
@@ -38,7 +43,9 @@ def _pairs(mine: list[Layer], theirs: list[Layer]) -> Iterator[tuple[Layer, Laye
 
 
 def _forward(name: str, layers: list[Layer]) -> Place | None:
-    """The forward of a module's class, or of that of the module around it which is the project's."""
+    """The forward of a module's class, or of that of the module around it which is the
+    project's.
+    """
     lines = {layer.name: layer.forward for layer in layers}
     while name and lines.get(name) is None:
         name = name.rpartition(".")[0]

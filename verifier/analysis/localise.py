@@ -1,4 +1,6 @@
-"""Where two runs of the same script, known to differ, begin to differ, and which class of fault the pattern indicates."""
+"""Where two runs of the same script, known to differ, begin to differ, and which class of fault the
+pattern indicates.
+"""
 
 import math
 from collections.abc import Mapping
@@ -29,8 +31,9 @@ EXACT = 1e-3  # relative: how near to a number a factor must be to be called tha
 
 @dataclass(frozen=True)
 class Parting:
-    """`stage`: the first of "gradient", "clip" (between backward and step), "optimizer" that differs in step 1, else "later"; "loss" if
-    no gradient or weight differs."""
+    """`stage`: the first of "gradient", "clip" (between backward and step), "optimizer" that
+    differs in step 1, else "later"; "loss" if no gradient or weight differs.
+    """
 
     stage: str
     step: int
@@ -58,9 +61,8 @@ def part(run: Run, oracle: Run, allowed: Mapping[str, float]) -> Parting:
         if wrong:
             factor = _factor(*first_gradients(run, oracle, at_step), wrong)
             return Parting(stage, 1, tuple(wrong), len(apart), factor)
-    by_loss = (
-        loss_apart(run, oracle, 1) <= allowed["loss"]
-    )  # else the loss says nothing about later steps
+    # else the loss says nothing about later steps
+    by_loss = loss_apart(run, oracle, 1) <= allowed["loss"]
     for step in range(1, min(run.steps(), oracle.steps()) + 1):
         agrees = not by_loss or loss_apart(run, oracle, step) <= allowed["loss"]
         if step > 1 and not (agrees and norm_apart(run, oracle, step) <= allowed["gradient norm"]):
@@ -88,7 +90,9 @@ def _updates_that_differ(run: Run, oracle: Run, step: int, allowed: float) -> di
 
 
 def _factor(mine: Gradients, theirs: Gradients, names: list[str]) -> float | None:
-    """The one number by which all these gradients differ from the oracle's; None if there is no such number."""
+    """The one number by which all these gradients differ from the oracle's; None if there is no
+    such number.
+    """
     ratios, straight = [], []
     for name in names:
         a, b = mine.get(name), theirs.get(name)
@@ -104,15 +108,28 @@ def _factor(mine: Gradients, theirs: Gradients, names: list[str]) -> float | Non
 
 _MEANINGS = {
     "clip": "gradients agree after backward, not at the step{factor}: a clip or code in between",
-    "optimizer": "gradients agree and the update does not: the optimizer's arithmetic, parameter groups or state",
-    "without gradients": "there are no gradients: the losses, draws or sums that make the update are those of one rank",
-    "later": "the steps before agree: state carried between steps (gradients not cleared, optimizer state, learning rate)",
-    "loss": "the losses differ and no gradient does: the reported loss is not the one that is minimised",
+    "optimizer": (
+        "gradients agree and the update does not: the optimizer's arithmetic, parameter groups or"
+        " state"
+    ),
+    "without gradients": (
+        "there are no gradients: the losses, draws or sums that make the update are those of one"
+        " rank"
+    ),
+    "later": (
+        "the steps before agree: state carried between steps (gradients not cleared, optimizer"
+        " state, learning rate)"
+    ),
+    "loss": (
+        "the losses differ and no gradient does: the reported loss is not the one that is minimised"
+    ),
     "gradient": "the gradients differ in direction",
 }
 _OTHERS = {  # by the compared oracle and the result of the other one
     "DDP differs": "; one process differs too: the fault is in code on shards",
-    "single agrees": "; DDP agrees: the loss is normalised or the data are split wrongly over ranks",
+    "single agrees": (
+        "; DDP agrees: the loss is normalised or the data are split wrongly over ranks"
+    ),
     "single differs": "; DDP differs too: it is not only the data split",
 }
 
@@ -125,7 +142,10 @@ def meaning(
     oracle: Run | None,
     allowed: Mapping[str, float],
 ) -> str:
-    """What the pattern means. `other`: whether the second oracle "agrees" or "differs"; None if that is not known."""
+    """What the pattern means.
+
+    `other`: whether the second oracle "agrees" or "differs"; None if that is not known.
+    """
     if parting.stage == "gradient" and parting.factor is not None:
         text = f"these gradients are {parting.factor:.4g} x those of {label}"
         if known := words(readings(parting.factor, run, oracle)):
@@ -161,7 +181,9 @@ def meaning(
 
 
 def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str) -> str:
-    """At which step, up to the one that differs, the learning rates first differ; "" if they agree."""
+    """At which step, up to the one that differs, the learning rates first differ; "" if they
+    agree.
+    """
     for step in range(1, parting.step + 1):
         for mine, theirs in zip(
             run.at_step(Step, step)[:1], oracle.at_step(Step, step)[:1], strict=False
@@ -172,20 +194,30 @@ def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str) -> str:
                 if not math.isclose(a, b, rel_tol=EXACT)
             ]
             if pairs and len(mine.lr) == len(theirs.lr):
-                rates = f"the learning rate of step {step} is {pairs[0][0]:.4g}, and {pairs[0][1]:.4g} in {label}"
-                return f"{rates}: what the schedule is made of (a length, a number of steps) depends on the number of ranks"
+                rates = (
+                    f"the learning rate of step {step} is {pairs[0][0]:.4g}, and {pairs[0][1]:.4g}"
+                    f" in {label}"
+                )
+                return (
+                    f"{rates}: what the schedule is made of (a length, a number of steps) depends"
+                    " on the number of ranks"
+                )
     return ""
 
 
 def since(parting: Parting, run: Run, oracle: Run, label: str) -> str:
-    """What was otherwise first where two runs part in a later step: state, or what changes weights between two steps; "" if neither."""
+    """What was otherwise first where two runs part in a later step: state, or what changes weights
+    between two steps; "" if neither.
+    """
     return _begun_otherwise(parting, run, oracle, label) or _changed_between(
         parting, run, oracle, label
     )
 
 
 def _begun_otherwise(parting: Parting, run: Run, oracle: Run, label: str) -> str:
-    """Which state a step begins with that is not the oracle's, the last time before the two part that there is any."""
+    """Which state a step begins with that is not the oracle's, the last time before the two part
+    that there is any.
+    """
     last, pairs, known = 0, dict[str, tuple[Held | None, Held | None]](), set[str]()
     for step in range(1, parting.step + 1):
         mine, theirs = whole(run, step), whole(oracle, step)
@@ -204,7 +236,8 @@ def _begun_otherwise(parting: Parting, run: Run, oracle: Run, label: str) -> str
                 {path: (mine[path], theirs[path]) for path in sorted(new - sums or new)},
             )
     return (
-        f"the steps before agree; step {last} begins with other state than in {label}: {some(named(pairs), 3)}"
+        f"the steps before agree; step {last} begins with other state than in {label}:"
+        f" {some(named(pairs), 3)}"
         if pairs
         else ""
     )
@@ -224,7 +257,10 @@ def _changed_between(parting: Parting, run: Run, oracle: Run, label: str) -> str
         ]
         if apart:
             known = f"so do the weights behind step {step - 1}"
-            return f"the steps before agree, {known}; code between it and step {step} changes {some(apart)} otherwise than in {label}"
+            return (
+                f"the steps before agree, {known}; code between it and step {step} changes"
+                f" {some(apart)} otherwise than in {label}"
+            )
     return ""
 
 
@@ -234,7 +270,10 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
         times = parting.factor**-2 if parting.factor else 0.0
         if round(times) > 1 and math.isclose(times, round(times), rel_tol=EXACT):
             counted = f"the squared norm counts each gradient {round(times)} times"
-            return f"{parting.factor:.4g} is 1/sqrt({round(times)}): {counted}, as a sum over ranks that hold the same one does"
+            return (
+                f"{parting.factor:.4g} is 1/sqrt({round(times)}): {counted}, as a sum over ranks"
+                " that hold the same one does"
+            )
         return "DDP agrees: what it computes depends on the number of ranks, not on their shards"
     if parting.stage == "later" and since(parting, run, oracle, "one process"):
         return "DDP agrees: what it is made of depends on the number of ranks"
@@ -249,7 +288,10 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
             if e.at_line
         }
         places = some(sorted(lines), 2) if lines else "the forward"
-        exchange = f"what ranks exchange in {places} must pass gradients back to the ranks that it comes from"
+        exchange = (
+            f"what ranks exchange in {places} must pass gradients back to the ranks that it comes"
+            " from"
+        )
         return f"the loss is that of one process and its gradient is not: {exchange}"
     return _weighed(run, oracle)
 
@@ -259,7 +301,9 @@ def _short(place: Place) -> str:
 
 
 def _weighed(run: Run, oracle: Run) -> str:
-    """Whether one process has another mean of the same losses of the ranks: each divides by a count of its own."""
+    """Whether one process has another mean of the same losses of the ranks: each divides by a count
+    of its own.
+    """
     micros, whole = run.micros(1), oracle.objective(1)
     ranks = [[m.loss for m in micros[rank]] for rank in run.data_ranks if rank < len(micros)]
     known = [
@@ -272,7 +316,10 @@ def _weighed(run: Run, oracle: Run) -> str:
     if len(known) == 2:
         share = (whole - known[1]) / (known[0] - known[1])
         as_if = f"{as_if} (as if weighed {share:.0%} to {1 - share:.0%})"
-    return f"{as_if}: so it is where each rank divides its sum by a count of its own and not by that of all ranks"
+    return (
+        f"{as_if}: so it is where each rank divides its sum by a count of its own and not by that"
+        " of all ranks"
+    )
 
 
 def where(parting: Parting) -> str:

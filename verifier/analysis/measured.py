@@ -1,4 +1,6 @@
-"""The numbers that evaluations return: which of them are those of all ranks, and may be held against another run's."""
+"""The numbers that evaluations return: which of them are those of all ranks, and may be held
+against another run's.
+"""
 
 import ast
 from collections import Counter
@@ -23,10 +25,12 @@ class Number:
 
 
 def measured(run: Run, sources: Sources) -> dict[Key, Number]:
-    """{(step, function, path): number} of the calls that made the same on all ranks: one rank's part is none.
+    """{(step, function, path): number} of the calls that made the same on all ranks: one rank's
+    part is none.
 
-    Left out: numbers of functions that one line calls again and again, such as for each batch, what depends on draws of a rank, whole
-    numbers (counts, which are often a rank's own), and variables that a loop assigns.
+    Left out: numbers of functions that one line calls again and again, such as for each batch, what
+    depends on draws of a rank, whole numbers (counts, which are often a rank's own), and variables
+    that a loop assigns.
     """
     ranks = [_of(trace) for trace in run.traces]
     found: dict[Key, Number] = {}

@@ -1,7 +1,8 @@
 """Where rounding alone makes the numbers of one process part from those of the ranks.
 
-A ReLU, a maximum or a sign has another slope on each side of a kink. Where weights and loss agree to rounding and yet the
-gradient jumps, a value has crossed one: no fault of the script, and nothing after it can be compared with one process.
+A ReLU, a maximum or a sign has another slope on each side of a kink. Where weights and loss agree
+to rounding and yet the gradient jumps, a value has crossed one: no fault of the script, and nothing
+after it can be compared with one process.
 """
 
 import math
@@ -17,7 +18,9 @@ SMALL = 0.02  # of the whole gradient: what a single value that crosses a kink h
 
 
 def before_the_kink(evidence: Evidence) -> Evidence:
-    """The evidence with the run of one process up to the step before its first kink, if it has one."""
+    """The evidence with the run of one process up to the step before its first kink, if it has
+    one.
+    """
     step = _kink(evidence)
     if step is None or evidence.single is None:
         return evidence
@@ -25,7 +28,9 @@ def before_the_kink(evidence: Evidence) -> Evidence:
 
 
 def _kink(evidence: Evidence) -> int | None:
-    """The first step in which the gradient of one process jumps while its loss and the weights before agree, as DDP's all do."""
+    """The first step in which the gradient of one process jumps while its loss and the weights
+    before agree, as DDP's all do.
+    """
     run, single, ddp = evidence.full_precision, evidence.single, evidence.reference
     if run is None or single is None or ddp is None or not all(map(Run.steps, (run, single, ddp))):
         return None

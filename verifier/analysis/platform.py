@@ -1,4 +1,6 @@
-"""What a script cannot do on this machine: CUDA where there is none, and what CUDA on the CPU lacks."""
+"""What a script cannot do on this machine: CUDA where there is none, and what CUDA on the CPU
+lacks.
+"""
 
 import re
 
@@ -8,8 +10,8 @@ from ..trace.events import AsksForAccelerators, Raised, RaisedFrame, Start
 from .root_cause import root_cause
 
 NOTE = (
-    "the script asks for CUDA and this machine has none: its ranks had a CUDA that computes on the CPU, over gloo. "
-    "Not shown: CUDA and Triton kernels, NCCL, CUDA's memory, overlap of work"
+    "the script asks for CUDA and this machine has none: its ranks had a CUDA that computes on the"
+    " CPU, over gloo. Not shown: CUDA and Triton kernels, NCCL, CUDA's memory, overlap of work"
 )
 NOT_HERE = "platform: not on CUDA/NCCL"
 
@@ -17,8 +19,10 @@ _CUDA = re.compile(
     r"cuda|nccl|nvidia|\bgpus?\b|accelerator|\bbackends?\b|device type", re.IGNORECASE
 )
 _LACKING = re.compile(
-    r"not linked with support for cuda|not compiled with CUDA|without ATen_cuda|no attribute '_cuda|'CUDA' backend|"
-    r"dummy base class|_for_cpu|Cannot access accelerator device|active drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA|"
+    r"not linked with support for cuda|not compiled with CUDA|without ATen_cuda|no attribute"
+    r" '_cuda|'CUDA' backend|"
+    r"dummy base class|_for_cpu|Cannot access accelerator device|active"
+    r" drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA|"
     r"'_OpNamespace' '\w+' object has no attribute"
 )
 _KERNELS = (
@@ -29,7 +33,9 @@ _KERNELS = (
 
 
 def asks_for_cuda(run: Run) -> bool:
-    """Whether a run stopped for want of CUDA, as far as its error says so or, before the first step, its line or what it asked torch."""
+    """Whether a run stopped for want of CUDA, as far as its error says so or, before the first
+    step, its line or what it asked torch.
+    """
     if run.timed_out or run.foreign or run.probe_failed:
         return False
     if run.completed:
@@ -45,7 +51,9 @@ def asks_for_cuda(run: Run) -> bool:
 
 
 def beyond_cuda_on_cpu(run: Run) -> str:
-    """The part of CUDA that the CPU has not, at which a run stopped, and what to do; "" if it stopped for another reason."""
+    """The part of CUDA that the CPU has not, at which a run stopped, and what to do; "" if it
+    stopped for another reason.
+    """
     if run.completed or run.timed_out:
         return ""
     cause = root_cause(run)
@@ -53,19 +61,30 @@ def beyond_cuda_on_cpu(run: Run) -> str:
     files = [frame.file for frame in _frames(run, cause.rank)]
     inside = next((name for file in files for name in _KERNELS if f"/{name}/" in file), "")
     if (kernel := inside or (named if named in _KERNELS else "")) != "":
-        return f"the script stopped at kernels of `{kernel}`, which need a GPU: choose PyTorch's implementation instead, or run on GPUs"
+        return (
+            f"the script stopped at kernels of `{kernel}`, which need a GPU: choose PyTorch's"
+            " implementation instead, or run on GPUs"
+        )
     if _LACKING.search(cause.error):
-        return f"the script stopped at what CUDA on the CPU does not have: {cause.text}. Run it on GPUs"
+        return (
+            f"the script stopped at what CUDA on the CPU does not have: {cause.text}. Run it on"
+            " GPUs"
+        )
     return ""
 
 
 def not_installed(run: Run) -> str:
-    """The package at whose import a run stopped since this Python has none of its name; "" if it stopped for another reason."""
+    """The package at whose import a run stopped since this Python has none of its name; "" if it
+    stopped for another reason.
+    """
     error = "" if run.completed or run.timed_out else root_cause(run).error
     named = _missing_package(error)
     if not named or f"'{named}'" not in error:  # a module that a package lacks: the script's matter
         return ""
-    return f"the script imports `{named}`, which this Python does not find: install it there, or put its folder on PYTHONPATH"
+    return (
+        f"the script imports `{named}`, which this Python does not find: install it there, or put"
+        " its folder on PYTHONPATH"
+    )
 
 
 def _missing_package(error: str) -> str:
@@ -93,4 +112,7 @@ def replicas_not_reduced(run: Run) -> str:
         or not inner.file.endswith("_fsdp_param_group.py")
     ):
         return ""
-    return f"FSDP2 of torch {started.torch} does not reduce over replicas on the CPU: use torch 2.8 or later, or GPUs"
+    return (
+        f"FSDP2 of torch {started.torch} does not reduce over replicas on the CPU: use torch 2.8 or"
+        " later, or GPUs"
+    )

@@ -1,4 +1,6 @@
-"""Low precision: the dtypes, which one a run computes in, and whether an oracle can be held against it."""
+"""Low precision: the dtypes, which one a run computes in, and whether an oracle can be held against
+it.
+"""
 
 from ..trace import Run
 from ..trace.events import Autocast, Inexact, Shard
@@ -7,7 +9,9 @@ LOW = ("bfloat16", "float16")
 
 
 def low_precision(run: Run) -> str | None:
-    """The low dtype in which a run computes, by FSDP's policy or by autocast; None if there is none."""
+    """The low dtype in which a run computes, by FSDP's policy or by autocast; None if there is
+    none.
+    """
     dtypes = [*(r.param_dtype for r in run.places(Shard)), *(r.dtype for r in run.places(Autocast))]
     return next((dtype for dtype in dtypes if dtype in LOW), None)
 

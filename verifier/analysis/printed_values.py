@@ -1,4 +1,6 @@
-"""Which parts of a printed text show a value of the training loop that each rank has for itself, such as its last loss."""
+"""Which parts of a printed text show a value of the training loop that each rank has for itself,
+such as its last loss.
+"""
 
 import ast
 import builtins
@@ -39,7 +41,10 @@ def lines_of_loop(run: Run, sources: Sources) -> Loop:
 def without_own_values(
     text: str, places: list[Place], loop: Loop, run: Run, sources: Sources
 ) -> str | None:
-    """A printed text without what may be of one rank only; None if that cannot be taken out. `run` has recorded the state of its loop."""
+    """A printed text without what may be of one rank only; None if that cannot be taken out.
+
+    `run` has recorded the state of its loop.
+    """
     for place in places:
         own = partial(
             _is_own,
@@ -96,7 +101,9 @@ def _is_own(function: str, assigned: set[str], run: Run, value: ast.expr) -> boo
 
 
 def _roots(value: ast.AST) -> Iterator[str]:
-    """The variables whose value an expression shows: not those that it gives to a function of the script."""
+    """The variables whose value an expression shows: not those that it gives to a function of the
+    script.
+    """
     if isinstance(value, ast.Name):
         yield value.id
     elif isinstance(value, ast.Call):
@@ -119,7 +126,9 @@ def _innermost(value: ast.expr) -> ast.expr:
 
 
 def _differs(name: str, function: str, assigned: bool, run: Run) -> bool:
-    """Whether a variable, or a part of it, differs between ranks in the last step; if that was not recorded, whether the loop sets it."""
+    """Whether a variable, or a part of it, differs between ranks in the last step; if that was not
+    recorded, whether the loop sets it.
+    """
     last = [list(states(trace).values())[-1:] for trace in run.traces]
     first, *others = [found[0] if found else {} for found in last]
     variable = re.compile(rf"({re.escape(function)}\.)?{re.escape(name)}($|[.\[])")

@@ -1,4 +1,7 @@
-"""What surrounds a line of a source: rank guards, branches that skip it, its loop. Only syntax trees are read."""
+"""What surrounds a line of a source: rank guards, branches that skip it, its loop.
+
+Only syntax trees are read.
+"""
 
 import ast
 import re
@@ -30,7 +33,9 @@ class Branch:
 
 
 def rank_guard(sources: Sources, file: str, line: int) -> Branch | None:
-    """The condition on the rank under which `line` runs: around it, or an early exit before it in the same block."""
+    """The condition on the rank under which `line` runs: around it, or an early exit before it in
+    the same block.
+    """
     tree = sources.tree(file)
     path = _path(tree, line)
     for node in reversed(path):
@@ -56,10 +61,11 @@ def rank_guard(sources: Sources, file: str, line: int) -> Branch | None:
 
 
 def skipping_branch(sources: Sources, file: str, before: int | None, missed: int) -> Branch | None:
-    """A branch through which a rank that has passed line `before` misses line `missed`, both in one function.
+    """A branch through which a rank that has passed line `before` misses line `missed`, both in one
+    function.
 
-    That is an `if`, not on the rank, around `missed` alone; an exception handler that does not re-raise; a jump between
-    the two. `before` is None where the function was entered in between.
+    That is an `if`, not on the rank, around `missed` alone; an exception handler that does not
+    re-raise; a jump between the two. `before` is None where the function was entered in between.
     """
     tree = sources.tree(file)
     path = _path(tree, missed)
@@ -88,7 +94,9 @@ def skipping_branch(sources: Sources, file: str, before: int | None, missed: int
 
 
 def _between(line: int, before: int | None, missed: int, path: list[ast.AST]) -> bool:
-    """Whether a line is passed on the way from `before` to `missed`, which may be in the next iteration of a loop."""
+    """Whether a line is passed on the way from `before` to `missed`, which may be in the next
+    iteration of a loop.
+    """
     if before is None or before < missed:
         return (before or 0) < line <= missed
     loop = next((n for n in reversed(path) if isinstance(n, _LOOPS) and _spans(n, before)), None)
@@ -117,7 +125,9 @@ def loop_of(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
 
 
 def loop_is_plain(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
-    """The lines of the loop whose head is at `line`, if it takes every item: no break, return or raise, no slice of it."""
+    """The lines of the loop whose head is at `line`, if it takes every item: no break, return or
+    raise, no slice of it.
+    """
     for node in walk(sources.tree(file)):
         if isinstance(node, ast.For) and node.lineno <= line <= node.iter.end_lineno:  # type: ignore[operator]
             cut = any(name in ast.unparse(node.iter) for name in ("islice", "zip", "range"))
@@ -187,7 +197,9 @@ def _branch(node: ast.If | ast.IfExp | ast.While) -> Branch:
 
 
 def _leaving_before(path: list[ast.AST], line: int) -> Iterator[ast.If]:
-    """The `if` statements above `line`, in the blocks around it within its function, that end in a jump."""
+    """The `if` statements above `line`, in the blocks around it within its function, that end in a
+    jump.
+    """
     for node in reversed(path):
         for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
             for item in block if isinstance(block, list) else ():

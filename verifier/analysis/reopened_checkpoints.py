@@ -30,7 +30,8 @@ def _holds(entry: SavedEntry | None, options: list[list[float]]) -> bool:
         return False
     value: list[Any] = entry.sketch
     if entry.kind == "dtensor" and entry.sharded and math.isfinite(value[0]):
-        # the reader is no rank of its mesh, and does not know whose shard it is, nor how long that is if they are uneven
+        # the reader is no rank of its mesh, and does not know whose shard it is, nor how long that
+        # is if they are uneven
         return any(
             abs(value[0] - other[0]) <= 1e-9 * max(value[0], other[0]) + 1e-30 for other in options
         )

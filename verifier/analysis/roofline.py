@@ -1,10 +1,12 @@
 """The least time that a step can take on given GPUs: a bound, no forecast.
 
-From a rehearsal: matrix products at the best rate that was measured on the GPU (at its peak where none is known), collectives at the peak
-of the link that they need, and of both only what cannot overlap added up. No step is all made of the best: a real one takes longer.
+From a rehearsal: matrix products at the best rate that was measured on the GPU (at its peak where
+none is known), collectives at the peak of the link that they need, and of both only what cannot
+overlap added up. No step is all made of the best: a real one takes longer.
 
-A group of n ranks lies on m nodes with k of its ranks each. L: bytes/s of the link inside a node, N: bytes/s of network, both of one GPU
-and one direction; B: bytes of the whole tensor. Each rank must receive what the others hold, and each node what the other nodes hold:
+A group of n ranks lies on m nodes with k of its ranks each. L: bytes/s of the link inside a node,
+N: bytes/s of network, both of one GPU and one direction; B: bytes of the whole tensor. Each rank
+must receive what the others hold, and each node what the other nodes hold:
 
     all-gather, reduce-scatter   (n-1)/n B / L                                              one node
                                  max((m-1)/m B / (k N), (n-1)/n B / (L + N))                several: k network cards share the traffic
@@ -15,11 +17,13 @@ and one direction; B: bytes of the whole tensor. Each rank must receive what the
 
     step >= max(compute + waited + exposed, most loaded link) + optimizer
 
-`waited`: collectives that the next operator needs (tensor parallelism, gradient norm). `exposed`: of FSDP's own, which run beside
-compute, the first all-gather and the last reduction of each group. `optimizer`: reading and writing the optimizer state once.
+`waited`: collectives that the next operator needs (tensor parallelism, gradient norm). `exposed`:
+of FSDP's own, which run beside compute, the first all-gather and the last reduction of each group.
+`optimizer`: reading and writing the optimizer state once.
 
-`eager` is the same where each operator without products is a kernel of its own, which reads and writes memory (`moved`), as without
-torch.compile. A compiled script can be faster than `eager`, never than `step`.
+`eager` is the same where each operator without products is a kernel of its own, which reads and
+writes memory (`moved`), as without torch.compile. A compiled script can be faster than `eager`,
+never than `step`.
 """
 
 from __future__ import annotations
@@ -37,9 +41,14 @@ STATE = "optimizer state"  # a kind of memory
 LINK, NETWORK = "link", "network"
 FLOAT8 = 2  # times as fast as bfloat16
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes
-HOST_LINK = 64e9  # bytes/s of PCIe 5.0 x16 in one direction, where the GPU's link is another; superchips have a faster one
-HOST_MEMORY = 614.4e9  # bytes/s of a host with two sockets of eight channels of DDR5-4800, for all GPUs of the node
-ADAM = 28  # bytes that an update of one parameter reads and writes: weight, gradient and two moments, of which three are written
+# bytes/s of PCIe 5.0 x16 in one direction, where the GPU's link is another; superchips have a
+# faster one
+HOST_LINK = 64e9
+# bytes/s of a host with two sockets of eight channels of DDR5-4800, for all GPUs of the node
+HOST_MEMORY = 614.4e9
+# bytes that an update of one parameter reads and writes: weight, gradient and two moments, of which
+# three are written
+ADAM = 28
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Bound:
-    """The least seconds of a step, and what they are made of. `tokens_per_second` is that of one GPU; both it and `mfu` are at most."""
+    """The least seconds of a step, and what they are made of.
+
+    `tokens_per_second` is that of one GPU; both it and `mfu` are at most.
+    """
 
     device: str
     per_node: int
@@ -81,7 +93,10 @@ class Bound:
 
 
 def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bound:
-    """The bound on the last step of a rehearsal. `tokens`: of a step for each GPU, where several ranks read the same ones."""
+    """The bound on the last step of a rehearsal.
+
+    `tokens`: of a step for each GPU, where several ranks read the same ones.
+    """
     sent = [one for one in rehearsal.collectives if one.step == rehearsal.steps]
     found = traffic(sent, device)
     modules = list(rehearsal.flops.values())
@@ -112,9 +127,9 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
         step=step,
         moved=moved,
         eager=max(computing + moved, sending) + optimizer,
-        limited_by="communication"
-        if sending > computing or waited + exposed > compute
-        else "compute",
+        limited_by=(
+            "communication" if sending > computing or waited + exposed > compute else "compute"
+        ),
         mfu=whole / step if step else 0.0,
         tokens_per_second=known / step if known and step else None,
         traffic=tuple(found),
@@ -122,7 +137,9 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
 
 
 def offloaded(least: Bound, rehearsal: Rehearsal, device: Device, parameters: int) -> Bound:
-    """The bound with what offload adds: copies over PCIe beside compute, and the update of this rank's `parameters` on the host."""
+    """The bound with what offload adds: copies over PCIe beside compute, and the update of this
+    rank's `parameters` on the host.
+    """
     pcie = "PCIe" in device.link_kind
     sent = [one for one in rehearsal.collectives if one.step == rehearsal.steps and _purpose(one)]
     copied = sum(
@@ -179,7 +196,9 @@ def traffic(sent: Iterable[Collective], device: Device) -> list[Traffic]:
 
 
 def layout(size: int, stride: int, per_node: int) -> tuple[int, int]:
-    """(ranks of a group in one node, nodes of the group): its ranks are `stride` apart, nodes hold consecutive ranks."""
+    """(ranks of a group in one node, nodes of the group): its ranks are `stride` apart, nodes hold
+    consecutive ranks.
+    """
     inside = min(size, max(1, per_node // stride))
     return inside, -(-size // inside)
 
@@ -200,7 +219,9 @@ def seconds(kind: str, size: int, inside: int, nodes: int, device: Device) -> fl
 
 
 def rate(dtype: str, device: Device) -> float:
-    """FLOP/s at most of products of this dtype; those of float32 at the rate of TF32, which a script may allow."""
+    """FLOP/s at most of products of this dtype; those of float32 at the rate of TF32, which a
+    script may allow.
+    """
     if dtype == "float32":
         return max(device.flops["float32"], device.flops["tfloat32"])
     if dtype.startswith("float8"):
@@ -209,7 +230,9 @@ def rate(dtype: str, device: Device) -> float:
 
 
 def attained(dtype: str, device: Device) -> float:
-    """FLOP/s of the best products of this dtype that were measured; the peak where none is known."""
+    """FLOP/s of the best products of this dtype that were measured; the peak where none is
+    known.
+    """
     return min(device.attainable.get(dtype, math.inf), rate(dtype, device))
 
 
@@ -223,7 +246,9 @@ def _purpose(one: Collective) -> str:
 
 
 def _exposed(sent: Sequence[Collective], device: Device) -> float:
-    """Seconds of the first all-gather, before any compute, and of the last reduction of gradients in each group, after all of it."""
+    """Seconds of the first all-gather, before any compute, and of the last reduction of gradients
+    in each group, after all of it.
+    """
     first = next((one for one in sent if _purpose(one) == PARAMETERS), None)
     last = {one.group: one for one in sent if _purpose(one) == GRADIENTS}
     edges = [*([first] if first else []), *last.values()]

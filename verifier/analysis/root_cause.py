@@ -1,4 +1,6 @@
-"""Which rank made a run fail, by the ranks' own records and exit codes in order of time: torchrun does not report it."""
+"""Which rank made a run fail, by the ranks' own records and exit codes in order of time: torchrun
+does not report it.
+"""
 
 import re
 import signal
@@ -11,7 +13,8 @@ from .wording import cut
 
 # What a rank raises when it loses a peer: it is a victim.
 _VICTIM = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|recvBytes failed|Timed out waiting|"
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|recvBytes failed|Timed out"
+    r" waiting|"
     r"Socket Timeout|failed to recv|NCCL.*(remote process exited|unhandled system error)",
 )
 _WAITS = re.compile(r"(distributed|autograd|_functorch)/|_C|utils/_contextlib")  # paths below torch
@@ -20,16 +23,22 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 QUOTED = 160  # characters of an error that are quoted
 _NATIVE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _NATIVE = "A signal is not a Python error: check that line and native code."
-_ELSEWHERE = "Write the script's files to a folder of its own. The records of this run cannot be trusted and are not judged."
+_ELSEWHERE = (
+    "Write the script's files to a folder of its own. The records of this run cannot be trusted and"
+    " are not judged."
+)
 _REPORT = "This is a bug in fsdp2, not in your code: report it and attach the run folder."
 _ARGUMENTS = "Pass the required script arguments after `--`, or under `args` in verify.yaml."
-_STAGER = "If a DefaultStager is used for several saves: that of torch 2.11 and 2.12 serves one; make a new one for each save."
+_STAGER = (
+    "If a DefaultStager is used for several saves: that of torch 2.11 and 2.12 serves one; make a"
+    " new one for each save."
+)
 _TOGETHER = (
     "Make all ranks decide together to stop (all-reduce the decision), and return from the script."
 )
 _MISMATCH = (
-    "Ranks met in different collectives: look for a collective (full_tensor, a state dict, a forward) that only some ranks call, "
-    "and for batches whose shapes differ between ranks."
+    "Ranks met in different collectives: look for a collective (full_tensor, a state dict, a"
+    " forward) that only some ranks call, and for batches whose shapes differ between ranks."
 )
 _ORDER = "Make every rank call the same collectives in the same order; compare the stacks."
 
@@ -76,7 +85,9 @@ def root_cause(run: Run) -> RootCause:
 
 
 def ended_by_native_code(run: Run) -> bool:
-    """Whether a rank got a signal such as SIGSEGV or SIGABRT, and no other raised an error of its own."""
+    """Whether a rank got a signal such as SIGSEGV or SIGABRT, and no other raised an error of its
+    own.
+    """
     hit = any(-item.code in _NATIVE_SIGNALS and not item.killed for item in run.ended)
     return (
         hit
@@ -104,7 +115,9 @@ def _ended_alone(run: Run) -> RootCause | None:
 
 
 def _gist(message: str) -> str:
-    """The first line of a message; of DCP's, which holds whole tracebacks, the first line that names an error."""
+    """The first line of a message; of DCP's, which holds whole tracebacks, the first line that
+    names an error.
+    """
     lines = message.strip().splitlines() or [""]
     errors = [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]
     return errors[0] if lines[0].startswith("CheckpointException") and errors else lines[0]
@@ -142,9 +155,15 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
         return RootCause(rank, text, None, "Check its output.")
     frames = end.frames
     if end.how == "exception":
-        text = f"rank {rank} raised {end.error}: {cut(_gist(str(end.message)), QUOTED)}{_stack_text(frames)}"
+        text = (
+            f"rank {rank} raised {end.error}:"
+            f" {cut(_gist(str(end.message)), QUOTED)}{_stack_text(frames)}"
+        )
         lost = any(is_victim(trace) for trace in run.traces)
-        fix = f"Fix the error at that line{'; the other ranks failed because they lost this one' if lost else ''}."
+        fix = (
+            "Fix the error at that"
+            f" line{'; the other ranks failed because they lost this one' if lost else ''}."
+        )
         fix = _STAGER if f"{end.error}: {end.message}" == "KeyError: <class 'type'>" else fix
         return RootCause(
             rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames)
@@ -158,7 +177,10 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
         text = f"the script exited during startup with status {end.code}{f': {why}' if why else ''}"
         return RootCause(rank, text, _first(frames), _ARGUMENTS)
     message = f" ({end.message})" if end.message else ""
-    text = f"rank {rank} called {end.how}({end.code}){message}{_stack_text(frames)}, while the others went on"
+    text = (
+        f"rank {rank} called {end.how}({end.code}){message}{_stack_text(frames)}, while the others"
+        " went on"
+    )
     return RootCause(rank, text, _first(frames), _TOGETHER)
 
 
@@ -169,7 +191,9 @@ def is_victim(trace: Trace) -> bool:
 
 
 def own_frames(text: str) -> tuple[list[Place], bool]:
-    """The user's frames in a stack dump, innermost first, and whether the rank was waiting in torch."""
+    """The user's frames in a stack dump, innermost first, and whether the rank was waiting in
+    torch.
+    """
     frames = _frames(text)
     return [f for f in frames if is_user(f.file)], bool(frames) and _waits(frames[0])
 
@@ -183,7 +207,9 @@ def computing(run: Run) -> str:
 
 
 def _hang(run: Run) -> RootCause:
-    """A time-out: the rank that is not waiting in a collective, else the one that has recorded least."""
+    """A time-out: the rank that is not waiting in a collective, else the one that has recorded
+    least.
+    """
     gone = [e.rank for e in run.ended if not e.killed]
     stacks = {rank: _frames(text) for rank, text in run.stacks.items() if text}
     busy = [rank for rank, frames in stacks.items() if frames and not _waits(frames[0])]
@@ -196,7 +222,10 @@ def _hang(run: Run) -> RootCause:
         what = "had made the least progress, and all ranks were waiting"
     frames = stacks.pop(rank, [])
     others = [f"; rank {other}{_stack_text(stacks[other], 1)}" for other in sorted(stacks)[:3]]
-    text = f"no end within {run.timeout:.0f} s: rank {rank} {what}{_stack_text(frames)}{''.join(others)}"
+    text = (
+        f"no end within {run.timeout:.0f} s: rank {rank}"
+        f" {what}{_stack_text(frames)}{''.join(others)}"
+    )
     end = run.traces[rank].end
     return RootCause(
         rank, text, _own(frames) or _first(end.frames if end is not None else []), _ORDER
@@ -204,7 +233,9 @@ def _hang(run: Run) -> RootCause:
 
 
 def _frames(text: str) -> list[Place]:
-    """The frames of the thread in a faulthandler dump that runs the user's code, innermost first."""
+    """The frames of the thread in a faulthandler dump that runs the user's code, innermost
+    first.
+    """
     blocks = re.split(r"(?:Current thread|Thread) [^\n]*\n|Fatal Python error[^\n]*\n", text)
     found = [_FRAME.findall(block) for block in blocks]
     stacks = [

@@ -8,7 +8,9 @@ from ..trace.events import Place, SavedEntry, Saving
 
 @dataclass(frozen=True)
 class Save:
-    """One call of `dcp.save`, `dcp.async_save` or `torch.save` on one rank; `to` is absolute, "" for no file."""
+    """One call of `dcp.save`, `dcp.async_save` or `torch.save` on one rank; `to` is absolute, ""
+    for no file.
+    """
 
     rank: int
     op: str
@@ -64,7 +66,9 @@ def kept(run: Run) -> dict[str, list[Save]]:
 
 
 def given(saves: list[Save]) -> dict[str, list[Sketch]]:
-    """{key: its possible values in the file}: the sum over shards, or one for each rank that passed the whole tensor."""
+    """{key: its possible values in the file}: the sum over shards, or one for each rank that passed
+    the whole tensor.
+    """
     found: dict[str, list[Sketch]] = {}
     parts: dict[str, dict[tuple[int, ...], Sketch]] = {}
     for save in saves:

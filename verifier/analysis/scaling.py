@@ -1,4 +1,6 @@
-"""The factor by which gradients are scaled between backward and the optimizer step, as a clip by norm does."""
+"""The factor by which gradients are scaled between backward and the optimizer step, as a clip by
+norm does.
+"""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +16,9 @@ _STRAIGHT = (
 
 
 def scales(run: Run) -> dict[str, list[float]]:
-    """{parameter: its factor on each rank}, of the first step where they differ between ranks, else of the smallest factors."""
+    """{parameter: its factor on each rank}, of the first step where they differ between ranks, else
+    of the smallest factors.
+    """
     found: dict[str, list[float]] = {}
     by_script = reduced_by_the_script(run)
     for step in range(1, run.steps() + 1):
@@ -32,7 +36,9 @@ def scales(run: Run) -> dict[str, list[float]]:
 
 
 def reduced_by_the_script(run: Run) -> set[str]:
-    """Plain parameters beside sharded ones: if their gradients are reduced at all, then after backward and by the script."""
+    """Plain parameters beside sharded ones: if their gradients are reduced at all, then after
+    backward and by the script.
+    """
     plain = {name for name, entries in run.parameters.items() if not entries[0].sharded}
     return plain if len(plain) < len(run.parameters) else set()
 
@@ -53,7 +59,9 @@ def uneven(factors: list[float], limit: float = SAME) -> bool:
 
 
 def limit_between_ranks(scales: dict[str, list[float]]) -> float:
-    """How far ranks may be apart: SAME, or less where each rank scales all its parameters by one factor, and shows how exactly."""
+    """How far ranks may be apart: SAME, or less where each rank scales all its parameters by one
+    factor, and shows how exactly.
+    """
     ranks = [
         [factors[rank] for factors in scales.values()]
         for rank in range(min(map(len, scales.values())))
@@ -65,7 +73,9 @@ def limit_between_ranks(scales: dict[str, list[float]]) -> float:
 
 
 def clip_was_reached(run: Run) -> bool:
-    """Whether a gradient was scaled down by a factor that depends on the step, unlike a loss scale or a fixed division."""
+    """Whether a gradient was scaled down by a factor that depends on the step, unlike a loss scale
+    or a fixed division.
+    """
     seen: dict[tuple[int, str], list[float]] = {}
     by_script = reduced_by_the_script(run)
     for step in range(1, run.steps() + 1):

@@ -1,6 +1,8 @@
-"""Settings that change no mathematics, compared: memory of a rank against the least time of a step, or what stands for it.
+"""Settings that change no mathematics, compared: memory of a rank against the least time of a step,
+or what stands for it.
 
-Without the rates of a GPU there is no time: what a step recomputes, and the bytes that it sends, are compared as they are.
+Without the rates of a GPU there is no time: what a step recomputes, and the bytes that it sends,
+are compared as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ YES, EXPANDABLE, NO = "yes", "expandable", "no"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One choice of settings. `settings`: the keys and values that differ from what was given; {} for that itself."""
+    """One choice of settings.
+
+    `settings`: the keys and values that differ from what was given; {} for that itself.
+    """
 
     settings: Mapping[str, str]
     found: Rehearsed | None = None  # None: not rehearsed
@@ -42,12 +47,16 @@ class Candidate:
 
     @property
     def last(self) -> bool:
-        """Whether it is for where nothing else fits: without rates, what offload copies is compared with nothing."""
+        """Whether it is for where nothing else fits: without rates, what offload copies is compared
+        with nothing.
+        """
         return self.offload and self.bound is None
 
     @property
     def memory(self) -> int:
-        """Bytes of the device, with `expandable_segments:True`: settings are not compared by what holes between blocks waste."""
+        """Bytes of the device, with `expandable_segments:True`: settings are not compared by what
+        holes between blocks waste.
+        """
         return self.measured.expandable if self.measured is not None else 0
 
     @property
@@ -65,7 +74,9 @@ class Candidate:
 
     @property
     def waited(self) -> int:
-        """Bytes of collectives whose result the next operator needs, such as those of tensor parallelism."""
+        """Bytes of collectives whose result the next operator needs, such as those of tensor
+        parallelism.
+        """
         return _bytes(
             one for one in _sent(self.record) if one.purpose not in (PARAMETERS, GRADIENTS)
         )
@@ -76,7 +87,10 @@ class Candidate:
         return _bytes(_sent(self.record))
 
     def cost(self) -> tuple[float, ...]:
-        """What is compared beside memory, most important first. Of equal times, the one with less traffic and work beside it is better."""
+        """What is compared beside memory, most important first.
+
+        Of equal times, the one with less traffic and work beside it is better.
+        """
         if self.bound is None:
             return (_rough(self.waited), _rough(self.recomputed), _rough(self.sent))
         least = self.bound
@@ -87,7 +101,9 @@ class Candidate:
         )
 
     def fits(self, allowance: float = 0.0) -> str | None:
-        """YES, EXPANDABLE (only with `expandable_segments:True`) or NO; None if no memory of a device is known."""
+        """YES, EXPANDABLE (only with `expandable_segments:True`) or NO; None if no memory of a
+        device is known.
+        """
         found = self.measured
         if found is None or found.memory is None:
             return None
@@ -96,7 +112,9 @@ class Candidate:
 
 
 def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other one beats: it would need no more memory and no more time, and less of one. By memory."""
+    """Those that no other one beats: it would need no more memory and no more time, and less of
+    one. By memory.
+    """
     front: list[Candidate] = []
     for one in sorted(_compared(candidates), key=lambda c: (c.memory, c.cost())):
         if not any(_covers(other, one) for other in front):
@@ -114,7 +132,9 @@ def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The fastest bound that fits with the allowance, by default or with expandable segments; of those close to it, what sends least."""
+    """The fastest bound that fits with the allowance, by default or with expandable segments; of
+    those close to it, what sends least.
+    """
     fitting = [one for one in candidates if one.fits(ALLOWANCE) in (YES, EXPANDABLE)]
     best = min(fitting, key=lambda c: (c.last, c.cost(), c.offload, c.memory), default=None)
     if best is None or best.bound is None:
@@ -138,8 +158,9 @@ def smallest(candidates: Sequence[Candidate]) -> Candidate | None:
 def accumulated(record: Rehearsal, times: int) -> Rehearsal:
     """The record of steps with `times` forward passes, from that of steps with two.
 
-    Of FLOPs and tokens, each pass has as many. Parameters are gathered in every pass after the first as in the last one; gradients
-    are reduced in every pass before the last as in the first one. What is sent outside forward and backward, once a step.
+    Of FLOPs and tokens, each pass has as many. Parameters are gathered in every pass after the
+    first as in the last one; gradients are reduced in every pass before the last as in the first
+    one. What is sent outside forward and backward, once a step.
     """
     if times == 2:
         return record
@@ -173,7 +194,10 @@ def _compared(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _covers(one: Candidate, other: Candidate) -> bool:
-    """Whether `other` is no better in anything. With a bound the cost is one order, without it each part counts."""
+    """Whether `other` is no better in anything.
+
+    With a bound the cost is one order, without it each part counts.
+    """
     if one.memory > other.memory:
         return False
     if one.bound is not None and other.bound is not None:

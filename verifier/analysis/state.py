@@ -1,4 +1,6 @@
-"""State beside the weights: the values that the ranks recorded at each step, and which of them a training loop depends on."""
+"""State beside the weights: the values that the ranks recorded at each step, and which of them a
+training loop depends on.
+"""
 
 import ast
 import math
@@ -50,7 +52,9 @@ def states(trace: Trace) -> dict[int, Values]:
 
 
 def whole(run: Run, step: int, rank: int = 0) -> Values:
-    """{path: the value of one rank, of a sharded tensor the whole one} at a step; {} unless all ranks recorded it."""
+    """{path: the value of one rank, of a sharded tensor the whole one} at a step; {} unless all
+    ranks recorded it.
+    """
     ranks = [states(trace).get(step) for trace in run.traces]
     if not ranks or any(values is None for values in ranks):
         return {}
@@ -82,7 +86,9 @@ def evolving(run: Run, rank: int = 0) -> set[str]:
 
 
 def apart(a: Held, b: Held) -> float:
-    """Difference of two values, relative to the larger; infinite if they are of different kinds or sizes."""
+    """Difference of two values, relative to the larger; infinite if they are of different kinds or
+    sizes.
+    """
     if a.value is not None and b.value is not None:
         if a.value == b.value or (math.isnan(a.value) and math.isnan(b.value)):
             return 0.0
@@ -101,7 +107,9 @@ LEAST = 16  # elements of a tensor of the loop, from which on it is more than a 
 
 
 def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
-    """(function, name) of what each iteration of a loop assigns, from other values than itself: a batch, a loss."""
+    """(function, name) of what each iteration of a loop assigns, from other values than itself: a
+    batch, a loss.
+    """
     found: set[tuple[str, str]] = set()
     for function in functions_of(sources):
         for stmt in (n for loop in loops(function) for n in loop.body if isinstance(n, ast.Assign)):
@@ -113,7 +121,9 @@ def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
 
 
 def of_one_branch(sources: Sources) -> set[tuple[str, str]]:
-    """(function, name) of what a branch of a loop assigns before it reads it, and nothing else reads: a sum for a log."""
+    """(function, name) of what a branch of a loop assigns before it reads it, and nothing else
+    reads: a sum for a log.
+    """
     found: set[tuple[str, str]] = set()
     for function in functions_of(sources):
         reads = [
@@ -135,7 +145,10 @@ def of_one_branch(sources: Sources) -> set[tuple[str, str]]:
 
 
 def begun_anew(sources: Sources) -> set[str]:
-    """The functions that a loop calls for each step: their variables do not outlive it. One whose own loop makes steps goes on."""
+    """The functions that a loop calls for each step: their variables do not outlive it.
+
+    One whose own loop makes steps goes on.
+    """
     stepping = _leading_to(sources, "step")
     called_in_loops = {
         name
@@ -153,7 +166,9 @@ def begun_anew(sources: Sources) -> set[str]:
 
 
 def results_of_calls(sources: Sources) -> set[str]:
-    """The attributes that methods of a class set before they read them, or that each forward sets anew: results of the last call."""
+    """The attributes that methods of a class set before they read them, or that each forward sets
+    anew: results of the last call.
+    """
     found: set[str] = set()
     kept: set[str] = set()
     anew: set[str] = set()
@@ -195,7 +210,9 @@ def attribute(path: str) -> str:
 
 
 def restorable(path: str, held: Held, decisive: set[str]) -> bool:
-    """Whether a value that evolves is state that a resumed run must have again: what only logs read is not."""
+    """Whether a value that evolves is state that a resumed run must have again: what only logs read
+    is not.
+    """
     if held.holder == "module":
         return held.dtype not in ("int", "float", "bool") or path in decisive
     return (
@@ -204,9 +221,11 @@ def restorable(path: str, held: Held, decisive: set[str]) -> bool:
 
 
 def decisive(sources: Sources, paths: set[str]) -> set[str]:
-    """Of these paths the numbers that the loop carries along and that decide something: a best value, a patience, a position.
+    """Of these paths the numbers that the loop carries along and that decide something: a best
+    value, a patience, a position.
 
-    It is assigned from itself or under a condition that reads it, and a condition that reads it does more than log.
+    It is assigned from itself or under a condition that reads it, and a condition that reads it
+    does more than log.
     """
     carried = {one for file in sources.project for one in _carried(sources.tree(file))}
     return {path for path in paths - measuring(sources, paths) if spelled(path) & carried}
@@ -219,7 +238,9 @@ def measuring(sources: Sources, paths: set[str]) -> set[str]:
 
 
 def spelled(path: str) -> set[tuple[str, str]]:
-    """(function, expression) by which the sources may name a path; an attribute of an object is `self.name` in any method."""
+    """(function, expression) by which the sources may name a path; an attribute of an object is
+    `self.name` in any method.
+    """
     scope, dot, rest = path.partition(".")
     found = {("", path), (scope, rest)} if dot else {("", path)}
     return found | {("", f"self.{path.rpartition('.')[2]}")} if dot else found
@@ -227,7 +248,8 @@ def spelled(path: str) -> set[tuple[str, str]]:
 
 @lru_cache(maxsize=256)
 def _carried(tree: ast.Module) -> set[tuple[str, str]]:
-    """(function, expression) of what is assigned from itself, or under a condition on itself, and decides something.
+    """(function, expression) of what is assigned from itself, or under a condition on itself, and
+    decides something.
 
     Names of a module and attributes of `self` stand for all functions, which "" says.
     """
@@ -272,7 +294,9 @@ def _carried_in(scope: ast.AST) -> set[str]:
 
 @lru_cache(maxsize=256)
 def _timed(tree: ast.Module) -> set[tuple[str, str]]:
-    """(function, expression) of times and sums of times: they measure, and a resumed run measures anew."""
+    """(function, expression) of times and sums of times: they measure, and a resumed run measures
+    anew.
+    """
     known: set[tuple[str, str]] = set()
     for _ in range(2):  # of what a later line assigns, too
         for scope in (tree, *functions(tree)):
@@ -334,8 +358,9 @@ def _acts(node: ast.If | ast.While) -> bool:
 
 
 def evaluated(run: Run, sources: Sources) -> set[str]:
-    """The paths of numbers that rank 0 computes in evaluations: they change, or appear, only over steps with forwards without
-    gradients, and the sources compute them there. A training loss in a script with such forwards in each step is none of them.
+    """The paths of numbers that rank 0 computes in evaluations: they change, or appear, only over
+    steps with forwards without gradients, and the sources compute them there. A training loss in a
+    script with such forwards in each step is none of them.
     """
     if not run.traces:
         return set()
@@ -373,7 +398,9 @@ def _holding(path: str) -> str:
 
 
 def _evaluations(sources: Sources) -> set[str]:
-    """The names of functions that switch gradients off and run no backward, and of objects that are called like such functions."""
+    """The names of functions that switch gradients off and run no backward, and of objects that are
+    called like such functions.
+    """
     training = _leading_to(sources, "backward")
     quiet = {f for f in functions_of(sources) if _switches(f) and f.name not in training}
     trees = [sources.tree(file) for file in sources.project]
@@ -409,7 +436,9 @@ def _switches(node: ast.AST) -> bool:
 
 
 def _from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple[str, str]]:
-    """(function, expression) of what is assigned without gradients, from a call of one of these functions, or from such values."""
+    """(function, expression) of what is assigned without gradients, from a call of one of these
+    functions, or from such values.
+    """
     top = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
     for scope, body in [
         ("", top),
@@ -451,7 +480,9 @@ def _from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple
 
 
 def _made_of(node: ast.expr | None, known: set[str], steady: set[str]) -> bool:
-    """Whether an expression reads nothing but such values, beside modules, functions and what the loop around it does not assign."""
+    """Whether an expression reads nothing but such values, beside modules, functions and what the
+    loop around it does not assign.
+    """
     nodes = list(walk(node)) if node is not None else []
     functions = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
     names = {n.id for n in nodes if isinstance(n, ast.Name) and id(n) not in functions}
@@ -465,7 +496,9 @@ def _made_of(node: ast.expr | None, known: set[str], steady: set[str]) -> bool:
 
 
 def handed_on(sources: Sources, path: str) -> bool:
-    """Whether a local number is read only to compute another variable, such as its mean over ranks."""
+    """Whether a local number is read only to compute another variable, such as its mean over
+    ranks.
+    """
     scope, _, name = _holding(path).rpartition(".")
     found = []
     for nodes in (
@@ -478,7 +511,9 @@ def handed_on(sources: Sources, path: str) -> bool:
 
 
 def divided(sources: Sources, path: str) -> bool:
-    """Whether a local number is divided, or multiplied, where it is read: a sum over ranks of which no mean is kept."""
+    """Whether a local number is divided, or multiplied, where it is read: a sum over ranks of which
+    no mean is kept.
+    """
     scope, _, name = _holding(path).rpartition(".")
     for node in (
         n for function in functions_of(sources) if function.name == scope for n in walk(function)

@@ -1,4 +1,6 @@
-"""State beside the weights after a resume: what each rank begins with that it did not have without the resume."""
+"""State beside the weights after a resume: what each rank begins with that it did not have without
+the resume.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ Pairs = Mapping[str, tuple[Held | None, Held | None]]  # {path: (with, without t
 
 @dataclass(frozen=True)
 class Beginning:
-    """`lost`: state that a resumed run must have again and has not; `other`: further values of objects that are not the same; in words.
-    `compared` counts the values that must be the same.
+    """`lost`: state that a resumed run must have again and has not; `other`: further values of
+    objects that are not the same; in words. `compared` counts the values that must be the same.
     """
 
     lost: list[str]
@@ -44,7 +46,9 @@ class Beginning:
 
 
 def beginning(evidence: Evidence, train: Run, resume: Run, step: int) -> Beginning:
-    """What the resumed run has at its first step that the uninterrupted run had not at the same `step`."""
+    """What the resumed run has at its first step that the uninterrupted run had not at the same
+    `step`.
+    """
     lost: list[str] = []
     other: list[str] = []
     known: set[str] = set()  # paths that an earlier rank has
@@ -68,7 +72,9 @@ def beginning(evidence: Evidence, train: Run, resume: Run, step: int) -> Beginni
 def _of_rank(
     evidence: Evidence, train: Run, resume: Run, step: int, rank: int
 ) -> tuple[Pairs, Pairs, int]:
-    """What one rank must have again and has not, what else of its objects is not the same, and how many values must be the same."""
+    """What one rank must have again and has not, what else of its objects is not the same, and how
+    many values must be the same.
+    """
     mine, theirs = whole(resume, 1, rank), whole(train, step, rank)
     later, without = whole(resume, 2, rank), whole(train, step + 1, rank)
     both = {
@@ -114,7 +120,9 @@ def _of_rank(
 
 
 def named(lost: Pairs) -> list[str]:
-    """What is lost, in words: numbers with both values, tensors by the variable or module that holds them."""
+    """What is lost, in words: numbers with both values, tensors by the variable or module that
+    holds them.
+    """
     numbers, holders = [], Counter[str]()
     for path, (now, then) in lost.items():
         if (now or then).sketch is not None:  # type: ignore[union-attr]  # one of both is there

@@ -1,4 +1,6 @@
-"""How far a script has to be run, and what no run reached: from the survey run, which went as far as its time allowed."""
+"""How far a script has to be run, and what no run reached: from the survey run, which went as far
+as its time allowed.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ AFTER_A_BLOCK = 2
 
 @dataclass(frozen=True)
 class Unreached:
-    """Statements of the user's code that no run has reached, or that only the survey run has: after step `step`, not compared."""
+    """Statements of the user's code that no run has reached, or that only the survey run has: after
+    step `step`, not compared.
+    """
 
     file: str
     block: Block
@@ -35,8 +39,9 @@ class Unreached:
 
 
 def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
-    """At least LEAST steps, past each first time within MOST steps (of a branch or a loop in the training loop, of another number of
-    backwards or of trainable parameters in a step), and RESUMED_STEPS after the first save that has seen them all.
+    """At least LEAST steps, past each first time within MOST steps (of a branch or a loop in the
+    training loop, of another number of backwards or of trainable parameters in a step), and
+    RESUMED_STEPS after the first save that has seen them all.
     """
     made, changes, most = steps_of(survey), _changes(survey), _most(survey)
     firsts = [
@@ -59,7 +64,9 @@ def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
 
 
 def _most(survey: Run) -> int:
-    """How many steps may be compared, by the time that those of the survey run took: as many as take QUICK seconds."""
+    """How many steps may be compared, by the time that those of the survey run took: as many as
+    take QUICK seconds.
+    """
     seen = (
         [event for event in survey.traces[0].of(Reached) if event.steps and not event.ended]
         if survey.traces
@@ -76,7 +83,9 @@ def steps_of(survey: Run) -> int:
 
 
 def steps_differ(survey: Run) -> bool:
-    """Whether the ranks of the survey run made different numbers of optimizer steps: some skip what others make."""
+    """Whether the ranks of the survey run made different numbers of optimizer steps: some skip what
+    others make.
+    """
     return len({_last(trace) for trace in survey.traces}) > 1
 
 
@@ -88,7 +97,9 @@ def _last(trace: Trace) -> int:
 
 
 def unreached(evidence: Evidence) -> list[Unreached]:
-    """What no run has reached, then what only the survey run has, after the last compared step; [] where there was no survey."""
+    """What no run has reached, then what only the survey run has, after the last compared step; []
+    where there was no survey.
+    """
     survey = evidence.survey
     if survey is None or evidence.train is None:
         return []
@@ -105,7 +116,9 @@ def unreached(evidence: Evidence) -> list[Unreached]:
 
 
 def _first_times(survey: Run, sources: Sources) -> Iterator[tuple[str, Block, int | None]]:
-    """(file, block, after how many steps a rank has first reached it; None: never) of the blocks that belong to the training."""
+    """(file, block, after how many steps a rank has first reached it; None: never) of the blocks
+    that belong to the training.
+    """
     reached, entered, active = _lines(survey)
     for file in sources.project:
         lines = reached.get(file, {})
@@ -119,7 +132,9 @@ def _first_times(survey: Run, sources: Sources) -> Iterator[tuple[str, Block, in
 def _lines(
     survey: Run,
 ) -> tuple[dict[str, dict[int, int]], dict[str, set[int]], dict[str, set[int]]]:
-    """By file: {line: steps made before it was first reached}, the lines since the first step, the lines on the stack of that step."""
+    """By file: {line: steps made before it was first reached}, the lines since the first step, the
+    lines on the stack of that step.
+    """
     reached: dict[str, dict[int, int]] = {}
     entered: dict[str, set[int]] = {}
     active: dict[str, set[int]] = {}
@@ -144,7 +159,9 @@ def _lines(
 
 
 def trains_before_sharding(survey: Run) -> bool:
-    """Whether the script makes optimizer steps before its first `fully_shard`, and some after it; or trains another model in between."""
+    """Whether the script makes optimizer steps before its first `fully_shard`, and some after it;
+    or trains another model in between.
+    """
     reached = survey.all(Reached)
     begins = [event.sharded for event in reached if event.stack]
     return (False in begins and True in begins) or any(
@@ -153,7 +170,9 @@ def trains_before_sharding(survey: Run) -> bool:
 
 
 def prepares_before_sharding(train: Run) -> bool:
-    """Whether models are called, and not trained, before the first `fully_shard`: an initialisation by the data does that."""
+    """Whether models are called, and not trained, before the first `fully_shard`: an initialisation
+    by the data does that.
+    """
     if not train.traces or (shard := train.traces[0].first(Shard)) is None:
         return False
     trace = train.traces[0]
@@ -162,15 +181,19 @@ def prepares_before_sharding(train: Run) -> bool:
 
 
 def steps_without_backward(evidence: Evidence) -> int:
-    """The steps of a training without backward, of which the survey run shows only whether it came to its end."""
+    """The steps of a training without backward, of which the survey run shows only whether it came
+    to its end.
+    """
     return MOST_FAST if evidence.survey is not None and evidence.survey.completed else MOST
 
 
 def own_steps(train: Run) -> str:
-    """Where a step ends in a script that updates its weights itself, as a request says it (probe/events/own_updates.py).
+    """Where a step ends in a script that updates its weights itself, as a request says it
+    (probe/events/own_updates.py).
 
-    "forwards" if a sharded model was called and the run came to its end without a backward or a step; "backwards" if most updates
-    are followed by a backward on the very samples of the one before, not beyond a save, and others follow; "" if each is a step.
+    "forwards" if a sharded model was called and the run came to its end without a backward or a
+    step; "backwards" if most updates are followed by a backward on the very samples of the one
+    before, not beyond a save, and others follow; "" if each is a step.
     """
     if not train.steps():
         parts = [entries[0] for entries in train.parameters.values()]
@@ -189,7 +212,9 @@ def own_steps(train: Run) -> str:
 
 
 def _changes(survey: Run) -> list[int]:
-    """The steps that have another number of backwards, or of trainable parameters, than the step before."""
+    """The steps that have another number of backwards, or of trainable parameters, than the step
+    before.
+    """
     if not survey.traces:
         return []
     counts = [

@@ -11,7 +11,9 @@ Loop = ast.For | ast.While
 
 @lru_cache(maxsize=1 << 14)
 def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """Every node of a tree as `ast.walk` gives them, kept: many questions are asked of the same trees."""
+    """Every node of a tree as `ast.walk` gives them, kept: many questions are asked of the same
+    trees.
+    """
     return tuple(ast.walk(tree))
 
 

@@ -21,13 +21,17 @@ def traffic(run: Run) -> dict[str, float]:
 
 
 def expected(run: Run) -> dict[str, int]:
-    """How often each kind should be called in forward and backward of that step, if all groups run once a micro-batch."""
+    """How often each kind should be called in forward and backward of that step, if all groups run
+    once a micro-batch.
+    """
     last = _last(run)
     return dict(last.expected) if last is not None else {}
 
 
 def by_micro_batch(run: Run) -> dict[str, list[int]]:
-    """{kind: how often it was called in forward and backward of each micro-batch} of that step; {} where it has one."""
+    """{kind: how often it was called in forward and backward of each micro-batch} of that step; {}
+    where it has one.
+    """
     last = _last(run)
     if last is None or len(last.micros) < 2:
         return {}

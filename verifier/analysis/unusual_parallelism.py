@@ -1,4 +1,6 @@
-"""Designs that a comparison has to know: what is no plain data parallelism, and saves in the middle of a step."""
+"""Designs that a comparison has to know: what is no plain data parallelism, and saves in the middle
+of a step.
+"""
 
 from dataclasses import replace
 
@@ -9,7 +11,9 @@ from ..trace.sketches import add
 
 
 def saved_in_a_step(evidence: Evidence) -> str:
-    """Why the first step of a resumed run is only the rest of one: the save came after some of its backward passes. "" if it is not."""
+    """Why the first step of a resumed run is only the rest of one: the save came after some of its
+    backward passes. "" if it is not.
+    """
     after = evidence.saved_after()
     early = begun_before_save(evidence.trained, after) if after is not None else None
     return (
@@ -20,7 +24,9 @@ def saved_in_a_step(evidence: Evidence) -> str:
 
 
 def begun_before_save(train: Run, after: int) -> tuple[int, int] | None:
-    """(the backward passes of a step that come before the last save after step `after`, all of the step), if there are any before."""
+    """(the backward passes of a step that come before the last save after step `after`, all of the
+    step), if there are any before.
+    """
     saves = [r.seq for r in saves_of(train) if r.after_step == after]
     micros = train.consumed(after + 1)[0] if train.traces else []
     early = sum(micro.seq < saves[-1] for micro in micros) if saves else 0
@@ -28,9 +34,11 @@ def begun_before_save(train: Run, after: int) -> tuple[int, int] | None:
 
 
 def resumable(train: Run, after: int) -> Run:
-    """The train run as a resume after step `after` continues it: without what the next step begins with before the save, and clears.
+    """The train run as a resume after step `after` continues it: without what the next step begins
+    with before the save, and clears.
 
-    A script that updates its weights itself may end its step with a backward, of a line search, whose gradients it takes away.
+    A script that updates its weights itself may end its step with a backward, of a line search,
+    whose gradients it takes away.
     """
     traces = []
     for trace in train.traces:
@@ -51,14 +59,18 @@ def resumable(train: Run, after: int) -> Run:
 
 
 def divided_by_script(evidence: Evidence) -> set[str]:
-    """The parameters of which the script itself gives each rank a part: they have another shape in one process."""
+    """The parameters of which the script itself gives each rank a part: they have another shape in
+    one process.
+    """
     return (
         cut_otherwise(evidence.trained, evidence.single) if evidence.single is not None else set()
     )
 
 
 def cut_otherwise(run: Run, other: Run) -> set[str]:
-    """The parameters outside `fully_shard` that have another shape in a run on another number of ranks."""
+    """The parameters outside `fully_shard` that have another shape in a run on another number of
+    ranks.
+    """
     shapes = {name: entries[0].shape for name, entries in other.parameters.items()}
     return {
         n
@@ -68,7 +80,9 @@ def cut_otherwise(run: Run, other: Run) -> set[str]:
 
 
 def parts_and_meets(run: Run) -> bool:
-    """Whether copies of a sharded parameter part in training and are equal again later: the script averages them, as in local SGD."""
+    """Whether copies of a sharded parameter part in training and are equal again later: the script
+    averages them, as in local SGD.
+    """
     for name, entries in run.parameters.items():
         if not entries[0].managed or len({entry.copy for entry in entries}) < 2:
             continue

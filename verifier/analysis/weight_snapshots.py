@@ -12,7 +12,9 @@ _TRAINS = frozenset({"backward", "step"})
 
 
 def snapshots(sources: Sources) -> set[tuple[str, str]]:
-    """(function, expression) of what is kept under a comparison, or assigned in a loop before a step and read after it."""
+    """(function, expression) of what is kept under a comparison, or assigned in a loop before a
+    step and read after it.
+    """
     trees = [sources.tree(file) for file in sources.project]
     training = _TRAINS.union(*(_training_functions(tree) for tree in trees))
     return kept_under_a_comparison(sources) | {
@@ -41,7 +43,9 @@ def _over_training(tree: ast.Module, training: frozenset[str]) -> set[tuple[str,
 
 
 def kept_under_a_comparison(sources: Sources) -> set[tuple[str, str]]:
-    """(function, expression) of what is assigned under a comparison by size, as a best value is, and read outside of that branch."""
+    """(function, expression) of what is assigned under a comparison by size, as a best value is,
+    and read outside of that branch.
+    """
     return {one for file in sources.project for one in _kept_in(sources.tree(file))}
 
 
@@ -69,7 +73,10 @@ def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
 
 
 def _from_before(body: list[ast.stmt], own: set[str]) -> Iterator[ast.Name]:
-    """The reads of variables that may hold what an earlier iteration, or a branch, has given them. `own`: those that do not."""
+    """The reads of variables that may hold what an earlier iteration, or a branch, has given them.
+
+    `own`: those that do not.
+    """
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             continue
@@ -97,7 +104,9 @@ def _from_before(body: list[ast.stmt], own: set[str]) -> Iterator[ast.Name]:
 
 
 def appended(sources: Sources) -> set[tuple[str, str]]:
-    """(function, expression) of the attributes to which methods append, and that are read elsewhere: windows and histories."""
+    """(function, expression) of the attributes to which methods append, and that are read
+    elsewhere: windows and histories.
+    """
     return {one for file in sources.project for one in _appended_in(sources.tree(file))}
 
 

@@ -1,4 +1,6 @@
-"""Why runs were not made: a script cannot be resumed, its checkpoints cannot be damaged; as reports state it."""
+"""Why runs were not made: a script cannot be resumed, its checkpoints cannot be damaged; as reports
+state it.
+"""
 
 import re
 import shlex
@@ -18,7 +20,10 @@ def missing(
     reshards: bool,
     unmade: Mapping[str, str],
 ) -> dict[str, str]:
-    """{role: why there is no run in it}, after a train run. `reshards`: whether other world sizes were asked for, where rules need them."""
+    """{role: why there is no run in it}, after a train run.
+
+    `reshards`: whether other world sizes were asked for, where rules need them.
+    """
     found, course = evidence.missing | {**unmade}, evidence.course
     if (
         "alone" in course.ways
@@ -54,12 +59,21 @@ def no_resume(resume_args: Sequence[str], steps: int, evidence: Evidence) -> str
         return "the arguments with which this script resumes are not known: give --resume-args"
     if after is None:
         last = steps - 1
-        return f"no save was seen before step {steps}: give --save-args that save after one of the steps 1 to {last}"
+        return (
+            f"no save was seen before step {steps}: give --save-args that save after one of the"
+            f" steps 1 to {last}"
+        )
     repeat = evidence.course.repeat
     if repeat is not None and train is not None and not same_weights_after(repeat, train, after):
-        return f"the script also saves after step {train.steps()}, and is not reproducible: save less often"
+        return (
+            f"the script also saves after step {train.steps()}, and is not reproducible: save less"
+            " often"
+        )
     if "saved" in evidence.missing:
-        return f"the files of the train run in {{checkpoint}} cannot be copied: {evidence.missing['saved']}"
+        return (
+            "the files of the train run in {checkpoint} cannot be copied:"
+            f" {evidence.missing['saved']}"
+        )
     return ""
 
 
@@ -78,13 +92,16 @@ def never_written(path: str, steps: int, evidence: Evidence) -> str:
     tops = sorted({item.partition("/")[0] for item in evidence.course.left})
     there = ", ".join(f"{{checkpoint}}/{name}" for name in tops[:5]) or "nothing"
     return (
-        f"--resume-args names {{checkpoint}}/{path}, which the train run of {steps} steps did not write; it wrote {there}. "
-        "Name one of these, save earlier (--save-args), or compare more steps (--steps)"
+        f"--resume-args names {{checkpoint}}/{path}, which the train run of {steps} steps did not"
+        f" write; it wrote {there}. Name one of these, save earlier (--save-args), or compare more"
+        " steps (--steps)"
     )
 
 
 def looks_above(error: str, evidence: Evidence) -> str:
-    """The message on a resume that ended since a file is not in `{checkpoint}`, which the train run wrote to a folder there; or ""."""
+    """The message on a resume that ended since a file is not in `{checkpoint}`, which the train run
+    wrote to a folder there; or "".
+    """
     missed = re.search(rf"'{re.escape(evidence.course.checkpoint)}/([^'/]+)'", error)
     name = missed.group(1) if missed else ""
     folders = [
@@ -94,6 +111,7 @@ def looks_above(error: str, evidence: Evidence) -> str:
         return ""
     found = ", ".join(f"{{checkpoint}}/{folder}" for folder in folders[:3])
     return (
-        f"the resume looks for `{name}` in {{checkpoint}} itself, and the train run saved to {found}: name that folder in "
-        "--resume-args; if the script is to find it there by itself, it does not"
+        f"the resume looks for `{name}` in {{checkpoint}} itself, and the train run saved to"
+        f" {found}: name that folder in --resume-args; if the script is to find it there by itself,"
+        " it does not"
     )

@@ -1,1 +1,3 @@
-"""What is verified and what a team has decided about it: the target, verify.yaml and pyproject.toml, policy."""
+"""What is verified and what a team has decided about it: the target, verify.yaml and
+pyproject.toml, policy.
+"""

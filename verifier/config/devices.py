@@ -1,4 +1,6 @@
-"""GPUs and what they hold, compute and send at most: the table in devices.yaml, or a file of the user's own."""
+"""GPUs and what they hold, compute and send at most: the table in devices.yaml, or a file of the
+user's own.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,8 @@ class Device:
     network: float  # bytes/s that a GPU sends to other nodes, in one direction
     names: tuple[str, ...]
     sources: Mapping[str, str]
-    attainable: Mapping[str, float] = field(
-        default_factory=dict
-    )  # FLOP/s of the best products that were measured
+    # FLOP/s of the best products that were measured
+    attainable: Mapping[str, float] = field(default_factory=dict)
 
     def with_node(self, per_node: int | None = None, network: float | None = None) -> Device:
         """The same GPU in another cluster: GPUs of a node, Gbit/s of network for each of them."""
@@ -60,7 +61,8 @@ def device(name: str) -> Device:
         meant = f"; did you mean {match!r}?" if match else "."
         known = ", ".join(table())
         raise UserError(
-            f"no GPU {name!r} is known{meant} Known are {known}, or give a file of your own, NAME.yaml"
+            f"no GPU {name!r} is known{meant} Known are {known}, or give a file of your own,"
+            " NAME.yaml"
         )
     return found
 

@@ -1,4 +1,6 @@
-"""The names of the settings of a target that a command line may give; a configuration has the same ones."""
+"""The names of the settings of a target that a command line may give; a configuration has the same
+ones.
+"""
 
 FLAGS = (
     *(

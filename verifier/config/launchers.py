@@ -1,4 +1,7 @@
-"""What `--launcher TEXT` means. Ranks on this machine are forked or started by torchrun; on several, a command starts them."""
+"""What `--launcher TEXT` means.
+
+Ranks on this machine are forked or started by torchrun; on several, a command starts them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 READY = {
-    "slurm": "srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --kill-on-bad-exit=0 --overlap {worker}",
+    "slurm": (
+        "srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --kill-on-bad-exit=0 --overlap"
+        " {worker}"
+    ),
     "ssh": "ssh -o BatchMode=yes {host} {worker}",
     "kubectl": "kubectl exec {host} -- {worker}",
 }
@@ -29,7 +35,8 @@ class Way:
 
 
 def way(text: str, environ: Mapping[str, str]) -> Way:
-    """What `--launcher TEXT` means: `slurm`, `slurm:NODES`, `ssh:HOST,HOST`, `kubectl:POD,POD`, or a command with `{worker}`.
+    """What `--launcher TEXT` means: `slurm`, `slurm:NODES`, `ssh:HOST,HOST`, `kubectl:POD,POD`, or
+    a command with `{worker}`.
 
     Raises ValueError if it means nothing.
     """
@@ -66,7 +73,9 @@ def most_on_a_machine(text: str, sizes: Iterable[int], environ: Mapping[str, str
 
 
 def problem(text: str, environ: Mapping[str, str]) -> str:
-    """What is wrong with the text of a launcher, or with its command on this machine; "" if nothing is."""
+    """What is wrong with the text of a launcher, or with its command on this machine; "" if nothing
+    is.
+    """
     if text in HERE:
         return ""
     try:

@@ -1,4 +1,7 @@
-"""Where `python -m NAME` would find its code. Imports nothing of the user's: only finders are asked, level by level."""
+"""Where `python -m NAME` would find its code.
+
+Imports nothing of the user's: only finders are asked, level by level.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from ..errors import UserError
 
 
 def find(name: str, folder: Path) -> Path:
-    """The file that `python -m name`, started in `folder`, would run. Raises UserError if there is none."""
+    """The file that `python -m name`, started in `folder`, would run.
+
+    Raises UserError if there is none.
+    """
     if not all(part.isidentifier() for part in name.split(".")):
         hint = (
             f"; did you mean {name.removesuffix('.py').replace('/', '.')}?"
@@ -38,7 +44,9 @@ def find(name: str, folder: Path) -> Path:
 
 
 def root(script: Path, module: str) -> Path:
-    """The folder below which the user's own code lies: that of the script, or the one that holds the module's package."""
+    """The folder below which the user's own code lies: that of the script, or the one that holds
+    the module's package.
+    """
     if not module:
         return script.parent
     depth = len(module.split(".")) + (

@@ -69,7 +69,9 @@ PURPOSES = ("save", "folder", "resume", "steps", "size")
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: `name` as it is given ("--out", or "checkpoint.every" for `key=value`), and the line that declares it."""
+    """One setting: `name` as it is given ("--out", or "checkpoint.every" for `key=value`), and the
+    line that declares it.
+    """
 
     name: str
     flag: bool = False  # it takes no value
@@ -122,7 +124,9 @@ class Option:
 
 
 def by_purpose(options: Iterable[Option]) -> dict[str, list[Option]]:
-    """{purpose: the options that look like it}, the plainest names first; options of no known purpose are left out."""
+    """{purpose: the options that look like it}, the plainest names first; options of no known
+    purpose are left out.
+    """
     found: dict[str, list[Option]] = {purpose: [] for purpose in PURPOSES}
     for option in options:
         if option.purpose and all(option.name != known.name for known in found[option.purpose]):
@@ -135,7 +139,9 @@ def by_purpose(options: Iterable[Option]) -> dict[str, list[Option]]:
 
 
 def suggested(options: Iterable[Option]) -> tuple[str, str]:
-    """What `--save-args` and `--resume-args` could be; ("", "") where the options do not show it."""
+    """What `--save-args` and `--resume-args` could be; ("", "") where the options do not show
+    it.
+    """
     found = by_purpose(options)
     save, folder, resume = (found.get(purpose, []) for purpose in ("save", "folder", "resume"))
     place = [folder[0].given("{checkpoint}")] if folder else []

@@ -1,4 +1,6 @@
-"""A team's decisions about verdicts: rules skipped until a date, rules that must not be inconclusive, limits that are multiplied."""
+"""A team's decisions about verdicts: rules skipped until a date, rules that must not be
+inconclusive, limits that are multiplied.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ BY_HAND, QUICK = "option --skip", "option --quick"
 
 @dataclass(frozen=True)
 class Skip:
-    """A rule or family that is not judged until a day. `over`: that day is past. `location` and `column` are where it is written."""
+    """A rule or family that is not judged until a day.
+
+    `over`: that day is past. `location` and `column` are where it is written.
+    """
 
     rule: str
     reason: str

@@ -1,7 +1,9 @@
-"""Arguments with `{checkpoint}` and `set:KEY=VALUE`, applied to copies of the configuration files that they name.
+"""Arguments with `{checkpoint}` and `set:KEY=VALUE`, applied to copies of the configuration files
+that they name.
 
-`train.py --config run.yaml set:checkpoint.every=3`: the script is given a copy of run.yaml with that value. `set:+KEY=VALUE` adds a key.
-A file that contains `{checkpoint}` is copied, too, with the folder in its place. The user's files are never changed.
+`train.py --config run.yaml set:checkpoint.every=3`: the script is given a copy of run.yaml with
+that value. `set:+KEY=VALUE` adds a key. A file that contains `{checkpoint}` is copied, too, with
+the folder in its place. The user's files are never changed.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def applied(
     files = {path: load(path) for path in configs(words, cwd)}
     if changes and not files:
         raise UserError(
-            f"{SET}{changes[0][0]}: the arguments name no configuration file (.yaml, .json) whose keys could be set"
+            f"{SET}{changes[0][0]}: the arguments name no configuration file (.yaml, .json) whose"
+            " keys could be set"
         )
     copies: dict[Path, str] = {}
     for path, data in files.items():
@@ -63,7 +66,9 @@ def applied(
 
 
 def configs(args: Sequence[str], cwd: Path) -> list[Path]:
-    """The configuration files that arguments name: `config.yaml`, `--config=config.yaml`, `config=config.yaml`."""
+    """The configuration files that arguments name: `config.yaml`, `--config=config.yaml`,
+    `config=config.yaml`.
+    """
     paths = [cwd / word.rpartition("=")[2] for word in args if word.endswith(tuple(READERS))]
     return [path for path in paths if path.is_file() and path.stat().st_size < _LARGEST]
 
@@ -117,7 +122,8 @@ def _holder(key: str, files: Mapping[Path, Any]) -> Path:
 def _changed(path: Path, data: Any, changes: Iterable[tuple[str, str]]) -> str:
     if path.suffix == ".toml":
         raise UserError(
-            f"{path}: keys of a TOML file cannot be set: write the value into a copy, or {PLACE} into the file"
+            f"{path}: keys of a TOML file cannot be set: write the value into a copy, or {PLACE}"
+            " into the file"
         )
     for key, value in changes:
         *above, last = key.removeprefix("+").split(".")

@@ -1,4 +1,7 @@
-"""What is verified: a script, and how to run, save and resume it. From the command line and from `verify_file.py`."""
+"""What is verified: a script, and how to run, save and resume it.
+
+From the command line and from `verify_file.py`.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,19 @@ WORDS = ("save_args", "resume_args", "single_args", "reshard_args", "reference")
 
 @dataclass(frozen=True)
 class Target:
-    """`{checkpoint}` in any of the arguments is one fresh folder: shared by the train and the resumed runs, scratch for the others."""
+    """`{checkpoint}` in any of the arguments is one fresh folder: shared by the train and the
+    resumed runs, scratch for the others.
+    """
 
     script: Path
     name: str = ""  # in a configuration with several targets
-    policy: Policy = field(
-        default_factory=Policy
-    )  # the team's decisions about the verdict, from the configuration
+    # the team's decisions about the verdict, from the configuration
+    policy: Policy = field(default_factory=Policy)
     module: str = ""  # as in `python -m`; `script` is its file
     root: Path | None = (
-        None  # below it lies the user's own code; None: below the script's folder, or the module's package
+        # below it lies the user's own code; None: below the script's folder, or the module's
+        # package
+        None
     )
     nproc: int = 2
     reshard_to: tuple[int, ...] = ()
@@ -129,10 +135,11 @@ def resolve_all(
     name: str | None = None,
     unknown_rule: CheckName = any_name,
 ) -> list[Target]:
-    """The targets at `path`: a script, or a folder (None: the current one) with a configuration or `train.py`, or the flag `module`.
+    """The targets at `path`: a script, or a folder (None: the current one) with a configuration or
+    `train.py`, or the flag `module`.
 
-    `flags` win over the file; `name` chooses one of its targets; `unknown_rule` says what is wrong with the name of a rule in
-    it. Raises UserError if there is no such thing or a value is wrong.
+    `flags` win over the file; `name` chooses one of its targets; `unknown_rule` says what is wrong
+    with the name of a rule in it. Raises UserError if there is no such thing or a value is wrong.
     """
     where = path or Path()
     if not where.exists():
@@ -147,7 +154,8 @@ def resolve_all(
         entries = [entry for entry in entries if entry.name == name]
         if not entries:
             raise UserError(
-                f"--target {name}: no such target{f' in {config}' if config else ''}; known: {known}"
+                f"--target {name}: no such target{f' in {config}' if config else ''}; known:"
+                f" {known}"
             )
     if len(entries) > 1 and (where.is_file() or flags.get("module")):
         raise UserError(
@@ -182,7 +190,8 @@ def _one(
         script = base / (own or "train.py")
         if not script.is_file():
             raise UserError(
-                f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)"
+                f"{script}: no such file (a folder is verified through its {CONFIG} or its"
+                " train.py)"
             )
     else:
         script = where
@@ -218,13 +227,17 @@ def _reference(target: Target, base: Path) -> tuple[str, ...]:
     parse(script := base / target.reference[0])
     if script.resolve() == target.script:
         raise UserError(
-            f"reference: {script} is the script that is verified: name the one that it was converted from"
+            f"reference: {script} is the script that is verified: name the one that it was"
+            " converted from"
         )
     return words
 
 
 def _other(key: str, words: tuple[str, ...], base: Path) -> tuple[str, ...]:
-    """Another script and its arguments, with its whole path. Raises UserError if it is not there."""
+    """Another script and its arguments, with its whole path.
+
+    Raises UserError if it is not there.
+    """
     if not words:
         return ()
     script = base / words[0]

@@ -1,4 +1,6 @@
-"""The content of `verify.yaml`, or of `[tool.fsdp2]` in pyproject.toml: the targets with their keys, and the policy of the team."""
+"""The content of `verify.yaml`, or of `[tool.fsdp2]` in pyproject.toml: the targets with their
+keys, and the policy of the team.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def any_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One target of a configuration: its keys, ready for use, and the folder with a configuration of its own."""
+    """One target of a configuration: its keys, ready for use, and the folder with a configuration
+    of its own.
+    """
 
     name: str = ""
     values: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +64,8 @@ def config_in(folder: Path) -> Path | None:
     table = project.is_file() and _pyproject(project) is not None
     if own.is_file() and table:
         raise UserError(
-            f"{project}: [{'.'.join(TABLE)}] and {own} both configure the verification; keep one of them"
+            f"{project}: [{'.'.join(TABLE)}] and {own} both configure the verification; keep one of"
+            " them"
         )
     if own.exists() and not own.is_dir():
         return own  # what is no regular file is refused where it is read
@@ -70,7 +75,10 @@ def config_in(folder: Path) -> Path | None:
 def read(
     path: Path, today: datetime.date | None = None, unknown_rule: CheckName = any_name
 ) -> list[Entry]:
-    """The targets in this file, in order; one without a name if it has no `targets`. Raises NotValid with all that is wrong."""
+    """The targets in this file, in order; one without a name if it has no `targets`.
+
+    Raises NotValid with all that is wrong.
+    """
     toml_file = path.suffix == ".toml"
     found = (
         _pyproject(path) if toml_file else files.parsed(files.read_bytes(path, NOUN), path, NOUN)

@@ -1,4 +1,6 @@
-"""A watched value: an expression in the frames of the training loop, or files, and between which runs it must agree."""
+"""A watched value: an expression in the frames of the training loop, or files, and between which
+runs it must agree.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ FILES = "file:"
 
 @dataclass(frozen=True)
 class Watched:
-    """`expression` is evaluated at each step; `across`: ranks of a run, a resume, other numbers of ranks, one process.
+    """`expression` is evaluated at each step; `across`: ranks of a run, a resume, other numbers of
+    ranks, one process.
 
     `file:` and a glob pattern stand for what rank 0 finds in the files of that name.
     """
@@ -23,7 +26,8 @@ class Watched:
 
 
 def watched(text: str) -> Watched:
-    """What a text asks to watch: `best`, `ema.shadow across=ranks,resume`, `module:name`, `sampler.position rank-local`, `file:out/*.pt`.
+    """What a text asks to watch: `best`, `ema.shadow across=ranks,resume`, `module:name`,
+    `sampler.position rank-local`, `file:out/*.pt`.
 
     Raises UserError.
     """
@@ -44,13 +48,16 @@ def watched(text: str) -> Watched:
         return Watched(expression, tuple(name for name in across if name != "ranks"))
     if parts_of(expression.rpartition(":")[2]) is None:
         raise UserError(
-            f"watch: {text!r}: expected names, attributes and items, such as `ema.shadow`, `best['loss']` or `module:name`"
+            f"watch: {text!r}: expected names, attributes and items, such as `ema.shadow`,"
+            " `best['loss']` or `module:name`"
         )
     return Watched(expression, across)
 
 
 def parts_of(expression: str) -> list[tuple[str, str | int]] | None:
-    """[("name", "ema"), ("attribute", "shadow"), ("item", "weight")] of `ema.shadow["weight"]`; None for any other expression."""
+    """[("name", "ema"), ("attribute", "shadow"), ("item", "weight")] of `ema.shadow["weight"]`;
+    None for any other expression.
+    """
     try:
         node: ast.expr = ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError):

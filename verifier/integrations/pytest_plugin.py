@@ -1,7 +1,9 @@
-"""A pytest plugin: `pytest --fsdp2 train.py` makes each rule a test, `train.py::RULE`; `fsdp2_verify` is a fixture for one's own tests.
+"""A pytest plugin: `pytest --fsdp2 train.py` makes each rule a test, `train.py::RULE`;
+`fsdp2_verify` is a fixture for one's own tests.
 
-The runs are made once, when the first of a target's tests begins, and only those that the selected rules need. The workers of
-pytest-xdist share them. Without `--fsdp2` nothing of the verifier is imported.
+The runs are made once, when the first of a target's tests begins, and only those that the selected
+rules need. The workers of pytest-xdist share them. Without `--fsdp2` nothing of the verifier is
+imported.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ class Targets:
     def pytest_collect_file(
         self, file_path: Path, parent: pytest.Collector
     ) -> pytest.Collector | None:
-        """A target's file; a `.py` file among the arguments of the session comes through the hook below."""
+        """A target's file; a `.py` file among the arguments of the session comes through the hook
+        below.
+        """
         python = file_path.suffix == ".py" and parent.session.isinitpath(file_path)
         return self._collector(file_path, parent) if not python else None
 
@@ -112,7 +116,9 @@ class Targets:
             shutil.rmtree(self.shared, ignore_errors=True)
 
     def result(self, file: Path, session: pytest.Session) -> Result:
-        """The result of a target: {"findings": {rule: finding}} or {"refused" or "wrong": reason}."""
+        """The result of a target: {"findings": {rule: finding}} or {"refused" or "wrong":
+        reason}.
+        """
         if file not in self.found:
             names = [
                 item.name
@@ -248,7 +254,9 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """`verdict` is "pass", "fail", "inconclusive", "error" or "no_findings"; `text`: the report; `findings`, `data`: of the JSON report."""
+    """`verdict` is "pass", "fail", "inconclusive", "error" or "no_findings"; `text`: the report;
+    `findings`, `data`: of the JSON report.
+    """
 
     verdict: str
     text: str
@@ -258,7 +266,9 @@ class Report:
 
 @pytest.fixture
 def fsdp2_verify() -> Callable[..., Report]:
-    """`fsdp2_verify("train.py", nproc=2, args=["--small"], only=["optimizer"])`; further options as those of `fsdp2 verify`."""
+    """`fsdp2_verify("train.py", nproc=2, args=["--small"], only=["optimizer"])`; further options as
+    those of `fsdp2 verify`.
+    """
 
     def run(
         target: str | Path, *, only: Any = (), skip: Any = (), tier: str = "ranks", **flags: Any

@@ -25,7 +25,10 @@ CHOICES = (AUTO, *MECHANISMS, NONE)
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for. `work`: all that the verifier writes; `roots`: the project and the working folder."""
+    """What is asked for.
+
+    `work`: all that the verifier writes; `roots`: the project and the working folder.
+    """
 
     mechanism: str = AUTO
     work: str = ""
@@ -46,7 +49,10 @@ class Wish:
 
 @dataclass(frozen=True)
 class Choice:
-    """What there is. `holder`: the process that holds the namespaces of an overlay, 0 for another mechanism."""
+    """What there is.
+
+    `holder`: the process that holds the namespaces of an overlay, 0 for another mechanism.
+    """
 
     mechanism: str = NONE
     reasons: dict[str, str] = field(default_factory=dict)  # why a better mechanism is not used
@@ -60,7 +66,9 @@ class Choice:
 
 
 class Trial:
-    """Tries the overlay in a process of its own, while this one goes on; `choice` waits for the result."""
+    """Tries the overlay in a process of its own, while this one goes on; `choice` waits for the
+    result.
+    """
 
     def __init__(self, wish: Wish) -> None:
         self._wish, self._holder, self._answer = wish, 0, -1
@@ -74,7 +82,9 @@ class Trial:
         os.close(writer)
 
     def choice(self) -> Choice:
-        """The mechanism that is used: the one that was asked for, or the best that works; NONE if there is none."""
+        """The mechanism that is used: the one that was asked for, or the best that works; NONE if
+        there is none.
+        """
         reasons: dict[str, str] = {}
         if self._holder:
             with os.fdopen(self._answer) as stream:
@@ -99,7 +109,9 @@ class Trial:
 
 
 def _hold(wish: Wish, writer: int) -> str:
-    """Try the overlay; if it works, say so to `writer` and hold its namespaces until this process is killed. Else why not."""
+    """Try the overlay; if it works, say so to `writer` and hold its namespaces until this process
+    is killed. Else why not.
+    """
     for number in (int(name) for name in os.listdir("/proc/self/fd")):
         if number not in (
             2,
@@ -121,7 +133,9 @@ def _hold(wish: Wish, writer: int) -> str:
 
 
 def _try_overlay(wish: Wish) -> str:
-    """What a run does to files, done in a world, to a folder that is not its own: why that does not work."""
+    """What a run does to files, done in a world, to a folder that is not its own: why that does not
+    work.
+    """
     top = _trial_folder(wish)
     place = top / "place"
     try:
@@ -134,7 +148,9 @@ def _try_overlay(wish: Wish) -> str:
 
 
 def _trial_folder(wish: Wish) -> Path:
-    """In the folder of the verification, so that it is removed with it where this process is killed."""
+    """In the folder of the verification, so that it is removed with it where this process is
+    killed.
+    """
     Path(wish.work).mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="trial-", dir=wish.work))
 
@@ -185,7 +201,9 @@ def _be_stopped(place: Path) -> str:
 
 
 def _forked(task: Callable[[], str]) -> str:
-    """What `task` returns in a process of its own, or the error that it raises; a process of one thread, as namespaces need."""
+    """What `task` returns in a process of its own, or the error that it raises; a process of one
+    thread, as namespaces need.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -221,8 +239,8 @@ def must_isolate(choice: Choice, wanted: str) -> None:
     if starved := starving(reasons):
         raise MachineRefuses(starved)
     raise MachineRefuses(
-        f"runs cannot be isolated from your files here ({reasons}). In a copy of the project, of which you need nothing: "
-        f"--isolation {NONE}"
+        f"runs cannot be isolated from your files here ({reasons}). In a copy of the project, of"
+        f" which you need nothing: --isolation {NONE}"
     )
 
 

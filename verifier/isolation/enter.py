@@ -1,4 +1,6 @@
-"""In the process that manages a run: move into the run's world, with all that this process will start."""
+"""In the process that manages a run: move into the run's world, with all that this process will
+start.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from .world import NONE, OVERLAY, World
 
 
 def enter(world: World, folder: str) -> None:
-    """From now on nothing that this process or its children write reaches the user's files. `folder`: of the run.
+    """From now on nothing that this process or its children write reaches the user's files.
+
+    `folder`: of the run.
 
     With a guard the caller goes on in a forked child. Raises OSError where the world cannot be had.
     """

@@ -1,7 +1,8 @@
 """The guard: stops a write to a path that is not the run's own, before it happens.
 
-`supervised` forks: the child goes on and starts the run, under the filter of `seccomp.py`; the parent answers its notices
-until the child ends. The first write that is refused is recorded in the folder of the run, and ends it.
+`supervised` forks: the child goes on and starts the run, under the filter of `seccomp.py`; the
+parent answers its notices until the child ends. The first write that is refused is recorded in the
+folder of the run, and ends it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _SKIPPED = "__pycache__"  # Python goes on where it cannot write there
 
 
 class Paths:
-    """Which paths are the run's own. `places`: whether what lies below a path has a layer, where there is an overlay."""
+    """Which paths are the run's own.
+
+    `places`: whether what lies below a path has a layer, where there is an overlay.
+    """
 
     def __init__(self, world: World, places: Mapping[str, bool] | None = None) -> None:
         self._world, self._places = world, places or {}
@@ -49,7 +53,10 @@ class Paths:
         )
 
     def resolved(self, path: str, follow: bool, keeps: bool) -> str:
-        """A path without links. Links of the mirror on the way are replaced by what they lead to. Raises OSError."""
+        """A path without links.
+
+        Links of the mirror on the way are replaced by what they lead to. Raises OSError.
+        """
         todo, done, links = path.split("/")[::-1], "", 0
         while todo:
             part = todo.pop()
@@ -82,7 +89,10 @@ class Paths:
 
 
 def supervised(paths: Paths, folder: str) -> None:
-    """Go on in a child whose writes are judged. Raises OSError, in the caller alone, where the kernel does not offer that."""
+    """Go on in a child whose writes are judged.
+
+    Raises OSError, in the caller alone, where the kernel does not offer that.
+    """
     known, program = seccomp.numbers(), seccomp.program()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     child = os.fork()
@@ -182,7 +192,9 @@ class _Supervisor:
         seccomp.refuse(self.listener, notice, errno.EPERM)
 
     def _refused(self, notice: seccomp.Notice) -> str | None:
-        """The user's path that a call would change; None if it changes none, or the kernel refuses it by itself."""
+        """The user's path that a call would change; None if it changes none, or the kernel refuses
+        it by itself.
+        """
         thread, flags = notice.thread, notice.opens_with()
         if (
             notice.call.name == "openat2" and not flags & seccomp.WRITES
@@ -210,7 +222,10 @@ class _Supervisor:
         return None
 
     def _is_made_here(self, path: str, makes: bool) -> bool:
-        """Whether this run has made, or makes now, what is at a path of shared memory. A folder there is somebody's."""
+        """Whether this run has made, or makes now, what is at a path of shared memory.
+
+        A folder there is somebody's.
+        """
         if makes and not os.path.lexists(path) and os.path.dirname(path) + "/" == _SHARED_MEMORY:
             self.made.add(path)
         return any(is_in(path, one) for one in self.made)
@@ -275,13 +290,17 @@ _MAKES: dict[str, Callable[[bool], bool]] = {
 
 
 def _changes(call: str, path: str, flags: int, exists: bool, last: bool) -> bool:
-    """Whether the kernel would let the call change anything at a path of the user's. `last`: it is the last one of the call."""
+    """Whether the kernel would let the call change anything at a path of the user's.
+
+    `last`: it is the last one of the call.
+    """
     if call in _MAKES:
         return _MAKES[call](exists) and _writable(os.path.dirname(path))
     if not os.path.lexists(path):
         makes = flags & os.O_CREAT or (last and call.startswith(("rename", "link")))
         return bool(makes) and _writable(os.path.dirname(path))
-    if not flags:  # renamed, linked, or changed beside its content: its owner may, or who may write to its folder
+    # renamed, linked, or changed beside its content: its owner may, or who may write to its folder
+    if not flags:
         return (
             _writable(os.path.dirname(path))
             or os.stat(path, follow_symlinks=False).st_uid == os.geteuid()

@@ -31,7 +31,8 @@ def _in_user_namespace() -> bool:
 def _copying(rename: Callable[..., None]) -> Callable[..., None]:
     """`os.rename` that copies a folder where the kernel cannot rename it.
 
-    Without privileges overlayfs renames no folder of its lower part (EXDEV), which scripts do: `latest` to `previous`.
+    Without privileges overlayfs renames no folder of its lower part (EXDEV), which scripts do:
+    `latest` to `previous`.
     """
 
     def renamed(src: Any, dst: Any, **options: Any) -> None:

@@ -1,4 +1,6 @@
-"""System calls that Python 3.11 does not offer: namespaces, mounts, capabilities, seccomp. Linux only.
+"""System calls that Python 3.11 does not offer: namespaces, mounts, capabilities, seccomp.
+
+Linux only.
 
 Each raises OSError with the name of the call as its file name.
 """
@@ -44,12 +46,17 @@ def unshare(flags: int) -> None:
 
 
 def die_with_parent(signal: int = 9) -> None:
-    """Let the kernel send this process a signal when its parent ends; 0: no longer. A change of rights takes it back."""
+    """Let the kernel send this process a signal when its parent ends; 0: no longer.
+
+    A change of rights takes it back.
+    """
     _checked(_libc.prctl(_PARENT_DEATH_SIGNAL, signal, 0, 0, 0), "prctl")
 
 
 def set_namespace(descriptor: int) -> None:
-    """Enter the namespace of `/proc/PID/ns/NAME`; for one of users this process must have one thread."""
+    """Enter the namespace of `/proc/PID/ns/NAME`; for one of users this process must have one
+    thread.
+    """
     _checked(_libc.setns(descriptor, 0), "setns")
 
 
@@ -76,7 +83,9 @@ def become_root_folder(folder: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up what a new user namespace grants: the script runs with the rights that the user has."""
+    """Give up what a new user namespace grants: the script runs with the rights that the user
+    has.
+    """
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     data = (ctypes.c_uint32 * 6)()
     _syscall(_CAPSET, "capset", header, data)
@@ -87,7 +96,9 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(instructions: bytes) -> int:
-    """Filter the system calls of this process and of all that it starts; the descriptor that receives its notices."""
+    """Filter the system calls of this process and of all that it starts; the descriptor that
+    receives its notices.
+    """
     _checked(_libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
     program = _Program(len(instructions) // 8, instructions)
     return _syscall(_SECCOMP, "seccomp", _SET_FILTER, _NEW_LISTENER, ctypes.byref(program))

@@ -1,4 +1,6 @@
-"""Temporary folders: made, locked as long as their process is there, removed; also those that a killed process has left."""
+"""Temporary folders: made, locked as long as their process is there, removed; also those that a
+killed process has left.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ _locks: dict[Path, int] = {}
 
 
 def temporary(kind: str) -> Path:
-    """A new temporary folder, `fsdp2-KIND-...`. Those that nobody uses any more are removed before."""
+    """A new temporary folder, `fsdp2-KIND-...`.
+
+    Those that nobody uses any more are removed before.
+    """
     clean(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-")).resolve()
     lock(folder)

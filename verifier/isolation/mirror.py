@@ -1,9 +1,10 @@
 """The private copy of the mechanism "copy": a folder that stands for the root folder.
 
-On the way to the project, the working folder and the home folder every folder is made again, with a link for each of its other
-entries; so `..` and paths of the home folder work as they do outside. In the project, small files are copied and large ones
-cloned where the file system can; what is too large or too much is a link to the original, and hidden folders are. Nothing is
-written through a link: `own` puts a copy in its place when somebody is about to write there.
+On the way to the project, the working folder and the home folder every folder is made again, with a
+link for each of its other entries; so `..` and paths of the home folder work as they do outside. In
+the project, small files are copied and large ones cloned where the file system can; what is too
+large or too much is a link to the original, and hidden folders are. Nothing is written through a
+link: `own` puts a copy in its place when somebody is about to write there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _CHUNK = 1 << 24
 
 
 def build(mirror: str, ways: Iterable[str], project: str, skip: str) -> None:
-    """Make the mirror: `ways` are the folders that are to be reached, and `project`, too, whose entries are copied, but for `skip`."""
+    """Make the mirror: `ways` are the folders that are to be reached, and `project`, too, whose
+    entries are copied, but for `skip`.
+    """
     shown = {str(one) for way in (*ways, project) for one in Path(way, "_").parents}
     for folder in sorted(shown, key=lambda one: one.count("/") if one != "/" else 0):
         if not is_in(folder, project):
@@ -39,7 +42,9 @@ def build(mirror: str, ways: Iterable[str], project: str, skip: str) -> None:
 
 
 def again(mirror: str, other: str, lived: str) -> None:
-    """Make the mirror of what a run has left in another one, which was at `lived` then: its large files are links."""
+    """Make the mirror of what a run has left in another one, which was at `lived` then: its large
+    files are links.
+    """
     for place, folders, files in os.walk(other):
         below = mirror + place[len(other) :]
         Path(below).mkdir(parents=True, exist_ok=True)
@@ -105,7 +110,9 @@ def _is_environment(folder: str) -> bool:
 
 
 def _link(mirror: str, path: str) -> None:
-    """A link to an entry; a link of the user's stays what it is, but leads to the mirror where it is absolute and can."""
+    """A link to an entry; a link of the user's stays what it is, but leads to the mirror where it
+    is absolute and can.
+    """
     target = mirror + path
     if os.path.islink(path):
         to = os.readlink(path)
@@ -125,7 +132,9 @@ def _copy(source: str, target: str, lazily: bool) -> None:
 
 
 def _cloned(source: str, target: str) -> bool:
-    """Whether the file system shares the content of two files until one of them is written (btrfs, XFS)."""
+    """Whether the file system shares the content of two files until one of them is written (btrfs,
+    XFS).
+    """
     try:
         with open(source, "rb") as old, open(target, "wb") as new:
             fcntl.ioctl(new.fileno(), _CLONE, old.fileno())
@@ -145,7 +154,9 @@ def _as_original(source: str, target: str) -> None:
 
 
 def original(mirror: str, path: str, others: Iterable[str] = ()) -> str:
-    """What a link of ours at `path` leads to: the entry of the same name outside, or in one of the `others`; else ""."""
+    """What a link of ours at `path` leads to: the entry of the same name outside, or in one of the
+    `others`; else "".
+    """
     if not is_below(path, mirror) or not os.path.islink(path):
         return ""
     to, below = os.readlink(path), path[len(mirror) :]
@@ -153,7 +164,10 @@ def original(mirror: str, path: str, others: Iterable[str] = ()) -> str:
 
 
 def own(path: str, source: str, keeps: bool = True) -> None:
-    """Put what the link at `path` leads to in its place; without `keeps`, an empty file. Raises OSError, with nothing changed."""
+    """Put what the link at `path` leads to in its place; without `keeps`, an empty file.
+
+    Raises OSError, with nothing changed.
+    """
     draft = f"{path}.{os.getpid()}.fsdp2"
     if os.path.isdir(source):
         os.mkdir(draft)
@@ -182,7 +196,9 @@ def _must_fit(source: str, target: str) -> None:
 
 
 def changed(mirror: str, project: str) -> list[str]:
-    """What a run has written in the project, as its paths outside: files and links that are not as the originals are."""
+    """What a run has written in the project, as its paths outside: files and links that are not as
+    the originals are.
+    """
     found = []
     for place, folders, files in os.walk(mirror + project):
         outside = place[len(mirror) :]
@@ -200,9 +216,8 @@ def changed(mirror: str, project: str) -> list[str]:
 
 def _differs(path: str, source: str) -> bool:
     ours = os.path.islink(path) and not os.path.islink(source)
-    path = (
-        os.readlink(path) if ours else path
-    )  # to the original, or to what an earlier run has left
+    # to the original, or to what an earlier run has left
+    path = os.readlink(path) if ours else path
     if ours and path == source:
         return False
     try:

@@ -47,7 +47,10 @@ class Mount:
 
 
 def mounts(text: str | None = None) -> list[Mount]:
-    """Those that can be seen, outermost first; of several at one path the last. `text`: of `/proc/self/mountinfo`."""
+    """Those that can be seen, outermost first; of several at one path the last.
+
+    `text`: of `/proc/self/mountinfo`.
+    """
     if text is None:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     found: dict[str, Mount] = {}
@@ -72,7 +75,9 @@ def is_in(path: str, folder: str) -> bool:
 
 
 def sockets() -> list[str]:
-    """Paths at which a process of this machine listens: of a display, a name service, a container engine."""
+    """Paths at which a process of this machine listens: of a display, a name service, a container
+    engine.
+    """
     try:
         lines = (
             Path("/proc/net/unix")

@@ -1,11 +1,14 @@
-"""The mechanism "overlay": a mount namespace in which every place has a layer of the run's own above it.
+"""The mechanism "overlay": a mount namespace in which every place has a layer of the run's own
+above it.
 
-One process (`choose.py`) calls `begin` and holds the namespace; each process that manages a run calls `enter`. A new root folder
-is assembled of overlays, one for each file system, and replaces the old one. Kernel interfaces and devices are bound in as they
-are; shared memory is new; caches of libraries are shared by the runs of a verification.
+One process (`choose.py`) calls `begin` and holds the namespace; each process that manages a run
+calls `enter`. A new root folder is assembled of overlays, one for each file system, and replaces
+the old one. Kernel interfaces and devices are bound in as they are; shared memory is new; caches of
+libraries are shared by the runs of a verification.
 
-Without privileges (in a user namespace) a folder with further mounts below it cannot be the lower part of an overlay, since
-the kernel keeps those mounts together. Such a folder, mostly `/`, is made again of its entries.
+Without privileges (in a user namespace) a folder with further mounts below it cannot be the lower
+part of an overlay, since the kernel keeps those mounts together. Such a folder, mostly `/`, is made
+again of its entries.
 """
 
 from __future__ import annotations
@@ -39,7 +42,10 @@ _in_user_namespace = False
 
 
 def begin(caches: tuple[tuple[str, str], ...]) -> None:
-    """Give this process a mount namespace, in which caches have one layer for all runs. Raises OSError if it may not."""
+    """Give this process a mount namespace, in which caches have one layer for all runs.
+
+    Raises OSError if it may not.
+    """
     global _in_user_namespace
     user, group = os.getuid(), os.getgid()
     try:
@@ -79,7 +85,8 @@ def _join(holder: int) -> None:
 def enter(world: World) -> dict[str, bool]:
     """Move this process into the world. Raises OSError if there is no world.
 
-    The places below which files lie, and whether they have a layer; one that nobody can write to is left out.
+    The places below which files lie, and whether they have a layer; one that nobody can write to is
+    left out.
     """
     if world.holder:
         _join(world.holder)
@@ -180,7 +187,10 @@ class _Assembly:
             self._make_read_only(self.at(path))
 
     def _make_again(self, path: str) -> None:
-        """A folder of the entries that it has. Those that this user may not see are left out, but for the mounts in them."""
+        """A folder of the entries that it has.
+
+        Those that this user may not see are left out, but for the mounts in them.
+        """
         self.covered.append(path)
         known = {other for other in self.mounts if is_below(other, path)}
         wanted = {
@@ -226,7 +236,9 @@ class _Assembly:
         kernel.mount("none", target, flags=kernel.REMOUNT | kernel.BIND | kernel.READ_ONLY | flags)
 
     def shared_memory(self) -> None:
-        """Shared memory of the run's own: what a killed rank leaves in it ends with the namespace."""
+        """Shared memory of the run's own: what a killed rank leaves in it ends with the
+        namespace.
+        """
         if not Path(_SHARED_MEMORY).is_dir():
             return
         about = os.statvfs(_SHARED_MEMORY)
@@ -246,7 +258,9 @@ class _Assembly:
             _overlay(_SHARED_MEMORY, place, target)
 
     def checkpoint(self) -> None:
-        """The folder that holds `{checkpoint}`: the run's own, above those of the worlds whose files it finds."""
+        """The folder that holds `{checkpoint}`: the run's own, above those of the worlds whose
+        files it finds.
+        """
         own, target = (
             Path(self.world.folder, FILES),
             self.at(str(Path(self.world.checkpoint).parent)),
@@ -263,10 +277,11 @@ def layer_of(folder: Path, path: str) -> Path:
 
 
 def inherit(base: Path, folder: Path, share: bool) -> None:
-    """Begin the layers of a world with what is in those of an earlier one; `share`: its large files are not copied.
+    """Begin the layers of a world with what is in those of an earlier one; `share`: its large files
+    are not copied.
 
-    They cannot lie below each other: the kernel refuses a layer that is inside of another lower one, as the temporary folder
-    is inside of `/`.
+    They cannot lie below each other: the kernel refuses a layer that is inside of another lower
+    one, as the temporary folder is inside of `/`.
     """
     for layer in (base / LAYERS).iterdir() if (base / LAYERS).is_dir() else ():
         path = os.fsdecode((layer / PATH).read_bytes())
@@ -330,9 +345,11 @@ def _as_below(upper: Path, lower: str) -> None:
 
 
 def _foreign_folders(path: str, roots: Sequence[str], used: Sequence[str]) -> list[str]:
-    """The folders of other users and groups below `path`, on the way to the `roots` and to others that are `used`, and in the `roots`.
+    """The folders of other users and groups below `path`, on the way to the `roots` and to others
+    that are `used`, and in the `roots`.
 
-    overlayfs cannot bring a folder with its owner into a layer in a user namespace (EOVERFLOW), so these are made before.
+    overlayfs cannot bring a folder with its owner into a layer in a user namespace (EOVERFLOW), so
+    these are made before.
     """
     found = [
         str(one)
@@ -354,12 +371,16 @@ def _foreign_folders(path: str, roots: Sequence[str], used: Sequence[str]) -> li
 
 
 def _is_foreign(about: os.stat_result) -> bool:
-    """Whether a user namespace, which knows one user and one group, cannot give a file the owner and group of that one."""
+    """Whether a user namespace, which knows one user and one group, cannot give a file the owner
+    and group of that one.
+    """
     return about.st_uid != os.getuid() or about.st_gid != os.getgid()
 
 
 def unchangeable(roots: Sequence[str]) -> str:
-    """A file of the project that this user may change, and overlayfs cannot bring into a layer in a user namespace; "" if none."""
+    """A file of the project that this user may change, and overlayfs cannot bring into a layer in a
+    user namespace; "" if none.
+    """
     for name in roots if _in_user_namespace else ():
         for place, _, files in islice(os.walk(name), _WALKED):
             for path in (f"{place}/{file}" for file in files):
@@ -398,7 +419,9 @@ def _overlay(path: str, layers: Path, target: str) -> None:
 
 
 def _mount(lower: list[str], upper: Path, scratch: Path, target: str) -> None:
-    """Mount an overlay of the folders of `lower`, the topmost first, and of `upper`, which receives what is written."""
+    """Mount an overlay of the folders of `lower`, the topmost first, and of `upper`, which receives
+    what is written.
+    """
     scratch.mkdir(exist_ok=True)
     # By number: a path may hold commas and colons, which would part options.
     opened = [
@@ -407,7 +430,8 @@ def _mount(lower: list[str], upper: Path, scratch: Path, target: str) -> None:
     try:
         *lowers, above, room = (f"/proc/self/fd/{number}" for number in opened)
         options = f"lowerdir={':'.join(lowers)},upperdir={above},workdir={room}"
-        # A folder of the lower part can be renamed, but in a user namespace: there os.rename fails with EXDEV.
+        # A folder of the lower part can be renamed, but in a user namespace: there os.rename fails
+        # with EXDEV.
         options += ",userxattr" if _in_user_namespace else ",redirect_dir=on,index=off,metacopy=off"
         kernel.mount("overlay", target, "overlay", data=options)
     finally:

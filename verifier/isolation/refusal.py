@@ -23,7 +23,10 @@ _NOT_THE_SCRIPT = ("/site-packages/", "/dist-packages/", "/lib/python3")
 def refusal(
     folder: Path, world: World, stacks: Mapping[int, str], renamed: Iterable[tuple[str, str]] = ()
 ) -> str:
-    """Why the run in `folder` was stopped at a write; "" if it was not. `stacks`: of each rank, as it was stopped."""
+    """Why the run in `folder` was stopped at a write; "" if it was not.
+
+    `stacks`: of each rank, as it was stopped.
+    """
     try:
         found = json.loads((folder / DENIED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -39,21 +42,25 @@ def refusal(
     where = _line(world, stacks, renamed) if found.get("in_rank") else ""
     who = f" by `{shlex.join(found['command'])[:_COMMAND]}`" if found.get("command") else ""
     return (
-        f"the script was stopped before it changed {path}{size}{who}{where}: this is not in the project, and this machine "
-        'cannot isolate it. Let the script write to `{checkpoint}` (--save-args "... {checkpoint}"), or allow it: '
-        f"--allow-writes {shlex.quote(path)}"
+        f"the script was stopped before it changed {path}{size}{who}{where}: this is not in the"
+        " project, and this machine cannot isolate it. Let the script write to `{checkpoint}`"
+        f' (--save-args "... {{checkpoint}}"), or allow it: --allow-writes {shlex.quote(path)}'
     )
 
 
 def beyond(mechanism: str, error: str) -> str:
-    """Why a run ended at what overlayfs does not do without privileges: to change a file of another user; "" if it did not."""
+    """Why a run ended at what overlayfs does not do without privileges: to change a file of another
+    user; "" if it did not.
+    """
     if mechanism != OVERLAY or not error.startswith(f"[Errno {errno.EOVERFLOW}]"):
         return ""
     return f"overlayfs cannot change a file of another user here ({error}): use --isolation {COPY}"
 
 
 def _line(world: World, stacks: Mapping[int, str], renamed: Iterable[tuple[str, str]]) -> str:
-    """` at FILE:LINE in FUNCTION`, of the innermost frame of the project, or of the user's own code."""
+    """` at FILE:LINE in FUNCTION`, of the innermost frame of the project, or of the user's own
+    code.
+    """
     frames = [frame for rank in sorted(stacks) for frame in _FRAME.findall(stacks[rank])]
     pairs = list(renamed)
     for file, line, function in sorted(

@@ -1,7 +1,9 @@
-"""Notices of system calls that change files: which calls, and the filter that sends them (seccomp user notification).
+"""Notices of system calls that change files: which calls, and the filter that sends them (seccomp
+user notification).
 
-The kernel stops a thread at such a call until the supervisor answers, whatever language made the call. A file that is opened for
-reading alone sends no notice. Descriptors that are open already are not watched: they were judged when they were opened.
+The kernel stops a thread at such a call until the supervisor answers, whatever language made the
+call. A file that is opened for reading alone sends no notice. Descriptors that are open already are
+not watched: they were judged when they were opened.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ _CONTINUE = 1
 
 @dataclass(frozen=True)
 class Operand:
-    """A path of a call: the numbers of its arguments. `follow`: what a link at its end means: 1 followed, 0 not; else flags."""
+    """A path of a call: the numbers of its arguments.
+
+    `follow`: what a link at its end means: 1 followed, 0 not; else flags.
+    """
 
     path: int
     folder: int | None = None  # the descriptor that a relative path starts from
@@ -104,7 +109,10 @@ class Notice:
 
 
 def numbers() -> dict[int, Call]:
-    """The calls by their number on this machine. Raises OSError for a machine whose numbers are not known."""
+    """The calls by their number on this machine.
+
+    Raises OSError for a machine whose numbers are not known.
+    """
     machine = os.uname().machine
     if machine not in _MACHINES:
         raise OSError(38, f"the calls of {machine} are not known", "seccomp")
@@ -169,7 +177,10 @@ def memory(thread: int, address: int, size: int) -> bytes:
 
 
 def text(thread: int, address: int) -> str:
-    """The path at an address. A read ends at the end of a page, since what lies behind it may not be there."""
+    """The path at an address.
+
+    A read ends at the end of a page, since what lies behind it may not be there.
+    """
     found = b""
     while b"\0" not in found and len(found) < PATH_MAX:
         found += memory(thread, address + len(found), 4096 - (address + len(found)) % 4096)

@@ -1,4 +1,6 @@
-"""The world of one run as data: the verifier prepares it, the process that manages the run enters it."""
+"""The world of one run as data: the verifier prepares it, the process that manages the run enters
+it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class World:
         )
 
     def inside_words(self, text: str) -> str:
-        """A word of a command line or a value of the environment, where paths in it are meant in the mirror.
+        """A word of a command line or a value of the environment, where paths in it are meant in
+        the mirror.
 
         Paths may stand alone, after `=`, or in a list with colons.
         """

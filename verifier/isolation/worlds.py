@@ -6,9 +6,9 @@ A run finds its files in one of these states:
 - "saved": with all that the run which `keeps` its files (the train run) has written
 - "left": with all that the last run which `leaves` its files has written
 
-In an overlay the paths of all worlds are the same, and the layers of an earlier run lie below those of a later one. In a copy
-each world has a folder of its own. Where files of the train run name its folder, runs that resume from it get that folder, one
-after the other (`exclusive`).
+In an overlay the paths of all worlds are the same, and the layers of an earlier run lie below those
+of a later one. In a copy each world has a folder of its own. Where files of the train run name its
+folder, runs that resume from it get that folder, one after the other (`exclusive`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _SHOWN = 3  # paths in a note
 
 
 class Worlds:
-    """The worlds of one verification, below `work`. `projects` and `cwd` are the folders of its target."""
+    """The worlds of one verification, below `work`.
+
+    `projects` and `cwd` are the folders of its target.
+    """
 
     def __init__(
         self,
@@ -47,9 +50,8 @@ class Worlds:
     ) -> None:
         self.work = work.resolve()
         self.choice = choice or Choice()
-        self.checkpoint = (
-            self.work / FILES / CHECKPOINT
-        )  # as reports name the folder of `{checkpoint}`
+        # as reports name the folder of `{checkpoint}`
+        self.checkpoint = self.work / FILES / CHECKPOINT
         self.projects = tuple(path.resolve() for path in projects or (work,))
         self.project = self.projects[0]
         self.cwd = (cwd or self.project).resolve()
@@ -69,7 +71,9 @@ class Worlds:
 
     @property
     def _copies(self) -> bool:
-        """Whether a world has a copy of the project; one that the verifier itself has written needs none."""
+        """Whether a world has a copy of the project; one that the verifier itself has written needs
+        none.
+        """
         return self.choice.mechanism == COPY and not is_in(str(self.project), str(self.work))
 
     def exclusive(self, state: str) -> bool:
@@ -137,7 +141,10 @@ class Worlds:
             mirror.build(str(root), ways, str(self.project), str(self.work))
 
     def end(self, world: World, saves: Iterable[str], keeps: bool, leaves: bool) -> list[str]:
-        """A run has ended, which saved to `saves`: what it wrote of the user's paths. Its world is kept, or taken away."""
+        """A run has ended, which saved to `saves`: what it wrote of the user's paths.
+
+        Its world is kept, or taken away.
+        """
         place, kept = Path(world.folder), list(saves)
         wrote = [path for path in self._wrote(world) if self._counts(path, kept)]
         self.written = [*dict.fromkeys([*self.written, *wrote])]
@@ -172,7 +179,9 @@ class Worlds:
         return mirror.changed(world.mirror, str(self.project)) if world.mirror else []
 
     def _counts(self, path: str, saves: Sequence[str]) -> bool:
-        """Whether a path is an output of the script: below its folders and not hidden, or where it saves."""
+        """Whether a path is an output of the script: below its folders and not hidden, or where it
+        saves.
+        """
         if is_in(path, str(self.work)) or any(part in _NOT_OUTPUTS for part in path.split("/")):
             return False
         for root in map(str, (*self.projects, self.cwd)):
@@ -194,7 +203,9 @@ class Worlds:
         return found + ([(f"{place}/root", "") for place in places] if world.mirror else [])
 
     def listing(self, left: bool = False) -> tuple[str, ...]:
-        """What lies in the saved `{checkpoint}`, or in the one that was left to the next run, relative to it."""
+        """What lies in the saved `{checkpoint}`, or in the one that was left to the next run,
+        relative to it.
+        """
         found: list[str] = []
         place = self._left if left else self._saved
         if place is None:
@@ -218,12 +229,15 @@ class Worlds:
             else "in a copy of the project"
         )
         return [
-            f"the script writes outside of {{checkpoint}} ({shown}): this stayed {where}, nothing of yours was changed"
+            f"the script writes outside of {{checkpoint}} ({shown}): this stayed {where}, nothing"
+            " of yours was changed"
         ]
 
 
 def _copied(source: Path, target: Path, lived: str) -> None:
-    """Copy what a run has left beside and in `{checkpoint}`; links to the path at which it `lived` lead to the copy."""
+    """Copy what a run has left beside and in `{checkpoint}`; links to the path at which it `lived`
+    lead to the copy.
+    """
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     for folder, folders, files in os.walk(target):
         for path in (Path(folder, name) for name in (*folders, *files)):
@@ -244,7 +258,9 @@ def wish(work: Path, *roots: Path, mechanism: str = AUTO) -> Wish:
 
 
 def caches(work: Path, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """(a folder in which libraries keep what they have downloaded or compiled, the place of its layer), for all runs."""
+    """(a folder in which libraries keep what they have downloaded or compiled, the place of its
+    layer), for all runs.
+    """
     home = environ.get("HOME", "")
     found = [environ.get("XDG_CACHE_HOME") or f"{home}/.cache", f"{home}/.triton", f"{home}/.nv"]
     found += [f"{environ.get('TMPDIR', '/tmp')}/torchinductor_{environ.get('USER') or _user()}"]
@@ -284,7 +300,9 @@ def _size(folder: Path) -> int:
 
 
 def _names_itself(place: Path) -> bool:
-    """Whether a file in a world contains its path: then only this folder will do for those that resume from it."""
+    """Whether a file in a world contains its path: then only this folder will do for those that
+    resume from it.
+    """
     name = os.fsencode(place)
     return any(
         _holds(Path(folder, file), name) for folder, _, files in os.walk(place) for file in files
@@ -292,7 +310,10 @@ def _names_itself(place: Path) -> bool:
 
 
 def _holds(path: Path, name: bytes) -> bool:
-    """Whether a file contains a path; one that cannot be read may. A link is made anew with the copy."""
+    """Whether a file contains a path; one that cannot be read may.
+
+    A link is made anew with the copy.
+    """
     if path.is_symlink() or not path.is_file():
         return False
     try:

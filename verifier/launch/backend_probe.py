@@ -1,4 +1,6 @@
-"""A trial launch: whether ranks can run in this environment, on which backend, and whether gloo averages."""
+"""A trial launch: whether ranks can run in this environment, on which backend, and whether gloo
+averages.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ print(out.item(), flush=True)
 
 
 def two_ranks_meet(python: str, how: str = "fork") -> tuple[dict[str, Any], float]:
-    """(versions, seconds of the launch). Raises MachineRefuses if the ranks could not form a process group. `how`: the launcher."""
+    """(versions, seconds of the launch).
+
+    Raises MachineRefuses if the ranks could not form a process group. `how`: the launcher.
+    """
     with tempfile.TemporaryDirectory(prefix="fsdp2-doctor-") as name:
         folder = Path(name)
         with Launcher(python, folder / "launcher.log", wish=wish(folder, Path.cwd())) as launcher:
@@ -56,13 +61,16 @@ def two_ranks_meet(python: str, how: str = "fork") -> tuple[dict[str, Any], floa
             if not completed:
                 output = "".join((folder / f"rank{rank}.err").read_text() for rank in range(2))
                 raise MachineRefuses(
-                    f"two ranks could not form a process group: {output.strip()[-500:] or 'no output'}"
+                    "two ranks could not form a process group:"
+                    f" {output.strip()[-500:] or 'no output'}"
                 )
             return launcher.versions, float(answer["seconds"])
 
 
 def shares_a_gpu(launcher: Launcher, backend: str, folder: Path) -> bool:
-    """Whether two ranks on the first GPU can gather and reduce through this backend, as FSDP2 does."""
+    """Whether two ranks on the first GPU can gather and reduce through this backend, as FSDP2
+    does.
+    """
     return _trial(launcher.run, folder, ON_SHARED_GPU, backend)[0]
 
 

@@ -1,4 +1,6 @@
-"""Rehearsals: one process runs a script as rank 0 of many, on tensors without memory; several scripts at a time."""
+"""Rehearsals: one process runs a script as rank 0 of many, on tensors without memory; several
+scripts at a time.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def rehearse(
 
 
 class Rehearsals:
-    """A context manager: many rehearsals in one launcher, `at_once` of them at a time, until `until` (`time.monotonic`)."""
+    """A context manager: many rehearsals in one launcher, `at_once` of them at a time, until
+    `until` (`time.monotonic`).
+    """
 
     def __init__(
         self,
@@ -74,7 +78,10 @@ class Rehearsals:
         return self._until - time.monotonic()
 
     def run(self, due: Sequence[Due], ended: Callable[[], None] = lambda: None) -> list[Run | None]:
-        """The runs, in this order; None for those that did not end in time. `ended` is called after each."""
+        """The runs, in this order; None for those that did not end in time.
+
+        `ended` is called after each.
+        """
         found: list[Run | None] = [None] * len(due)
         waiting, running = deque(enumerate(due)), dict[int, _Going]()
         while waiting or running:

@@ -14,7 +14,9 @@ _CHUNK = 65536
 
 
 class Capture:
-    """One stream of one rank: give `writer` to the rank, call `read` when `reader` has something, `close` at the end."""
+    """One stream of one rank: give `writer` to the rank, call `read` when `reader` has something,
+    `close` at the end.
+    """
 
     def __init__(self, path: Path) -> None:
         self.reader, self.writer = os.pipe()

@@ -10,7 +10,9 @@ KINDS = ("truncated", "without .metadata")
 
 
 def damage(paths: Iterable[str], kind: str) -> str:
-    """Damage every checkpoint among the paths: cut its largest file in half, or take its `.metadata` away. What was done, or ""."""
+    """Damage every checkpoint among the paths: cut its largest file in half, or take its
+    `.metadata` away. What was done, or "".
+    """
     done = [note for path in sorted(paths) if (note := _damage(Path(path), kind))]
     return done[-1] if done else ""
 

@@ -26,8 +26,9 @@ _OUTSIDE = "was killed from outside: out of memory, or by the script"
 class Launcher:
     """A context manager around one launcher process; `versions` describes its torch.
 
-    `device` is "auto" (GPUs if there is one for each of `ranks`, else the CPU), "cpu" or "cuda". With `share` there may be fewer.
-    `wish` is how runs are to be isolated; `choice` is how they are.
+    `device` is "auto" (GPUs if there is one for each of `ranks`, else the CPU), "cpu" or "cuda".
+    With `share` there may be fewer. `wish` is how runs are to be isolated; `choice` is how they
+    are.
     """
 
     def __init__(
@@ -69,7 +70,10 @@ class Launcher:
         return self
 
     def wait(self) -> None:
-        """Until it has imported torch: `versions`. Raises UserError, MachineRefuses or RuntimeError if it cannot serve."""
+        """Until it has imported torch: `versions`.
+
+        Raises UserError, MachineRefuses or RuntimeError if it cannot serve.
+        """
         try:
             self.versions = self._read(_START_SECONDS)
             if self.versions.get("fault") == "machine":
@@ -79,7 +83,10 @@ class Launcher:
             if self.versions.get("fault"):
                 raise RuntimeError(f"the probe does not fit this torch: {self.versions['message']}")
             if self.versions["devices"] < self._wanted:
-                devices = f"{self.versions['devices']} of the {self._wanted} CUDA devices that --device cuda needs here"
+                devices = (
+                    f"{self.versions['devices']} of the {self._wanted} CUDA devices that --device"
+                    " cuda needs here"
+                )
                 raise MachineRefuses(f"there are {devices}, one for each rank of the largest run")
         except BaseException:
             self._end()
@@ -94,7 +101,10 @@ class Launcher:
         return Choice.of(self.versions.get("isolation", {}))
 
     def run(self, request: Request) -> dict[str, Any]:
-        """Run the ranks of one request to their end. Raises MachineRefuses where no socket or process can be had."""
+        """Run the ranks of one request to their end.
+
+        Raises MachineRefuses where no socket or process can be had.
+        """
         return self.finish(self.start(request))
 
     def start(self, request: Request) -> int:
@@ -158,7 +168,9 @@ class Launcher:
         return answer
 
     def _must_not_starve(self) -> None:
-        """Raises MachineRefuses where the log says that this machine has refused a process or memory."""
+        """Raises MachineRefuses where the log says that this machine has refused a process or
+        memory.
+        """
         if isinstance(self._log, int):
             return
         if said := starving(Path(self._log.name).read_text(encoding="utf-8", errors="replace")):
@@ -173,7 +185,9 @@ class Launcher:
         return RuntimeError("the launcher process has died")
 
     def _end(self) -> None:
-        """Close the input of the launcher, which then ends all that it has started; kill it with all below it if it does not."""
+        """Close the input of the launcher, which then ends all that it has started; kill it with
+        all below it if it does not.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

@@ -1,13 +1,12 @@
-"""One run on several machines: a command of the user's starts a worker on each of them (node.py); a folder that all see carries the rest.
+"""One run on several machines: a command of the user's starts a worker on each of them (node.py); a
+folder that all see carries the rest.
 
-| file in the folder of the run | written by | says |
-|---|---|---|
-| request.json | this side | what to run, on which nodes |
-| orders | this side | `stacks`, then `end`: what the nodes are to do with their ranks |
-| beat, node0.beat, ... | this side, each node | changes every second: a side that stands still is gone |
-| node0.json, ... | each node | its ranks, its host, its packages and its clock |
-| rendezvous.json | the node of rank 0 | where the ranks meet |
-| rank0.exit, ... | each node | how a rank ended |
+| file in the folder of the run | written by | says | |---|---|---| | request.json | this side |
+what to run, on which nodes | | orders | this side | `stacks`, then `end`: what the nodes are to do
+with their ranks | | beat, node0.beat, ... | this side, each node | changes every second: a side
+that stands still is gone | | node0.json, ... | each node | its ranks, its host, its packages and
+its clock | | rendezvous.json | the node of rank 0 | where the ranks meet | | rank0.exit, ... | each
+node | how a rank ended |
 """
 
 from __future__ import annotations
@@ -102,7 +101,10 @@ class _Nodes:
         self.alone_since = 0.0  # when the last command ended
 
     def watch(self) -> dict[str, Any]:
-        """Wait for every rank. After a failure, or the loss of a node, the others get `grace` seconds."""
+        """Wait for every rank.
+
+        After a failure, or the loss of a node, the others get `grace` seconds.
+        """
         failed = False
         while self.missing:
             self.beat()
@@ -169,7 +171,10 @@ class _Nodes:
         """How a node differs from this machine's clock, or from the packages of the first node."""
         if abs(ahead := said["time"] - time.time()) > SKEW:
             which = "ahead of" if ahead > 0 else "behind"
-            return f"the clock of node {said['host']} is {abs(ahead):.0f} s {which} this machine's: synchronise them (NTP)"
+            return (
+                f"the clock of node {said['host']} is {abs(ahead):.0f} s {which} this machine's:"
+                " synchronise them (NTP)"
+            )
         first = next(iter(self.nodes.values()))
         for name in ("python", "torch", "fsdp2"):
             if said[name] != first[name]:

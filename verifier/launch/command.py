@@ -1,4 +1,6 @@
-"""A command in the place of ranks: what a project makes once, before its runs, such as the tokens that they map into memory."""
+"""A command in the place of ranks: what a project makes once, before its runs, such as the tokens
+that they map into memory.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _NEVER = 3600.0
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Run it to its end; its output goes to `command.out` and `command.err` in the folder of the run."""
+    """Run it to its end; its output goes to `command.out` and `command.err` in the folder of the
+    run.
+    """
     started, code = time.monotonic(), 0
     deadline = started + request["timeout"]
     captures = Captures()

@@ -1,7 +1,9 @@
-"""One run, in a process of its own: forks the rendezvous store and the ranks, waits for them, and ends all that they started.
+"""One run, in a process of its own: forks the rendezvous store and the ranks, waits for them, and
+ends all that they started.
 
-The ranks get the environment that torchrun gives. Waiting for them ourselves gives the exact exit status of each, in the order
-in which they ended; torchrun reports neither. For the real torchrun see torchrun.py.
+The ranks get the environment that torchrun gives. Waiting for them ourselves gives the exact exit
+status of each, in the order in which they ended; torchrun reports neither. For the real torchrun
+see torchrun.py.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def be_manager(request: dict[str, Any], pipe: int, live: Live) -> NoReturn:
         message = f"a run cannot be isolated ({world.mechanism if world else ''}): {text_of(error)}"
         os.write(pipe, json.dumps({"fault": "machine", "message": message}).encode() + b"\n")
         processes.leave(0)
-    processes.die_with_parent()  # again, since the world may have changed the parent and the rights of this process
+    # again, since the world may have changed the parent and the rights of this process
+    processes.die_with_parent()
     processes.adopt_orphans()
 
     def manage() -> int:
@@ -53,7 +56,10 @@ def be_manager(request: dict[str, Any], pipe: int, live: Live) -> NoReturn:
 
 
 def _answer(request: dict[str, Any], pipe: int, live: Live) -> dict[str, Any]:
-    """Do what a request asks for, to its end. `note`: what was damaged before, "" if nothing could be."""
+    """Do what a request asks for, to its end.
+
+    `note`: what was damaged before, "" if nothing could be.
+    """
     if request["command"]:
         return command.run(request)
     note = damage(**request["damage"]) if request["damage"] else ""
@@ -66,7 +72,10 @@ def _answer(request: dict[str, Any], pipe: int, live: Live) -> dict[str, Any]:
 
 
 def run(request: dict[str, Any], private: int, live: Live) -> dict[str, Any]:
-    """The answer to a request: how each rank ended. `private` is a file descriptor that the ranks must not have."""
+    """The answer to a request: how each rank ended.
+
+    `private` is a file descriptor that the ranks must not have.
+    """
     started = time.monotonic()
     alone = request["mode"] in ONE_PROCESS
     try:
@@ -149,7 +158,10 @@ def _be_rank(request: dict[str, Any], rank: int, port: int, live: Live) -> int:
 
 
 def _fork_store(attempts: int = 3) -> int:
-    """The port of the rendezvous store, which a process of its own holds. It has been seen to die as it starts."""
+    """The port of the rendezvous store, which a process of its own holds.
+
+    It has been seen to die as it starts.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -179,9 +191,12 @@ def _fork_store(attempts: int = 3) -> int:
 def _watch(
     ranks: dict[int, int], request: dict[str, Any], started: float, wait: Callable[[float], object]
 ) -> tuple[list[dict[str, Any]], bool, float, list[int]]:
-    """Wait for every rank. After a failure the others get `grace` seconds; after `timeout` all are asked for their stacks.
+    """Wait for every rank.
 
-    How each ended, whether the time was over, for how many seconds then no rank had recorded anything, and which ranks computed.
+    After a failure the others get `grace` seconds; after `timeout` all are asked for their stacks.
+
+    How each ended, whether the time was over, for how many seconds then no rank had recorded
+    anything, and which ranks computed.
     """
     alive = dict(ranks)
     ended: list[dict[str, Any]] = []

@@ -1,7 +1,9 @@
-"""One node of a run on several machines (cluster.py): starts its ranks, notes how each ended, and ends them when it is asked to.
+"""One node of a run on several machines (cluster.py): starts its ranks, notes how each ended, and
+ends them when it is asked to.
 
-It imports no torch: in a rank the script is the first to do so. Which ranks are its own: those of its number (given, for a command
-with `{host}`) or of its task, as Slurm, Open MPI or PMI count tasks; with a task for each rank it is one of them.
+It imports no torch: in a rank the script is the first to do so. Which ranks are its own: those of
+its number (given, for a command with `{host}`) or of its task, as Slurm, Open MPI or PMI count
+tasks; with a task for each rank it is one of them.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def serve(path: str, given: str, live: Live) -> NoReturn:
         request = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError:
         print(
-            f"{socket.gethostname()} does not see {path}: set TMPDIR to a folder that all nodes share",
+            f"{socket.gethostname()} does not see {path}: set TMPDIR to a folder that all nodes"
+            " share",
             file=sys.stderr,
         )
         processes.leave(NOT_SHARED)
@@ -66,7 +69,10 @@ def serve(path: str, given: str, live: Live) -> NoReturn:
 def mine(
     request: dict[str, Any], given: str, environ: Mapping[str, str]
 ) -> tuple[int, list[int], dict[str, str]]:
-    """(number of this task, its ranks, LOCAL_RANK and its like for the first of them). Raises ValueError if tasks do not fit."""
+    """(number of this task, its ranks, LOCAL_RANK and its like for the first of them).
+
+    Raises ValueError if tasks do not fit.
+    """
     world, nodes = request["world_size"], request["nodes"]
     counted = next((names for names in TASKS if names[0] in environ and names[1] in environ), None)
     if given or counted is None:
@@ -75,7 +81,8 @@ def mine(
         tasks, number, local = (int(environ.get(name, "0")) for name in counted)
     if tasks not in (nodes, world):
         raise ValueError(
-            f"the launcher's command starts {tasks} tasks; {nodes} (one a node) or {world} (one a rank) are needed"
+            f"the launcher's command starts {tasks} tasks; {nodes} (one a node) or {world} (one a"
+            " rank) are needed"
         )
     each = world // tasks
     node = number if tasks == nodes else number // (world // nodes)
@@ -194,7 +201,9 @@ def _address(host: str, nodes: int) -> str:
 
 
 def _looked_up(name: str) -> str:
-    """The address of a host by the system's own command; "" if it knows none, or there is no such command."""
+    """The address of a host by the system's own command; "" if it knows none, or there is no such
+    command.
+    """
     try:
         found = subprocess.run(
             ["getent", "ahostsv4", name], capture_output=True, text=True, timeout=10, check=False
@@ -211,7 +220,9 @@ def _free_port() -> int:
 
 
 def _rendezvous(folder: Path) -> dict[str, Any] | None:
-    """Where the ranks meet, as soon as the node of rank 0 has written it; None if the run ends before."""
+    """Where the ranks meet, as soon as the node of rank 0 has written it; None if the run ends
+    before.
+    """
     beat, since = "", time.monotonic()
     while time.monotonic() < since + ABANDONED and text_of(folder / ORDERS) != "end":
         if text := text_of(folder / RENDEZVOUS):

@@ -1,4 +1,6 @@
-"""A run that is due, as data: the executor makes a request of it (execute.py), when its files and devices are known."""
+"""A run that is due, as data: the executor makes a request of it (execute.py), when its files and
+devices are known.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run to make. `{checkpoint}` in the arguments stands for a folder; `files` is what it finds there (launch/workspace.py)."""
+    """One run to make.
+
+    `{checkpoint}` in the arguments stands for a folder; `files` is what it finds there
+    (launch/workspace.py).
+    """
 
     role: str
     world_size: int
@@ -34,8 +40,7 @@ class PlannedRun:
     note: str = ""
     expected: str = ""  # why it need not complete
     opens: tuple[str, ...] = ()  # checkpoints to open in the place of the script
-    probe: dict[str, Any] = field(
-        default_factory=dict
-    )  # further fields of the Request, for the probe
+    # further fields of the Request, for the probe
+    probe: dict[str, Any] = field(default_factory=dict)
     starting_point: bool = True  # whether it leaves or loads the common initial weights
     weights: str = "starting_point"  # the folder of these

@@ -1,4 +1,6 @@
-"""What a project makes once, before its runs, such as the tokens that they map into memory: in a world that all runs find."""
+"""What a project makes once, before its runs, such as the tokens that they map into memory: in a
+world that all runs find.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ FOLDER = "prepared"  # below that of the verification
 def prepare(launcher: Launcher, files: Worlds, words: Sequence[str], timeout: float) -> None:
     """Run the command in the working folder of `files`, to its end and with all that it starts.
 
-    Raises UserError with its output if it fails or takes longer than `timeout` seconds, MachineRefuses if it may not write.
+    Raises UserError with its output if it fails or takes longer than `timeout` seconds,
+    MachineRefuses if it may not write.
     """
     folder = files.work / FOLDER
     folder.mkdir(parents=True)

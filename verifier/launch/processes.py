@@ -1,4 +1,7 @@
-"""Process trees: list them, end them, and let none outlive this process. Linux `/proc` and prctl."""
+"""Process trees: list them, end them, and let none outlive this process.
+
+Linux `/proc` and prctl.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ _leave = os._exit
 
 
 def busy() -> float:
-    """How many times as long as on an idle machine work takes now, by the load of the last minute: 1 to 4."""
+    """How many times as long as on an idle machine work takes now, by the load of the last minute:
+    1 to 4.
+    """
     return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 4.0)
 
 
@@ -34,7 +39,9 @@ def leave(code: int) -> NoReturn:
 
 
 def become(task: Callable[[], int], failed: int) -> NoReturn:
-    """Run `task` in a forked process and end the process with its exit code; after an exception with `failed`."""
+    """Run `task` in a forked process and end the process with its exit code; after an exception
+    with `failed`.
+    """
     code = failed
     try:
         code = task()
@@ -57,12 +64,16 @@ def outlive_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Let processes whose parent ends become children of this one, so that they are found and ended."""
+    """Let processes whose parent ends become children of this one, so that they are found and
+    ended.
+    """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(pid: int, spare: Sequence[int] = ()) -> list[int]:
-    """Every process below `pid`, whatever its session or group, parents first; not `spare` and what is below them."""
+    """Every process below `pid`, whatever its session or group, parents first; not `spare` and what
+    is below them.
+    """
     found = [child for child in children(pid) if child not in spare]
     for below in found:
         found += children(below)
@@ -79,7 +90,10 @@ def children(pid: int) -> list[int]:
 
 
 def at_work(pids: Sequence[int], wait: Callable[[float], object]) -> list[int]:
-    """Those that compute: their first thread, or a process below them, uses a core. A process that waits for another uses none."""
+    """Those that compute: their first thread, or a process below them, uses a core.
+
+    A process that waits for another uses none.
+    """
     before = {pid: [_used(member) for member in (pid, *descendants(pid))] for pid in pids}
     until = time.monotonic() + _LOOK
     while time.monotonic() < until:
@@ -111,10 +125,12 @@ def end_below(
     wait: Callable[[float], object] = time.sleep,
     reap: bool = True,
 ) -> None:
-    """End every process below this one, which has adopted all orphans, but `spare` and what is below them.
+    """End every process below this one, which has adopted all orphans, but `spare` and what is
+    below them.
 
-    First SIGTERM, if there is a `grace`; after at most that many seconds SIGKILL, again and again until none is left, since
-    a process may start others while it is being ended. `wait` is called in between.
+    First SIGTERM, if there is a `grace`; after at most that many seconds SIGKILL, again and again
+    until none is left, since a process may start others while it is being ended. `wait` is called
+    in between.
     """
 
     def left() -> list[int]:

@@ -11,7 +11,9 @@ _USED = 0.8  # of the memory that is free
 
 
 def room(devices: int, own: int, free: int | None) -> int:
-    """`own` is what a rank took so far, 0 if that is not known, `free` what there was before any rank; both in bytes."""
+    """`own` is what a rank took so far, 0 if that is not known, `free` what there was before any
+    rank; both in bytes.
+    """
     if devices:
         return devices
     cores = len(os.sched_getaffinity(0))
@@ -20,7 +22,9 @@ def room(devices: int, own: int, free: int | None) -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that are free on this machine and in its cgroup (version 2, without cached files); None where neither says so."""
+    """Bytes that are free on this machine and in its cgroup (version 2, without cached files); None
+    where neither says so.
+    """
     limits = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

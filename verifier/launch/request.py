@@ -17,7 +17,10 @@ Live = Callable[[dict[str, Any], int], int]
 
 @dataclass(frozen=True)
 class Request:
-    """One run: where and what, and what the probe in its ranks does. Paths are absolute; times are in seconds."""
+    """One run: where and what, and what the probe in its ranks does.
+
+    Paths are absolute; times are in seconds.
+    """
 
     folder: str  # receives rank*.jsonl (traces), .out, .err and .stacks
     script: str
@@ -33,17 +36,21 @@ class Request:
     averages: bool = False  # gloo averages, also on a torch where it sums
     timeout: float = 60.0
     grace: float = 5.0  # for the other ranks after the first has failed
-    # "ddp": DDP replaces fully_shard; "alone": each rank shards over itself; "simulate": a fake process group
-    # "rehearse": the same on tensors without memory; "rehearse_as_cpu": with attention, norms and dropout of the CPU
+    # "ddp": DDP replaces fully_shard; "alone": each rank shards over itself; "simulate": a fake
+    # process group
+    # "rehearse": the same on tensors without memory; "rehearse_as_cpu": with attention, norms and
+    # dropout of the CPU
     # "count": what a rehearsal records, of a run on real tensors
     # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
     structure: bool = False  # of a rehearsal: record what rules about the structure read, too
     steps: int = 1
     per_node: int = 0  # ranks of a node that torchrun would report; 0: all
-    # no call, backward or step is recorded before the first `fully_shard`: the script trains other models first, or prepares this one
+    # no call, backward or step is recorded before the first `fully_shard`: the script trains other
+    # models first, or prepares this one
     from_sharding_on: bool = False
-    # "backwards", "forwards": an update without an optimizer is over at the first of them on other samples; else each is a step
+    # "backwards", "forwards": an update without an optimizer is over at the first of them on other
+    # samples; else each is a step
     own_steps: str = ""
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
@@ -60,35 +67,32 @@ class Request:
     by_hand: bool = False  # average gradients without DDP's reducer
     # expressions in the frames of the training loop, `file:` and patterns
     watch: list[str] = field(default_factory=list)
-    # {prefix of the names of a model: its parameters and their shapes} of the train run: a resumed one may build the last of them only
+    # {prefix of the names of a model: its parameters and their shapes} of the train run: a resumed
+    # one may build the last of them only
     models: dict[str, str] = field(default_factory=dict)
     # of these, those that no optimizer holds any more where it resumes
     retired: list[str] = field(default_factory=list)
-    # an optimizer follows another that steps at the same lines, also one that has made a single step
+    # an optimizer follows another that steps at the same lines, also one that has made a single
+    # step
     in_phases: bool = False
-    lines: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # {file: lines}: record which of them the ranks reach
+    # {file: lines}: record which of them the ranks reach
+    lines: dict[str, list[int]] = field(default_factory=dict)
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
-    world: dict[str, Any] = field(
-        default_factory=dict
-    )  # of a `isolation.world.World`: where its writes land; empty: in place
+    # of a `isolation.world.World`: where its writes land; empty: in place
+    world: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)  # run this instead of ranks
-    damage: dict[str, Any] = field(
-        default_factory=dict
-    )  # {"paths", "kind"}: done to checkpoints before the ranks start
+    # {"paths", "kind"}: done to checkpoints before the ranks start
+    damage: dict[str, Any] = field(default_factory=dict)
     ending: bool = False  # the whole script, of which only the end is recorded
     reseed_after: int = (
         0  # optimizer steps behind which the default generators get another seed; 0: never
     )
     watch_saves: bool = False  # record what is given to every save
-    crash: dict[str, Any] = field(
-        default_factory=dict
-    )  # {"rank", "call", "moment"}: where a rank is killed in a save
+    # {"rank", "call", "moment"}: where a rank is killed in a save
+    crash: dict[str, Any] = field(default_factory=dict)
     secret: str = ""  # marks the lines of the traces
-    open: list[str] = field(
-        default_factory=list
-    )  # checkpoints to open instead of running the script
+    # checkpoints to open instead of running the script
+    open: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The request as JSON data."""

@@ -1,7 +1,9 @@
-"""The launcher process: reads one request a line on stdin, forks a manager for each run, answers one line on stdout.
+"""The launcher process: reads one request a line on stdin, forks a manager for each run, answers
+one line on stdout.
 
-A request is a `Request` (request.py) as JSON with a `number`, which its answer repeats: several runs may go on at a time. Forking
-saves the import of torch in every rank. A manager (manager.py) adopts all that its run starts, so it can end all of it.
+A request is a `Request` (request.py) as JSON with a `number`, which its answer repeats: several
+runs may go on at a time. Forking saves the import of torch in every rank. A manager (manager.py)
+adopts all that its run starts, so it can end all of it.
 """
 
 from __future__ import annotations
@@ -37,13 +39,17 @@ def serve(
     wish: str = "",
     unused: int = 0,
 ) -> int:
-    """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`; those that are too few
-    for that are counted in `unused` when it starts itself again without them. `wish`: how runs are to be isolated (`choose.Wish`).
+    """Answer requests until stdin closes.
 
-    `live` is what a rank does. `prepare` imports once, beside torch, what every rank would import again; it raises if this version of
-    torch lacks a name that the probe needs.
+    With device "auto" the ranks see GPUs if there is one for each of `ranks`; those that are too
+    few for that are counted in `unused` when it starts itself again without them. `wish`: how runs
+    are to be isolated (`choose.Wish`).
+
+    `live` is what a rank does. `prepare` imports once, beside torch, what every rank would import
+    again; it raises if this version of torch lacks a name that the probe needs.
     """
-    processes.die_with_parent()  # the import of torch may take long, and no request is read meanwhile
+    # the import of torch may take long, and no request is read meanwhile
+    processes.die_with_parent()
     if _is_alone():
         return 1
     processes.adopt_orphans()
@@ -52,7 +58,8 @@ def serve(
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    gc.disable()  # all that the imports make stays: looking for garbage among it takes a sixth of their time
+    # all that the imports make stays: looking for garbage among it takes a sixth of their time
+    gc.disable()
     try:
         versions = _import_torch()
     except Exception as error:
@@ -103,14 +110,18 @@ def serve(
 
 
 def _is_alone() -> bool:
-    """Whether the client ended before `die_with_parent` took effect: then the other end of stdin is closed."""
+    """Whether the client ended before `die_with_parent` took effect: then the other end of stdin is
+    closed.
+    """
     listener = select.poll()
     listener.register(0, 0)
     return bool(listener.poll(0))
 
 
 def _import_torch() -> dict[str, Any]:
-    """Import what nearly every rank would import: torch._dynamo alone (any optimizer needs it) takes over a second."""
+    """Import what nearly every rank would import: torch._dynamo alone (any optimizer needs it)
+    takes over a second.
+    """
     import torch
     import torch.distributed
 
@@ -119,7 +130,8 @@ def _import_torch() -> dict[str, Any]:
     if (known := _installed_torch()) and known != torch.__version__.partition("+")[0]:
         where = Path(torch.__file__).parent
         raise ImportError(
-            f"two torches: {where} is {torch.__version__}, the installed package is {known}; remove one of them"
+            f"two torches: {where} is {torch.__version__}, the installed package is {known}; remove"
+            " one of them"
         )
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
         raise ImportError(

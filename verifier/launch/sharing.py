@@ -1,7 +1,11 @@
-"""Several ranks on one GPU (`--oversubscribe`). NCCL refuses two ranks with one device if host and bus are the same.
+"""Several ranks on one GPU (`--oversubscribe`).
 
-First choice: NCCL over loopback, each rank with a host name of its own (`NCCL_HOSTID`) and the environment of a node with one GPU.
-Second: gloo, which copies CUDA tensors through the host. Which one is decided by trying (trial.py), and stands in the report.
+NCCL refuses two ranks with one device if host and bus are the same.
+
+First choice: NCCL over loopback, each rank with a host name of its own (`NCCL_HOSTID`) and the
+environment of a node with one GPU.
+Second: gloo, which copies CUDA tensors through the host. Which one is decided by trying (trial.py),
+and stands in the report.
 """
 
 from __future__ import annotations
@@ -12,14 +16,17 @@ from .devices import names as devices_named
 
 
 def decide(ranks: int, devices: int, asked: bool, works: Callable[[str], bool]) -> str:
-    """How `ranks` share `devices`: "" (they need not), "nccl", "gloo", or "none" where neither works."""
+    """How `ranks` share `devices`: "" (they need not), "nccl", "gloo", or "none" where neither
+    works.
+    """
     if not asked or devices == 0 or ranks <= devices:
         return ""
     return next((backend for backend in ("nccl", "gloo") if works(backend)), "none")
 
 
 def environment(rank: int, world: int, devices: int, visible: str | None) -> dict[str, str]:
-    """What a rank that shares a GPU gets beside, or instead of, what torchrun gives: a node of its own with one device.
+    """What a rank that shares a GPU gets beside, or instead of, what torchrun gives: a node of its
+    own with one device.
 
     `visible` is the CUDA_VISIBLE_DEVICES that there is already.
     """

@@ -1,8 +1,10 @@
-"""One run with the real torchrun. Each of its workers is a guard that starts the rank, waits for it and notes how it ended.
+"""One run with the real torchrun.
 
-torchrun always exits 1 and can name the victim as the first failure; the guards know each rank's exit status and its time.
-The guard imports no torch, and the rank gets its probe when the script imports torch: so settings of the environment that a
-script makes before that have their effect.
+Each of its workers is a guard that starts the rank, waits for it and notes how it ended.
+
+torchrun always exits 1 and can name the victim as the first failure; the guards know each rank's
+exit status and its time. The guard imports no torch, and the rank gets its probe when the script
+imports torch: so settings of the environment that a script makes before that have their effect.
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ def _watch(
 
 
 def _reap(but: int) -> None:
-    """Take the exit status of orphans that have ended; that of torchrun is left, so that its number stays its own."""
+    """Take the exit status of orphans that have ended; that of torchrun is left, so that its number
+    stays its own.
+    """
     for pid in processes.descendants(os.getpid()):
         if pid != but and not processes.runs(pid):
             with contextlib.suppress(ChildProcessError):
@@ -111,7 +115,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def guard(path: str, live: Live) -> NoReturn:
-    """What torchrun starts: forks the rank, waits for it, notes its end, and ends in the same way."""
+    """What torchrun starts: forks the rank, waits for it, notes its end, and ends in the same
+    way.
+    """
     processes.die_with_parent()
     request = json.loads(Path(path).read_text(encoding="utf-8"))
     folder, rank = Path(request["folder"]), int(os.environ["RANK"])

@@ -1,1 +1,4 @@
-"""Runs inside a rank; records and never judges. Only the launched process imports it, and with it torch."""
+"""Runs inside a rank; records and never judges.
+
+Only the launched process imports it, and with it torch.
+"""

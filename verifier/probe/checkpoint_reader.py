@@ -1,7 +1,9 @@
-"""Reads checkpoints in one process and records their content, in the form in which `saving.py` records what a save is given.
+"""Reads checkpoints in one process and records their content, in the form in which `saving.py`
+records what a save is given.
 
-The files are those that the verified run has just written. DCP's `.metadata` is a serialised Python object,
-which can run code when it is read; objects in the data files are read with `weights_only=True`.
+The files are those that the verified run has just written. DCP's `.metadata` is a serialised Python
+object, which can run code when it is read; objects in the data files are read with
+`weights_only=True`.
 """
 
 import argparse
@@ -81,7 +83,9 @@ def _dcp(path: str) -> InspectedCheckpoint:
 
 
 def _plain_types() -> list[Any]:
-    """Types of plain data that scripts put into checkpoints: parsed arguments, paths, the arrays of a generator state."""
+    """Types of plain data that scripts put into checkpoints: parsed arguments, paths, the arrays of
+    a generator state.
+    """
     types: list[Any] = [
         argparse.Namespace,
         pathlib.PosixPath,

@@ -1,7 +1,8 @@
 """Processes that a rank starts by multiprocessing. Imports no torch.
 
-A fork has what its rank has. Spawn and forkserver start a new interpreter, which imports the script again, and CUDA on the CPU must be in
-place before that. What it unpickles first is a record of its parent's `sys.path`, `__main__`, ...; a value in that record calls `begin`.
+A fork has what its rank has. Spawn and forkserver start a new interpreter, which imports the script
+again, and CUDA on the CPU must be in place before that. What it unpickles first is a record of its
+parent's `sys.path`, `__main__`, ...; a value in that record calls `begin`.
 """
 
 import contextlib
@@ -80,7 +81,9 @@ def _substitute(request: dict[str, Any]) -> None:
 
 
 def end() -> None:
-    """In a rank that was stopped: end the processes that wait for what it no longer sends; at exit, Python would wait for them."""
+    """In a rank that was stopped: end the processes that wait for what it no longer sends; at exit,
+    Python would wait for them.
+    """
     with contextlib.suppress(Exception):
         util._run_finalizers(0)  # type: ignore[attr-defined]  # of managers, which end their own process
     until = time.monotonic() + GRACE

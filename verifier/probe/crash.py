@@ -1,8 +1,9 @@
 """Kills this rank in the middle of a save, at the moment that the request names.
 
-`{"rank": r, "call": n, "moment": m}`: rank r is killed in its n-th save. Moments: "before-data" (it has planned, and written
-nothing), "before-metadata" (all data is written, and no `.metadata`), "half-file" (half of a `torch.save`). Or before its n-th
-change of another kind: "before-rename" (of what a save wrote), "before-file" (that it writes besides DCP's).
+`{"rank": r, "call": n, "moment": m}`: rank r is killed in its n-th save. Moments: "before-data" (it
+has planned, and written nothing), "before-metadata" (all data is written, and no `.metadata`),
+"half-file" (half of a `torch.save`). Or before its n-th change of another kind: "before-rename" (of
+what a save wrote), "before-file" (that it writes besides DCP's).
 """
 
 import io
@@ -29,7 +30,10 @@ _changes = Counter[str]()
 
 
 def install(session: Session, before_write: Callable[[], None]) -> None:
-    """Subscribe to the file writer of DCP. `before_write` is called in the thread that is about to write."""
+    """Subscribe to the file writer of DCP.
+
+    `before_write` is called in the thread that is about to write.
+    """
 
     def kill_at(moment: str, target: object) -> None:
         if session.request["crash"].get("moment") == moment and place_of(target) in _armed:

@@ -1,9 +1,10 @@
 """Each function of torch is patched once, here; topics subscribe to its calls.
 
-A subscriber's own error becomes a `ProbeError` event and never reaches the script; `StopRun` does. What a subscriber computes does
-not follow the script's default device or its other modes; what it replaces does. While torch.compile traces,
-a patched function only calls the real one; within a transform of torch.func (grad, vmap) nothing is recorded.
-Subscribers are called in the order of subscription; of two that replace a function, the first is the outer one.
+A subscriber's own error becomes a `ProbeError` event and never reaches the script; `StopRun` does.
+What a subscriber computes does not follow the script's default device or its other modes; what it
+replaces does. While torch.compile traces, a patched function only calls the real one; within a
+transform of torch.func (grad, vmap) nothing is recorded. Subscribers are called in the order of
+subscription; of two that replace a function, the first is the outer one.
 """
 
 import functools
@@ -56,7 +57,10 @@ class Point:
         self._report = report
 
     def patched(self) -> Callable[..., Any]:
-        """The replacement of the function. One frame for all subscribers, since modules are called often."""
+        """The replacement of the function.
+
+        One frame for all subscribers, since modules are called often.
+        """
         real, report, guarded = self.real, self._report, self._guarded
         befores, afters = tuple(self.befores), tuple(self.afters)
         run, transform = self._run if self.replacing else None, find(TRANSFORM) or _no_transform
@@ -129,9 +133,10 @@ class Dispatcher:
     ) -> None:
         """Subscribe to the function `module:attributes` of torch or Python.
 
-        `before` may return a function to call when the call ends, with an error or not; `after` is called only if it succeeded;
-        `replace(call, proceed)` returns the result in place of the function, and its errors reach the script.
-        A target that this torch lacks is reported, unless it is `optional`.
+        `before` may return a function to call when the call ends, with an error or not; `after` is
+        called only if it succeeded; `replace(call, proceed)` returns the result in place of the
+        function, and its errors reach the script. A target that this torch lacks is reported,
+        unless it is `optional`.
         """
         point = self._point(target)
         if point is None:
@@ -146,7 +151,9 @@ class Dispatcher:
                 known.append(subscriber)
 
     def outermost(self, targets: Iterable[str], after: After) -> None:
-        """Subscribe to functions of which one may call another: `after` sees only the outermost call that succeeded."""
+        """Subscribe to functions of which one may call another: `after` sees only the outermost
+        call that succeeded.
+        """
         running: list[Call] = []
 
         def before(call: Call) -> Leave:

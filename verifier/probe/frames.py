@@ -32,10 +32,12 @@ class Frames:
         return file.startswith(self._inside) and is_user(file)
 
     def here(self) -> Place | None:
-        """The running line of the user's code: the innermost frame in the project, else outside torch, Python and the verifier.
+        """The running line of the user's code: the innermost frame in the project, else outside
+        torch, Python and the verifier.
 
-        With the line of the library that it led to, if other frames outside torch, Python and the verifier are further inside, and
-        with the lines of other files of the project that led there.
+        With the line of the library that it led to, if other frames outside torch, Python and the
+        verifier are further inside, and with the lines of other files of the project that led
+        there.
         """
         inside: list[_Frame] = []
         own: list[_Frame] = []
@@ -71,9 +73,11 @@ class Frames:
         return tuple((file, line) for file, line, _ in running() if self.owns(file))
 
     def stack(self, error: BaseException | None = None) -> list[Place]:
-        """The frames of the user's code, innermost first, of the running code or where `error` was raised.
+        """The frames of the user's code, innermost first, of the running code or where `error` was
+        raised.
 
-        The frames inside the project; if there are none, those outside torch, Python and the verifier.
+        The frames inside the project; if there are none, those outside torch, Python and the
+        verifier.
         """
         lines = (
             list(running())
@@ -125,7 +129,9 @@ def _lines(frames: Iterable[tuple[FrameType, int]]) -> Iterator[_Frame]:
 
 
 def _place(frame: _Frame, inside: Iterable[_Frame] = (), outside: Iterable[_Frame] = ()) -> Place:
-    """A place, with the lines further inside, the innermost first, and those that led there: one of each file."""
+    """A place, with the lines further inside, the innermost first, and those that led there: one of
+    each file.
+    """
     lines = _one_of_each(inside, frame[0])[: 1 + MOST]
     callers = _one_of_each(outside, frame[0])[:MOST]
     return Place(

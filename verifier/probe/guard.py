@@ -8,9 +8,8 @@ from ..trace.origin import place_in_ours
 from ..trace.writer import Writer
 
 _MOST = 20  # different errors of one subscriber
-_OF_THE_DEVICE = (
-    "CUDA error"  # asynchronous: an operation of the script may have failed, and no later one works
-)
+# asynchronous: an operation of the script may have failed, and no later one works
+_OF_THE_DEVICE = "CUDA error"
 
 
 class Guard:
@@ -21,7 +20,10 @@ class Guard:
         self._seen: dict[str, set[str]] = {}
 
     def report(self, symbol: str, error: BaseException) -> None:
-        """Record an error of the probe in `symbol`. Raises only an error of the device, which ends the run."""
+        """Record an error of the probe in `symbol`.
+
+        Raises only an error of the device, which ends the run.
+        """
         text = text_of(error)
         if _OF_THE_DEVICE in text:
             raise error

@@ -8,7 +8,10 @@ from types import ModuleType
 
 
 def after_import(wanted: str, call: Callable[[ModuleType], None]) -> None:
-    """Call `call` with the module `wanted` when the script has imported it. Its errors reach the script."""
+    """Call `call` with the module `wanted` when the script has imported it.
+
+    Its errors reach the script.
+    """
 
     class Finder:
         @staticmethod

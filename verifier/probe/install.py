@@ -1,8 +1,10 @@
-"""Installs the probe in this process: topics subscribe, substitutes replace functions, then each function is patched once."""
+"""Installs the probe in this process: topics subscribe, substitutes replace functions, then each
+function is patched once.
+"""
 
 from .capacity.recorder import Recorder
 from .dispatcher import name_of
-from .events import REHEARSING, topics
+from .events import PLANNING, topics
 from .session import Session
 from .substitutes import (
     averages,
@@ -29,8 +31,11 @@ _SUBSTITUTES = {
 
 
 def install(session: Session) -> None:
-    """Record what happens in this process from now on. A topic that cannot be installed is reported; the others record."""
-    if session.request["mode"] in REHEARSING:
+    """Record what happens in this process from now on.
+
+    A topic that cannot be installed is reported; the others record.
+    """
+    if session.request["mode"] in PLANNING:
         Recorder.now = Recorder(session.frames, streams.number)
     for subscribe in topics(
         session.request["mode"], session.request["ending"], session.request["structure"]

@@ -1,8 +1,11 @@
-"""Which lines of the project a rank reaches. Imports no torch: it watches the script from its first line.
+"""Which lines of the project a rank reaches.
 
-From Python 3.12 on `sys.monitoring` reports each line once and costs nothing afterwards; before, a trace function follows the
-frames of the project's own files, each code object until all its lines are known. A trace function prolongs the life of local
-variables a little, so it is used in the survey run alone. In the train run it follows the frames of single lines that are asked for.
+Imports no torch: it watches the script from its first line.
+
+From Python 3.12 on `sys.monitoring` reports each line once and costs nothing afterwards; before, a
+trace function follows the frames of the project's own files, each code object until all its lines
+are known. A trace function prolongs the life of local variables a little, so it is used in the
+survey run alone. In the train run it follows the frames of single lines that are asked for.
 """
 
 from __future__ import annotations
@@ -16,11 +19,15 @@ from typing import Any
 
 from .frames import Frames
 
-QUIET = 20_000  # line events without a new line after which a frame is left alone: it computes, in a loop of its own
+# line events without a new line after which a frame is left alone: it computes, in a loop of its
+# own
+QUIET = 20_000
 
 
 class Lines:
-    """The lines of the project's files, or those of `asked`: what is new since it was last asked."""
+    """The lines of the project's files, or those of `asked`: what is new since it was last
+    asked.
+    """
 
     def __init__(self, frames: Frames, asked: Mapping[str, Sequence[int]] | None = None) -> None:
         self._frames = frames
@@ -48,7 +55,9 @@ class Lines:
             sys.settrace(self._called)
 
     def again(self) -> None:
-        """Report lines again that were reached before: the training begins, and its frames are followed to the end."""
+        """Report lines again that were reached before: the training begins, and its frames are
+        followed to the end.
+        """
         self._missing.clear()
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:

@@ -1,4 +1,6 @@
-"""Small measurements of modules, tensors, optimizers and vocabularies, as values that go into a record."""
+"""Small measurements of modules, tensors, optimizers and vocabularies, as values that go into a
+record.
+"""
 
 import hashlib
 import random
@@ -38,7 +40,9 @@ def products(before: torch.Tensor, after: torch.Tensor) -> list[float]:
 
 
 def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
-    """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient < 0 reduces the loss."""
+    """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient
+    < 0 reduces the loss.
+    """
     change = (plain(local(param)) - before).to(torch.float64).flatten()
     along = (
         0.0 if param.grad is None else float(change @ local(param.grad).to(torch.float64).flatten())
@@ -47,7 +51,9 @@ def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
 
 
 def writes(tensors: Iterable[torch.Tensor]) -> int:
-    """How often the parameters among tensors have been written in place, as autograd counts it on this rank's parts."""
+    """How often the parameters among tensors have been written in place, as autograd counts it on
+    this rank's parts.
+    """
     return sum(
         version(local(tensor.detach())) for tensor in tensors if isinstance(tensor, nn.Parameter)
     )
@@ -60,7 +66,9 @@ _WHOLE = 1 << 16  # bytes up to which all are
 
 
 def shard_digest(part: torch.Tensor) -> str | None:
-    """A digest of the bytes of a shard (of its first rows, if it is large); None if it is too small or uniform to compare."""
+    """A digest of the bytes of a shard (of its first rows, if it is large); None if it is too small
+    or uniform to compare.
+    """
     rows = plain(part.detach())
     if rows.device.type == "meta" or rows.layout != torch.strided or rows.numel() == 0:
         return None
@@ -77,7 +85,9 @@ def shard_digest(part: torch.Tensor) -> str | None:
 
 
 def element_hash(tensor: torch.Tensor) -> int:
-    """A hash of this rank's part, for this process alone: of its bytes, or of 2 * _SAMPLED elements spread over a large one."""
+    """A hash of this rank's part, for this process alone: of its bytes, or of 2 * _SAMPLED elements
+    spread over a large one.
+    """
     part = plain(local(tensor)).detach()
     usual = (
         type(part) is torch.Tensor
@@ -94,7 +104,9 @@ def element_hash(tensor: torch.Tensor) -> int:
 
 @lru_cache(maxsize=64)
 def _sines(length: int, device: torch.device) -> torch.Tensor:
-    """Ones, and sines of integers: no sum of their multiples is 0, as it is of 1, 2, 3 and 4 for [-1, 1, 1, -1] (biases of experts)."""
+    """Ones, and sines of integers: no sum of their multiples is 0, as it is of 1, 2, 3 and 4 for
+    [-1, 1, 1, -1] (biases of experts).
+    """
     with without_modes():
         ones = torch.ones(length, dtype=torch.float64, device=device)
         return torch.stack(
@@ -124,7 +136,9 @@ def first_sketch(values: object) -> list[float] | None:
 
 
 def stream(value: object) -> int | None:
-    """48 bits for the state of a random generator of torch, Python or NumPy; None for what is none."""
+    """48 bits for the state of a random generator of torch, Python or NumPy; None for what is
+    none.
+    """
     if isinstance(value, torch.Generator):
         state = bytes(value.get_state().tolist())
     elif isinstance(value, random.Random) and not isinstance(
@@ -158,7 +172,9 @@ def optimizer_state(
 
 
 def repeated_blocks(root: nn.Module) -> list[Block]:
-    """Sibling modules of one class that each hold further modules with parameters: what a wrapping plan would name."""
+    """Sibling modules of one class that each hold further modules with parameters: what a wrapping
+    plan would name.
+    """
     out = []
     for name, parent in root.named_modules():
         kinds: dict[str, list[nn.Module]] = {}

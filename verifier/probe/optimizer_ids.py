@@ -21,9 +21,12 @@ class Turn:
 
 
 class Turns:
-    """The optimizers of one rank. In a training of phases or stages the next optimizer goes on with the count of the last one.
+    """The optimizers of one rank.
 
-    It takes the place of one that has been deleted, or steps at the same lines, after backwards of its own.
+    In a training of phases or stages the next optimizer goes on with the count of the last one.
+
+    It takes the place of one that has been deleted, or steps at the same lines, after backwards of
+    its own.
     """
 
     def __init__(self, in_phases: bool = False) -> None:
@@ -64,7 +67,10 @@ class Turns:
         return turn
 
     def _predecessor(self, turn: Turn, place: Hashable) -> Turn | None:
-        """Whose count an optimizer goes on with at its first step. One that has made a single step may be its partner (a GAN)."""
+        """Whose count an optimizer goes on with at its first step.
+
+        One that has made a single step may be its partner (a GAN).
+        """
         same = (
             other
             for other in self._known

@@ -1,4 +1,6 @@
-"""The paths that this process writes to, in order, as Python sees them: an audit hook, which cannot be removed."""
+"""The paths that this process writes to, in order, as Python sees them: an audit hook, which cannot
+be removed.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,7 @@
-"""Runs one rank: environment, probe, the script, and a record of how it ended. Imports torch only when needed."""
+"""Runs one rank: environment, probe, the script, and a record of how it ended.
+
+Imports torch only when needed.
+"""
 
 import atexit
 import contextlib
@@ -38,7 +41,10 @@ LONGEST = 100_000  # characters of an error's message
 
 
 def run(request: dict[str, Any], rank: int) -> int:
-    """Run the script of `request` as rank `rank`; returns the exit code. Never returns to code of the launcher."""
+    """Run the script of `request` as rank `rank`; returns the exit code.
+
+    Never returns to code of the launcher.
+    """
     null = os.open(os.devnull, os.O_RDONLY)  # no input
     os.dup2(null, 0)
     os.close(null)
@@ -82,7 +88,11 @@ class _Probe:
         self.asked = Lines(self.frames, request["lines"]) if request["lines"] else None
 
     def start(self) -> None:
-        """Record from now on. An error of the probe ends this rank here: during `import torch` it would look like the script's."""
+        """Record from now on.
+
+        An error of the probe ends this rank here: during `import torch` it would look like the
+        script's.
+        """
         import torch
 
         try:
@@ -158,7 +168,9 @@ def _message(error: BaseException) -> str:
 
 
 def _let_threads_end() -> None:
-    """Wait for the threads of a script that was stopped, which it can no longer join, until each has ended or waits for more work."""
+    """Wait for the threads of a script that was stopped, which it can no longer join, until each
+    has ended or waits for more work.
+    """
     until, idle = time.monotonic() + THREADS, 0
     while (
         left := [
@@ -178,7 +190,9 @@ def _let_threads_end() -> None:
 
 
 def _wind_down(code: int, writer: Writer, stopped: bool) -> int:
-    """What an interpreter does at exit, up to finalisation, in which some correct gloo runs abort."""
+    """What an interpreter does at exit, up to finalisation, in which some correct gloo runs
+    abort.
+    """
     try:
         if stopped:
             _let_threads_end()
@@ -195,14 +209,16 @@ def _wind_down(code: int, writer: Writer, stopped: bool) -> int:
 
 
 def _seed_as_a_new_process() -> None:
-    """Give a forked rank the random state of a new process, as torchrun's workers have it: fresh entropy on every rank.
+    """Give a forked rank the random state of a new process, as torchrun's workers have it: fresh
+    entropy on every rank.
 
-    The fork copies only torch's default CPU generator: those of devices are seeded with fresh entropy when the rank
-    initialises the device, and `torch.seed()` would give them all one seed. A new `torch.Generator()` starts from a constant.
+    The fork copies only torch's default CPU generator: those of devices are seeded with fresh
+    entropy when the rank initialises the device, and `torch.seed()` would give them all one seed. A
+    new `torch.Generator()` starts from a constant.
 
-    The salt of string hashes is fixed when an interpreter starts: torchrun's ranks have one each (unless PYTHONHASHSEED is
-    set), forked ranks share the launcher's. Only `--launcher torchrun` shows ranks that differ in the order of a set of
-    strings, or in a seed made by `hash`.
+    The salt of string hashes is fixed when an interpreter starts: torchrun's ranks have one each
+    (unless PYTHONHASHSEED is set), forked ranks share the launcher's. Only `--launcher torchrun`
+    shows ranks that differ in the order of a set of strings, or in a seed made by `hash`.
     """
     import torch
 

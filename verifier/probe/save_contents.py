@@ -1,4 +1,6 @@
-"""Describes what a script passes to a save: one entry for every tensor and value, at the time of the call."""
+"""Describes what a script passes to a save: one entry for every tensor and value, at the time of
+the call.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +19,9 @@ _MOST = 20_000  # entries of one save; the rest is not described
 
 
 def place_of(target: object) -> str:
-    """The absolute path of a file or folder that is given as a path, an open file or a storage writer; "" if there is none."""
+    """The absolute path of a file or folder that is given as a path, an open file or a storage
+    writer; "" if there is none.
+    """
     for name in ("path", "name"):
         if not isinstance(target, str | os.PathLike) and target is not None:
             target = getattr(target, name, target)
@@ -37,7 +41,9 @@ def entries(state: object) -> dict[str, SavedEntry]:
 
 
 def entry(value: object) -> SavedEntry:
-    """One value: a number or text itself, the shape, dtype and sketch of a tensor, the type of anything else."""
+    """One value: a number or text itself, the shape, dtype and sketch of a tensor, the type of
+    anything else.
+    """
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, bool | int | float | str) or value is None:
@@ -61,9 +67,9 @@ def _tensor(value: torch.Tensor) -> SavedEntry:
         own=list(own),
         offset=list(offset),
         sharded=own != whole or any(not p.startswith("R") for p in placed.placements),
-        sketch=None
-        if any(p.startswith("P") for p in placed.placements)
-        else sketch(value.detach()),
+        sketch=(
+            None if any(p.startswith("P") for p in placed.placements) else sketch(value.detach())
+        ),
     )
 
 
@@ -80,7 +86,9 @@ def held(
 
 
 def _leaves(value: object, path: tuple[str, ...]) -> Iterator[tuple[str, object]]:
-    """Leaves with the keys that DCP gives them: dicts are flattened, and lists that hold tensors or dicts."""
+    """Leaves with the keys that DCP gives them: dicts are flattened, and lists that hold tensors or
+    dicts.
+    """
     if isinstance(value, Mapping) or (isinstance(value, list) and _is_flattened(value)):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _leaves(inner, (*path, str(key)))

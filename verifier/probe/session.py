@@ -1,7 +1,8 @@
-"""The state of one rank during a run that topics share, and the notices that they publish to each other.
+"""The state of one rank during a run that topics share, and the notices that they publish to each
+other.
 
-A *root* is a module that the script calls itself (not from within another module) and that has parameters. A *step* is one
-`optimizer.step()`; a *micro-batch* one backward. Nothing here judges.
+A *root* is a module that the script calls itself (not from within another module) and that has
+parameters. A *step* is one `optimizer.step()`; a *micro-batch* one backward. Nothing here judges.
 
 | notice | arguments | given when |
 |---|---|---|
@@ -82,7 +83,8 @@ class Session:
         self.roots: list[tuple[str, nn.Module]] = []
         self.tops: list[weakref.ref[nn.Module]] = []  # the outermost sharded modules
         self.micro = 0
-        self.own = 0  # in the survey run: backwards of a script that no optimizer of torch has stepped in yet
+        # in the survey run: backwards of a script that no optimizer of torch has stepped in yet
+        self.own = 0
         # whether weights have changed since the last step that is recorded
         self.pending: Callable[[], bool] = lambda: False
         self.rows: list[int] = []
@@ -111,7 +113,9 @@ class Session:
         return self._shared[make]  # type: ignore[no-any-return]
 
     def first(self, key: Any, most: int = 1) -> bool:
-        """Whether this is one of the first `most` calls with `key`, for events that are recorded only so often."""
+        """Whether this is one of the first `most` calls with `key`, for events that are recorded
+        only so often.
+        """
         self._counted[key] += 1
         return self._counted[key] <= most
 
@@ -124,12 +128,17 @@ class Session:
         return self.frames.here()
 
     def subscribe(self, notice: str, subscriber: Callable[..., None], first: bool = False) -> None:
-        """Let `subscriber` be called at each notice of this name, after those before it (or before them all)."""
+        """Let `subscriber` be called at each notice of this name, after those before it (or before
+        them all).
+        """
         known = self._subscribers.setdefault(notice, [])
         known.insert(0 if first else len(known), subscriber)
 
     def publish(self, notice: str, *arguments: Any) -> None:
-        """Call the subscribers of a notice. An error of one is recorded and stops neither the others nor the script."""
+        """Call the subscribers of a notice.
+
+        An error of one is recorded and stops neither the others nor the script.
+        """
         if self.waiting and notice in TRAINING:
             if notice != "call" or not self._holds_shards(arguments[0]):
                 return

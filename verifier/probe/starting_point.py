@@ -1,8 +1,9 @@
 """The same initial weights in every run that is compared.
 
-Each rank of the train run saves the initial weights of its shards; the reference and single-process runs load them before their
-first forward. So a comparison starts from equal weights even if a script's initialisation depends on the rank or the world size
-(which is recorded before, and judged by its own rule). Quantised weights, whose parts make no whole, stay as the script makes them.
+Each rank of the train run saves the initial weights of its shards; the reference and single-process
+runs load them before their first forward. So a comparison starts from equal weights even if a
+script's initialisation depends on the rank or the world size (which is recorded before, and judged
+by its own rule). Quantised weights, whose parts make no whole, stay as the script makes them.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,10 @@ from .compat.tensors import box, holds_others, layout, local
 def share(
     root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int, number: int
 ) -> str:
-    """Save or load the starting point of root `number`, as the request says. Returns what was done, for the trace."""
+    """Save or load the starting point of root `number`, as the request says.
+
+    Returns what was done, for the trace.
+    """
     folder = Path(request["starting_point"]) if request["starting_point"] else None
     if folder is None:
         return "own"
@@ -53,7 +57,10 @@ def share(
             if not parts:
                 return f"no {slot.name} to load"
             if (shape := _shape(parts)) != tuple(slot.param.shape):
-                return f"{slot.name} has the shape {list(slot.param.shape)} here, {list(shape)} in the train run"
+                return (
+                    f"{slot.name} has the shape {list(slot.param.shape)} here, {list(shape)} in the"
+                    " train run"
+                )
             full = torch.empty(tuple(slot.param.shape), dtype=parts[0][0].dtype)
             for part, offset in reversed(parts):
                 full[_slices(offset, part.shape)] = part
@@ -63,9 +70,8 @@ def share(
                 if request["nudge"]
                 else full[_slices(start, own)]
             )
-            rounded = (
-                request["round_to"] if values.is_floating_point() else ""
-            )  # the rounded-weights run
+            # the rounded-weights run
+            rounded = request["round_to"] if values.is_floating_point() else ""
             local(slot.param).copy_(
                 values.to(getattr(torch, rounded)).to(values.dtype) if rounded else values
             )
@@ -75,9 +81,11 @@ def share(
 def _parts(
     saved: list[dict[str, Any]], name: str, rank: int
 ) -> list[tuple[torch.Tensor, list[int]]]:
-    """The parts of a parameter, each with its offset: of the ranks that share it with this one, where its mesh has not all ranks.
+    """The parts of a parameter, each with its offset: of the ranks that share it with this one,
+    where its mesh has not all ranks.
 
-    Ranks of other meshes may hold other weights: tensor parallelism or experts that the script divides itself.
+    Ranks of other meshes may hold other weights: tensor parallelism or experts that the script
+    divides itself.
     """
     held = {item["rank"]: item["parts"][name] for item in saved if name in item["parts"]}
     sharing = held[rank][2] if rank in held else []
@@ -95,7 +103,9 @@ def _shape(parts: list[tuple[torch.Tensor, list[int]]]) -> tuple[int, ...]:
 
 
 def _perturbed(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` with each element one unit in the last place up or down, in turn (the perturbed run)."""
+    """`tensor` with each element one unit in the last place up or down, in turn (the perturbed
+    run).
+    """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return tensor
     up = torch.nextafter(tensor, torch.full_like(tensor, float("inf")))

@@ -1,8 +1,9 @@
 """A few numbers that represent a whole tensor and add up over its shards.
 
-`sketch(shard)` = [sum of squares, r1.x, r2.x, r3.x, r4.x] in float64, where r1..r4 are fixed pseudo-random vectors over the
-*global* element index, uniform in [-1, 1). The sketches of the shards add up to that of the tensor, and for two tensors a, b
-the mean of (rk.a - rk.b)^2 is |a - b|^2 / 3: a difference anywhere shows, without a collective or a copy of the tensor.
+`sketch(shard)` = [sum of squares, r1.x, r2.x, r3.x, r4.x] in float64, where r1..r4 are fixed
+pseudo-random vectors over the *global* element index, uniform in [-1, 1). The sketches of the
+shards add up to that of the tensor, and for two tensors a, b the mean of (rk.a - rk.b)^2 is |a -
+b|^2 / 3: a difference anywhere shows, without a collective or a copy of the tensor.
 """
 
 import math
@@ -25,13 +26,17 @@ _cache: dict[tuple[object, ...], torch.Tensor] = {}
 
 
 class Values:
-    """`without(tensor)`: whether it has no values; a rehearsal says so of its tensors, whose sketch is that of their size."""
+    """`without(tensor)`: whether it has no values; a rehearsal says so of its tensors, whose sketch
+    is that of their size.
+    """
 
     without: Callable[[torch.Tensor], bool] = staticmethod(lambda tensor: False)
 
 
 def sketch(tensor: torch.Tensor) -> list[float]:
-    """The sketch of this rank's part of `tensor` (shape [1 + PROBES], as floats), made block by block: a large one needs little memory."""
+    """The sketch of this rank's part of `tensor` (shape [1 + PROBES], as floats), made block by
+    block: a large one needs little memory.
+    """
     shape, own, offset = tensors.box(tensor)
     held = tensors.local(tensor)
     part = tensors.plain(held)
@@ -80,7 +85,9 @@ def _sums(block: torch.Tensor, shape: tuple[int, ...], corner: tuple[int, ...]) 
 def _blocks(
     part: torch.Tensor, corner: tuple[int, ...]
 ) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Views of at most `_BLOCK` elements that make up `part`, each with its corner in the whole tensor."""
+    """Views of at most `_BLOCK` elements that make up `part`, each with its corner in the whole
+    tensor.
+    """
     if part.numel() <= _BLOCK:
         yield part, corner
         return
@@ -92,10 +99,12 @@ def _blocks(
 
 
 def row_hashes(batch: list[torch.Tensor]) -> list[int]:
-    """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left out.
+    """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left
+    out.
 
-    It does not depend on how far rows are padded (to the longest of a batch, which is each rank's own): of a value that repeats at a
-    row's end the first counts, and none after others if it is one of `_PADS`.
+    It does not depend on how far rows are padded (to the longest of a batch, which is each rank's
+    own): of a value that repeats at a row's end the first counts, and none after others if it is
+    one of `_PADS`.
     """
     batch = [tensors.local(t) for t in batch if t.dim() > 0 and t.layout == torch.strided]
     batch = [torch.view_as_real(t) if t.is_complex() else t for t in batch]
@@ -149,9 +158,8 @@ def _weights(
 
 
 def _hash(index: torch.Tensor, salt: int) -> torch.Tensor:
-    mixed = (
-        index + (salt + 1) * 0x5851F42D
-    )  # in place from here on: a large tensor must not need several copies
+    # in place from here on: a large tensor must not need several copies
+    mixed = index + (salt + 1) * 0x5851F42D
     mixed *= _MULTIPLY
     mixed ^= mixed >> 29
     mixed *= _MIX

@@ -1,7 +1,8 @@
 """Settings of parameter groups that an optimizer does not read in its steps.
 
-Looked for only where a group holds a number under a name that is a setting of an optimizer of torch and none that this optimizer
-declares in its defaults: then its groups are replaced, while it steps, by dicts that record which names are read.
+Looked for only where a group holds a number under a name that is a setting of an optimizer of torch
+and none that this optimizer declares in its defaults: then its groups are replaced, while it steps,
+by dicts that record which names are read.
 """
 
 import inspect
@@ -19,7 +20,10 @@ from .session import Session
 
 
 class _Recording(dict[str, Any]):
-    """A parameter group that knows which of its names were read. With an `__iter__` of its own, `**group` reads each of them."""
+    """A parameter group that knows which of its names were read.
+
+    With an `__iter__` of its own, `**group` reads each of them.
+    """
 
     def __init__(self, own: dict[str, Any], read: set[str]) -> None:
         super().__init__(own)
@@ -106,7 +110,9 @@ class Unread:
 
 
 def foreign(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a group that have the name of one of torch's, are not among the optimizer's defaults, and say what no other says."""
+    """The settings of a group that have the name of one of torch's, are not among the optimizer's
+    defaults, and say what no other says.
+    """
     given = {
         k: v for k, v in group.items() if k in settings_of_torch() and k not in optimizer.defaults
     }

@@ -1,4 +1,6 @@
-"""What `--watch` names: values in the frames of the project, and what lies in files that a script has written."""
+"""What `--watch` names: values in the frames of the project, and what lies in files that a script
+has written.
+"""
 
 import glob
 import importlib
@@ -20,7 +22,11 @@ _known: dict[str, tuple[tuple[int, int], Any]] = {}  # path -> (its time and siz
 
 
 def variables(frame: types.FrameType) -> list[tuple[str, Any]]:
-    """The variables of a frame. Up to Python 3.12 a frame keeps the dict that it gives; it is emptied, so that nothing lives longer."""
+    """The variables of a frame.
+
+    Up to Python 3.12 a frame keeps the dict that it gives; it is emptied, so that nothing lives
+    longer.
+    """
     names = frame.f_locals
     found = list(names.items())
     if isinstance(names, dict) and sys.version_info < (3, 13) and sys.gettrace() is None:
@@ -29,7 +35,9 @@ def variables(frame: types.FrameType) -> list[tuple[str, Any]]:
 
 
 def evaluated(expression: str, session: Session) -> Any:
-    """What names, attributes and items lead to, from the innermost frame that has them; None where none has."""
+    """What names, attributes and items lead to, from the innermost frame that has them; None where
+    none has.
+    """
     if expression.startswith(FILES):
         pattern = expression.removeprefix(FILES).replace(
             "{checkpoint}", session.request["checkpoint"]
@@ -62,7 +70,10 @@ def _led(path: str, names: Mapping[str, Any]) -> Any:
 
 
 def _files(pattern: str) -> dict[str, Any]:
-    """{file name: numbers and tensors in it} of the files that a glob pattern names. Files that cannot be read are left out."""
+    """{file name: numbers and tensors in it} of the files that a glob pattern names.
+
+    Files that cannot be read are left out.
+    """
     found = {}
     for path in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207 Path.glob takes no absolute pattern
         try:

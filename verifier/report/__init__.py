@@ -6,9 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if (
-    TYPE_CHECKING
-):  # a command that only needs `sanitize`, such as `fsdp2 spec`, does not import the records
+# a command that only needs `sanitize`, such as `fsdp2 spec`, does not import the records
+if TYPE_CHECKING:
     from ..verdict import Verdict
 
 Renderer = Callable[["Verdict"], str]
@@ -18,7 +17,9 @@ _MODULES = {name: name for name in ("text", "html", "junit", "sarif", "github")}
 
 
 def renderers(lint: bool = False, verbose: bool = False) -> dict[str, Renderer]:
-    """{format: renderer} for `fsdp2 verify` or `fsdp2 lint`; `verbose`: the text lists what passed, too."""
+    """{format: renderer} for `fsdp2 verify` or `fsdp2 lint`; `verbose`: the text lists what passed,
+    too.
+    """
 
     def renderer(name: str) -> Renderer:
         def render(verdict: Verdict) -> str:

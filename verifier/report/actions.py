@@ -1,4 +1,6 @@
-"""What to do after a verdict, in order, and what even a pass has not looked at: for a reader that acts on the JSON report."""
+"""What to do after a verdict, in order, and what even a pass has not looked at: for a reader that
+acts on the JSON report.
+"""
 
 from typing import Any
 
@@ -11,9 +13,11 @@ MOST = 12  # reasons for which something is inconclusive, and rules named with o
 
 
 def next_steps(verdict: Verdict) -> list[dict[str, str]]:
-    """Edits first, then the run that shows whether they are right, then what can be judged with other options, then what stays unproved.
+    """Edits first, then the run that shows whether they are right, then what can be judged with
+    other options, then what stays unproved.
 
-    `do`: "edit" (`at` a line), "find" (no line is known), "report a fault of fsdp2", "run" or "report as not checked".
+    `do`: "edit" (`at` a line), "find" (no line is known), "report a fault of fsdp2", "run" or
+    "report as not checked".
     """
     wrong = [
         f

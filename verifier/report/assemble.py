@@ -49,7 +49,10 @@ def environment_of(
     notes: Sequence[str],
     on_cpu: bool,
 ) -> dict[str, object]:
-    """The environment of the runs. `backend`: how ranks share GPUs, "" if they do not; `on_cpu`: CUDA computes on the CPU."""
+    """The environment of the runs.
+
+    `backend`: how ranks share GPUs, "" if they do not; `on_cpu`: CUDA computes on the CPU.
+    """
     carried = "fake" if tier == "simulate" else "nccl" if versions["devices"] else "gloo"
     shared = sharing.described(backend, nproc, versions["devices"]) if backend else carried
     known = {key: value for key, value in versions.items() if key != "unused"}
@@ -63,7 +66,10 @@ def environment_of(
 
 
 def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list[str]:
-    """Notes on how the runs were made. `forked`: the script, if its ranks were forked; `files`: notes on files."""
+    """Notes on how the runs were made.
+
+    `forked`: the script, if its ranks were forked; `files`: notes on files.
+    """
     early = settings.note(forked) if forked is not None else ""
     adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
     libraries = dict.fromkeys(record.text for record in adapted)
@@ -90,4 +96,7 @@ def _rehearsed(evidence: Evidence) -> str:
     run = evidence.train
     if run is None or not run.all(Rehearsal):
         return ""
-    return f"at full size, on CUDA tensors without memory: {outcome(judge(run, None))}. `fsdp2 plan` shows where"
+    return (
+        f"at full size, on CUDA tensors without memory: {outcome(judge(run, None))}. `fsdp2 plan`"
+        " shows where"
+    )

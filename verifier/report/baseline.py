@@ -1,4 +1,6 @@
-"""A verdict compared with an earlier JSON report: which failures are new, known or gone. Only new ones fail a gate.
+"""A verdict compared with an earlier JSON report: which failures are new, known or gone.
+
+Only new ones fail a gate.
 
 A failure whose rule is no longer applicable is gone.
 """
@@ -22,9 +24,8 @@ from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 from .redacted import redacted
 
-READABLE = (
-    1,
-)  # earlier versions whose failures are read; roles and statuses changed since, failures did not
+# earlier versions whose failures are read; roles and statuses changed since, failures did not
+READABLE = (1,)
 _ERRORS = 100  # of which the clearest is shown
 _AGAIN = "write one with --report json=PATH"
 
@@ -32,7 +33,9 @@ Report = dict[str, Any]
 
 
 def load(path: Path, option: str = "--baseline ") -> Report:
-    """The report in a file. Raises UserError if it is not a report of a version in READABLE or of this one.
+    """The report in a file.
+
+    Raises UserError if it is not a report of a version in READABLE or of this one.
 
     `option`: how the file was given, for messages.
     """
@@ -48,7 +51,8 @@ def load(path: Path, option: str = "--baseline ") -> Report:
         raise UserError(f"{option}{path}: cannot be read: {reason}; {_AGAIN}") from None
     except json.JSONDecodeError as error:
         raise UserError(
-            f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg.removesuffix(' at')}); {_AGAIN}"
+            f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg.removesuffix(' at')});"
+            f" {_AGAIN}"
         ) from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UserError(f"{path}:1:1: not JSON: {error}; {_AGAIN}") from None
@@ -97,7 +101,8 @@ def must_be_of(path: Path, report: Report, target: Mapping[str, Any]) -> None:
     old, new = name_of(report["target"]), name_of(target)
     if old != new and report["target"]["script"] != target["script"]:
         raise UserError(
-            f"--baseline {path}: a report on {old}, not on {new}; give the report of the same target"
+            f"--baseline {path}: a report on {old}, not on {new}; give the report of the same"
+            " target"
         )
 
 
@@ -144,7 +149,9 @@ def held_against(verdict: Verdict, path: Path, report: Report) -> Verdict:
 
 
 def identity(finding: Finding, base: str) -> tuple[str, ...]:
-    """What identifies a finding: its rule and its place without the line, which moves with every edit above it."""
+    """What identifies a finding: its rule and its place without the line, which moves with every
+    edit above it.
+    """
     place = finding.location
     if place is None:
         return (finding.rule,)

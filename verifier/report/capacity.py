@@ -57,7 +57,10 @@ def outcome(found: Rehearsed) -> str:
     """Whether it fits, without what was planned."""
     if found.highest is None:
         return "nothing was allocated"
-    peak = f"{size(found.highest.bytes)} of tensors at the peak ({found.highest.phase}), {size(found.needed)} with the allocator's part"
+    peak = (
+        f"{size(found.highest.bytes)} of tensors at the peak ({found.highest.phase}),"
+        f" {size(found.needed)} with the allocator's part"
+    )
     if found.memory is None:
         return peak
     if found.fits is None:
@@ -126,7 +129,10 @@ def _flops(record: Rehearsal) -> list[str]:
     )
     again = sum(one.recompute for one in record.flops.values())
     total = max(forward + backward, 1)
-    line = f"FLOPs of a step of this rank: {flops(total)}, forward {flops(forward)}, backward {flops(backward)}"
+    line = (
+        f"FLOPs of a step of this rank: {flops(total)}, forward {flops(forward)}, backward"
+        f" {flops(backward)}"
+    )
     line += f" ({flops(again)} of it recomputed)" if again else ""
     parts = [f"{name} {amount / total:.0%}" for name, amount in by_part(whole)[:KINDS]]
     note = (
@@ -164,7 +170,10 @@ def fastest(least: Bound) -> str:
         if least.tokens_per_second
         else ""
     )
-    line = f"a step on {least.device} ({least.per_node} in a node) takes at least {seconds(least.step)}{speed}"
+    line = (
+        f"a step on {least.device} ({least.per_node} in a node) takes at least"
+        f" {seconds(least.step)}{speed}"
+    )
     return f"{line}, MFU at most {least.mfu:.0%}; {least.limited_by}-bound"
 
 
@@ -199,7 +208,9 @@ def place(at: Place | None) -> str:
 
 
 def table(rows: list[list[str]], words: tuple[int, ...] = (0,)) -> list[str]:
-    """Lines with columns, the first row their titles: those of `words` and those without digits to the left."""
+    """Lines with columns, the first row their titles: those of `words` and those without digits to
+    the left.
+    """
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     left = [

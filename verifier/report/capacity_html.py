@@ -1,4 +1,6 @@
-"""A plan as one self-contained HTML file: whether it fits, memory over time, traffic, the bound, and the settings that were compared."""
+"""A plan as one self-contained HTML file: whether it fits, memory over time, traffic, the bound,
+and the settings that were compared.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def render(
     compared: Explored | None,
     spec: str,
 ) -> str:
-    """The page. `command`: the line that makes it again; `spec`: the file whose keys the compared settings are."""
+    """The page.
+
+    `command`: the line that makes it again; `spec`: the file whose keys the compared settings are.
+    """
     from markupsafe import Markup
 
     record, word = found.record, verdict(found)

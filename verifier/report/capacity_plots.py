@@ -1,6 +1,8 @@
-"""The plots of a plan as inline SVG: memory over time by kind, and memory against time of the settings that were compared.
+"""The plots of a plan as inline SVG: memory over time by kind, and memory against time of the
+settings that were compared.
 
-Text and grid have the colour of the page's text, areas the colours of its lines: both follow its light and dark mode.
+Text and grid have the colour of the page's text, areas the colours of its lines: both follow its
+light and dark mode.
 """
 
 from __future__ import annotations
@@ -75,7 +77,10 @@ def memory(record: Rehearsal, limit: int | None) -> Figure:
     )
     return {
         "title": "Memory over time",
-        "description": f"Tensors on the device by kind, at most {size(peak)}; from left to right each allocation and release.{far}",
+        "description": (
+            f"Tensors on the device by kind, at most {size(peak)}; from left to right each"
+            f" allocation and release.{far}"
+        ),
         "svg": "\n".join([*parts, "</svg>"]),
         "legend": [(name, _colour(number), 10) for number, name in enumerate(names)][::-1],
         "note": "",
@@ -94,7 +99,10 @@ def settings(found: Explored) -> Figure:
     room = (high - low) * 0.06 or high * 0.1 or 1.0
     x, y = Axis(max(low - room, 0), high + room, LEFT, RIGHT), Axis(0, top, BOTTOM, TOP)
     title = f"least time of a step, {unit}" if found.gpu else "sent in a step, GiB"
-    about = f"Memory of a rank, with expandable segments, against {title}; the numbers are the rows of the table"
+    about = (
+        f"Memory of a rank, with expandable segments, against {title}; the numbers are the rows of"
+        " the table"
+    )
     parts = [*_start("settings", "Settings", about), *_grid(y, top)]
     step = round_step((x.high - x.low) / 6)
     marks = [number * step for number in range(int(x.low / step) + 1, int(x.high / step) + 1)]
@@ -126,7 +134,9 @@ def settings(found: Explored) -> Figure:
 def _points(
     rows: Sequence[Candidate], found: Explored, places: Sequence[tuple[float, float]]
 ) -> list[str]:
-    """A dot for each, the recommended one on top and larger; a number where there is room for it."""
+    """A dot for each, the recommended one on top and larger; a number where there is room for
+    it.
+    """
     best = recommended(found.candidates)
     taken: list[tuple[float, float]] = []
     dots, numbers = [], []
@@ -135,7 +145,10 @@ def _points(
         dots.append(
             (
                 one is best,
-                f'<circle cx="{at[0]}" cy="{at[1]}" r="{7 if one is best else 4}" style="fill:{colour}"/>',
+                (
+                    f'<circle cx="{at[0]}" cy="{at[1]}" r="{7 if one is best else 4}"'
+                    f' style="fill:{colour}"/>'
+                ),
             )
         )
         if one is best or not any(
@@ -161,12 +174,17 @@ def _limit(y: Axis, memory: int) -> list[str]:
     line = f'<path class="limit" d="M{LEFT} {y(memory)}H{RIGHT}"/>'
     return [
         line,
-        f'<text class="over" x="{RIGHT - 4}" y="{y(memory) - 5}" text-anchor="end">the device: {size(memory)}</text>',
+        (
+            f'<text class="over" x="{RIGHT - 4}" y="{y(memory) - 5}" text-anchor="end">the device:'
+            f" {size(memory)}</text>"
+        ),
     ]
 
 
 def _kinds(course: Sequence[Moment]) -> list[str]:
-    """From the bottom: what lasts, then the rest by size; those for which there is no colour together."""
+    """From the bottom: what lasts, then the rest by size; those for which there is no colour
+    together.
+    """
     most: dict[str, int] = {}
     for moment in course:
         for kind, amount in moment.kinds.items():
@@ -183,7 +201,10 @@ def _of(moment: Moment, name: str, names: Sequence[str]) -> int:
 
 
 def _area(x: Axis, y: Axis, below: Sequence[float], above: Sequence[float]) -> str:
-    """Each moment is as wide as any other: its most memory, from its left to its right. Equal neighbours are one line."""
+    """Each moment is as wide as any other: its most memory, from its left to its right.
+
+    Equal neighbours are one line.
+    """
 
     def edge(values: Sequence[float]) -> list[tuple[float, float]]:
         steps: list[tuple[float, float]] = []
@@ -207,13 +228,17 @@ def _phases(course: Sequence[Moment], x: Axis) -> list[str]:
         if x(end) - x(start) >= NARROW:
             middle = (x(start) + x(end)) / 2
             parts.append(
-                f'<text x="{middle:g}" y="{BOTTOM + 20}" text-anchor="middle">{course[start].phase}</text>'
+                f'<text x="{middle:g}" y="{BOTTOM + 20}"'
+                f' text-anchor="middle">{course[start].phase}</text>'
             )
     return parts
 
 
 def _start(name: str, title: str, about: str) -> list[str]:
-    head = f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title {name}-desc">'
+    head = (
+        f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title'
+        f' {name}-desc">'
+    )
     return [head, f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>']
 
 

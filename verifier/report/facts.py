@@ -71,7 +71,9 @@ def facts(evidence: Evidence, work: Path) -> Facts:
 
 
 def _horizon(evidence: Evidence) -> Facts:
-    """What of the user's code no run reached, or only the survey run, after the compared steps; {} where there was no survey."""
+    """What of the user's code no run reached, or only the survey run, after the compared steps; {}
+    where there was no survey.
+    """
     survey = evidence.survey
     # ranks that crash do not say which lines they reached
     if survey is None or not (survey.completed or survey.timed_out):
@@ -114,7 +116,9 @@ def _fields(record: object, *names: str) -> Facts:
 
 
 def _comparisons(evidence: Evidence) -> list[Facts]:
-    """For each pair of runs that a rule compares step by step: the relative differences, and what was allowed."""
+    """For each pair of runs that a rule compares step by step: the relative differences, and what
+    was allowed.
+    """
     exact, after = evidence.full_precision, evidence.saved_after() or 0
     found = []
 

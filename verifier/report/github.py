@@ -1,6 +1,8 @@
-"""The report for GitHub Actions: workflow commands that annotate the lines of a pull request, the text report, and a step summary.
+"""The report for GitHub Actions: workflow commands that annotate the lines of a pull request, the
+text report, and a step summary.
 
-GitHub shows 10 errors and 10 warnings of a step and 50 annotations of a job, so there are at most 10 here; the summary has all.
+GitHub shows 10 errors and 10 warnings of a step and 50 annotations of a job, so there are at most
+10 here; the summary has all.
 """
 
 import re
@@ -26,14 +28,17 @@ def render(verdict: Verdict) -> str:
     lines = found[:MOST]
     if len(found) > MOST:
         lines.append(
-            f"{len(found) - MOST} more findings are in the report below and in the summary of this step"
+            f"{len(found) - MOST} more findings are in the report below and in the summary of this"
+            " step"
         )
     plain = text.render_lint(verdict) if verdict.linted else text.render(verdict)
     return "\n".join([*lines, plain])
 
 
 def commands(verdict: Verdict) -> list[str]:
-    """A workflow command for each failure and for each reason of inconclusive rules; a notice for what does not fail the gate."""
+    """A workflow command for each failure and for each reason of inconclusive rules; a notice for
+    what does not fail the gate.
+    """
     failed = (f for f in verdict.findings if f.status in ("fail", "error"))
     found = [(_level(f, verdict), f, f.rule, _message(f, verdict)) for f in failed]
     unchecked: dict[tuple[str, bool], list[Finding]] = {}
@@ -87,14 +92,19 @@ def _command(level: str, finding: Finding, verdict: Verdict, title: str, message
 
 
 def _escaped(value: str, further: str = "") -> str:
-    """As the runner undoes it: `%`, carriage return and newline, in properties also `:` and `,`; no other control character."""
+    """As the runner undoes it: `%`, carriage return and newline, in properties also `:` and `,`; no
+    other control character.
+    """
     return "".join(
         f"%{ord(c):02X}" if c in "%\r\n" + further else c for c in shown(value, "\r\n\t")
     )
 
 
 def summary(verdict: Verdict, room: int = SUMMARY) -> str:
-    """The report as Markdown of at most `room` bytes. What comes from the script stands in code blocks, where nothing is markup."""
+    """The report as Markdown of at most `room` bytes.
+
+    What comes from the script stands in code blocks, where nothing is markup.
+    """
     marks = {
         "pass": "Passed",
         "fail": "Failed",
@@ -136,7 +146,10 @@ def _parts(verdict: Verdict) -> Iterator[str]:
         yield "### Skipped\n\n" + _block("\n".join(skipped))
     for status, what in (("pass", "passed"), ("not_applicable", "not applicable")):
         if found := [f"{f.rule}: {f.evidence}" for f in verdict.findings if f.status == status]:
-            yield f"<details><summary>{count(len(found), 'rule')} {what}</summary>\n\n{_block(chr(10).join(found))}</details>\n\n"
+            yield (
+                f"<details><summary>{count(len(found), 'rule')}"
+                f" {what}</summary>\n\n{_block(chr(10).join(found))}</details>\n\n"
+            )
 
 
 def _block(content: str) -> str:

@@ -1,6 +1,8 @@
-"""One self-contained HTML file: the verdict, then what failed, what could not be checked, and what was measured.
+"""One self-contained HTML file: the verdict, then what failed, what could not be checked, and what
+was measured.
 
-Whatever comes from the script is data: every string is cut, made visible and escaped on its way into the template.
+Whatever comes from the script is data: every string is cut, made visible and escaped on its way
+into the template.
 """
 
 import pkgutil
@@ -115,7 +117,10 @@ def sentence(report: Report) -> str:
         places = f" in {len(failed)} places" if len(failed) > len(set(failed)) else ""
         return f"{count(len(set(failed)), 'rule')} failed{places}: {some(dict.fromkeys(failed))}."
     if report["verdict"] in ("inconclusive", "error"):
-        return f"Nothing failed, but {count(len(unsure), 'rule')} could not be checked: {some(dict.fromkeys(unsure))}."
+        return (
+            f"Nothing failed, but {count(len(unsure), 'rule')} could not be checked:"
+            f" {some(dict.fromkeys(unsure))}."
+        )
     if report["verdict"] == "no_findings":
         return f"No findings in {report['limits']}."
     open_rules = (
@@ -139,7 +144,9 @@ def _brief(text: str, most: int = 300) -> str:
 
 
 def _visible(most: int, markup: type[str]) -> Callable[[Any], Any]:
-    """What every value goes through before it is escaped: cut at `most` characters, unprintable characters as escapes."""
+    """What every value goes through before it is escaped: cut at `most` characters, unprintable
+    characters as escapes.
+    """
 
     def visible(value: Any) -> Any:
         if value is None:

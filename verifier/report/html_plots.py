@@ -1,6 +1,8 @@
-"""The plots of the HTML report as inline SVG: the curves of all runs, and their differences against what is allowed.
+"""The plots of the HTML report as inline SVG: the curves of all runs, and their differences against
+what is allowed.
 
-Text and grid have the colour of the page's text, lines the colours `--line-0` to `--line-7`: both follow its light and dark mode.
+Text and grid have the colour of the page's text, lines the colours `--line-0` to `--line-7`: both
+follow its light and dark mode.
 """
 
 import math
@@ -53,16 +55,21 @@ def figures(report: Report) -> list[Report]:
             "description": about,
             "svg": _svg(f"plot{k}", title, about, axis, lines[:LINES], ticks, allowed),
             "legend": [(text, *_stroke(k)) for k, (text, *_) in enumerate(lines[:LINES])],
-            "note": f"{len(lines) - LINES} more are not drawn; the table has them."
-            if len(lines) > LINES
-            else "",
+            "note": (
+                f"{len(lines) - LINES} more are not drawn; the table has them."
+                if len(lines) > LINES
+                else ""
+            ),
         }
         for k, (title, about, axis, lines, ticks, allowed) in enumerate(drawn, 1)
     ]
 
 
 def _drawable(series: Iterable[tuple[str, list[float | None], int]]) -> list[Line]:
-    """The series with a value, at most about POINTS points of each. `int`: the steps before the first value."""
+    """The series with a value, at most about POINTS points of each.
+
+    `int`: the steps before the first value.
+    """
     lines = []
     for name, values, after in series:
         points = [
@@ -79,9 +86,8 @@ def _linear(lines: list[Line]) -> Ticks:
     """Ticks at round numbers that enclose all values."""
     values = [value for _, _, line in lines for value in line]
     largest = max(map(abs, values))
-    unit = (
-        10.0 ** max(math.floor(math.log10(largest)), -323) if largest else 1.0
-    )  # any float fits: no overflow below
+    # any float fits: no overflow below
+    unit = 10.0 ** max(math.floor(math.log10(largest)), -323) if largest else 1.0
     low, high = min(values) / unit, max(values) / unit
     room = (high - low) * 0.02 or 0.5
     step = round_step((high - low + 2 * room) / 5)
@@ -136,7 +142,8 @@ def _svg(
         return round(BOTTOM - (value / unit - bottom) / (top - bottom) * (BOTTOM - TOP), 1)
 
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title'
+        f' {name}-desc">'
     ]
     parts += [f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>']
     for value, text in ticks:
@@ -149,7 +156,8 @@ def _svg(
     parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
     parts += [f'<text x="{middle[0]}" y="{BOTTOM + 42}" text-anchor="middle">optimizer step</text>']
     parts += [
-        f'<text transform="translate(14 {middle[1]}) rotate(-90)" text-anchor="middle">{axis}</text>'
+        f'<text transform="translate(14 {middle[1]}) rotate(-90)"'
+        f' text-anchor="middle">{axis}</text>'
     ]
     if allowed is not None:
         parts += [f'<path class="allowed" d="M{LEFT} {y(allowed)}H{RIGHT}V{BOTTOM}H{LEFT}Z"/>']
@@ -159,7 +167,8 @@ def _svg(
         colour, size = _stroke(k)
         points = list(zip(map(x, line), map(y, values), strict=True))
         parts += [
-            f'<polyline stroke="{colour}" stroke-width="{size:g}" points="{" ".join(f"{px},{py}" for px, py in points)}"/>'
+            f'<polyline stroke="{colour}" stroke-width="{size:g}"'
+            f' points="{" ".join(f"{px},{py}" for px, py in points)}"/>'
         ]
         if len(points) <= MARKED:
             dots = "".join(f"M{px} {py}h0" for px, py in points)
@@ -168,5 +177,7 @@ def _svg(
 
 
 def _stroke(number: int) -> tuple[str, float]:
-    """The colour and the width of a line; the first is the widest, so that equal curves all show."""
+    """The colour and the width of a line; the first is the widest, so that equal curves all
+    show.
+    """
     return f"var(--line-{number % COLOURS})", max(1.5, 6.0 - 1.2 * number)

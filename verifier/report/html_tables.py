@@ -1,4 +1,6 @@
-"""The tables of the HTML report, as data: each with its caption, its columns and its rows of texts and numbers."""
+"""The tables of the HTML report, as data: each with its caption, its columns and its rows of texts
+and numbers.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,10 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """`titles`: of the columns, separated by `|`; `>` begins that of numbers. The first cell of a row names it."""
+    """`titles`: of the columns, separated by `|`; `>` begins that of numbers.
+
+    The first cell of a row names it.
+    """
 
     caption: str
     titles: str

@@ -81,7 +81,9 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _location(place: Place | None) -> dict[str, Any] | None:
-    """The line of a finding; of one in a library, with the lines on the way, and the user's line that led there."""
+    """The line of a finding; of one in a library, with the lines on the way, and the user's line
+    that led there.
+    """
     if place is None or place.library is None:
         return place.to_json() if place else None
     through = {"through": [line.to_json() for line in place.through]} if place.through else {}

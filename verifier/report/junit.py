@@ -1,7 +1,10 @@
-"""The report as JUnit XML: a test suite for the target, a test case for each rule. Follows the schema of Jenkins' xunit plugin.
+"""The report as JUnit XML: a test suite for the target, a test case for each rule.
 
-An inconclusive rule is an `error`, not `skipped`, which CI systems hide. `skipped`, with the reason, is what does not fail the gate:
-a failure that the baseline has, an inconclusive rule that is not required, a rule that is not applicable or was skipped.
+Follows the schema of Jenkins' xunit plugin.
+
+An inconclusive rule is an `error`, not `skipped`, which CI systems hide. `skipped`, with the
+reason, is what does not fail the gate: a failure that the baseline has, an inconclusive rule that
+is not required, a rule that is not applicable or was skipped.
 """
 
 import re
@@ -65,7 +68,10 @@ def render(verdict: Verdict) -> str:
     suites = ET.Element("testsuites", {"name": "fsdp2", **numbers, "time": seconds})
     suites.append(suite)
     ET.indent(suites)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{in_xml(ET.tostring(suites, encoding="unicode"))}\n'
+    return (
+        '<?xml version="1.0"'
+        f' encoding="UTF-8"?>\n{in_xml(ET.tostring(suites, encoding="unicode"))}\n'
+    )
 
 
 def _case(suite: ET.Element, name: str, seconds: float = 0.0, kind: str = "fsdp2") -> ET.Element:
@@ -110,7 +116,9 @@ def _numbers(finding: Finding) -> list[tuple[str, float]]:
 
 
 def _names(findings: Sequence[Finding], linted: bool) -> list[str]:
-    """A name for each that stays the same when lines move: the rule, in lint with its place, counted where they are equal."""
+    """A name for each that stays the same when lines move: the rule, in lint with its place,
+    counted where they are equal.
+    """
     names: list[str] = []
     seen: Counter[str] = Counter()
     for finding in findings:

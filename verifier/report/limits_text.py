@@ -47,7 +47,9 @@ def counted(sources: Mapping[str, Any]) -> str:
 
 
 def not_followed(verdict: Verdict, verbose: bool = False) -> Iterator[str]:
-    """Suppressed findings, then the calls that could not be followed: MOST of each, all of them with `verbose`."""
+    """Suppressed findings, then the calls that could not be followed: MOST of each, all of them
+    with `verbose`.
+    """
     sources = verdict.facts.get(
         "sources", {"suppressed": (), "not_followed": (), "calls_not_followed": 0}
     )
@@ -66,7 +68,10 @@ def not_followed(verdict: Verdict, verbose: bool = False) -> Iterator[str]:
             f"not followed: {one['callee']} at {_place(one)}{times}: {one['reason']}", further="  "
         )
     if (left := sources["calls_not_followed"] - sum(one["calls"] for one in calls)) > 0:
-        yield f"... and {count(left, 'more call')}; -v lists {count(len(sources['not_followed']), 'callee')}"
+        yield (
+            f"... and {count(left, 'more call')}; -v lists"
+            f" {count(len(sources['not_followed']), 'callee')}"
+        )
 
 
 def _place(one: Mapping[str, Any]) -> str:

@@ -8,7 +8,9 @@ from ..verdict import Verdict
 
 
 def root() -> str:
-    """The checkout's folder: what GitHub calls the workspace if we are below it, else the current folder."""
+    """The checkout's folder: what GitHub calls the workspace if we are below it, else the current
+    folder.
+    """
     here = os.getcwd()  # noqa: PTH109
     workspace = os.environ.get("GITHUB_WORKSPACE", "")
     inside = workspace.startswith("/") and f"{os.path.realpath(here)}/".startswith(
@@ -39,8 +41,9 @@ def where(location: Line) -> str:
 
 
 def steps_to(location: Place | None) -> list[tuple[str, Line]]:
-    """("at", the line of a finding), ("through", those on the way), where it is a library's ("from", the user's line), and ("called from",
-    lines of the user's other files)."""
+    """("at", the line of a finding), ("through", those on the way), where it is a library's
+    ("from", the user's line), and ("called from", lines of the user's other files).
+    """
     if location is None:
         return []
     through = [("through", line) for line in location.through]
@@ -53,7 +56,9 @@ def steps_to(location: Place | None) -> list[tuple[str, Line]]:
 
 
 def lines_of(finding: Finding, *numbers: str) -> list[str]:
-    """A finding for a reader: its evidence, the `numbers`, its place and code, its fix, the command that explains its rule."""
+    """A finding for a reader: its evidence, the `numbers`, its place and code, its fix, the command
+    that explains its rule.
+    """
     lines = [finding.evidence, *numbers]
     for word, location in steps_to(finding.location):
         lines += [f"{word} {where(location)}", f"    {location.code}"]

@@ -35,7 +35,10 @@ def render(migration: Migration) -> str:
     steps = [(step, [item for item in migration.items if item.step == step]) for step in STEPS]
     for position, (step, items) in enumerate([pair for pair in steps if pair[1]], start=1):
         lines += ["", f"{position}. {step}", *(line for item in items for line in _lines(item))]
-    after = f"nothing was edited or run; after your edits, in a copy: fsdp2 lint COPY, fsdp2 verify COPY --reference {names}"
+    after = (
+        "nothing was edited or run; after your edits, in a copy: fsdp2 lint COPY, fsdp2 verify"
+        f" COPY --reference {names}"
+    )
     return sanitize("\n".join([*bounded(lines), "", *wrapped(after)]) + "\n")
 
 

@@ -8,7 +8,9 @@ _PORT = re.compile(r"((?:127\.0\.0\.1|localhost|::1)\]?:)\d+")
 
 
 def stable(text: str, work: Path) -> str:
-    """The text with `{checkpoint}` for its folders, `{work}` for ours, no memory addresses or local ports, and valid as UTF-8."""
+    """The text with `{checkpoint}` for its folders, `{work}` for ours, no memory addresses or local
+    ports, and valid as UTF-8.
+    """
     folder = re.escape(str(work))
     text = re.sub(
         rf"{folder}/(?:(?:(?:\d\d+-[a-z_]+-\d+/)?world/)?files/checkpoint)(?![\w.-])",

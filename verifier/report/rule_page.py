@@ -4,7 +4,9 @@ from ..rules.base import Rule
 
 
 def markdown(rule: Rule) -> str:
-    """What the rule requires, what is seen, why, wrong and right code, the fix, source and torch versions."""
+    """What the rule requires, what is seen, why, wrong and right code, the fix, source and torch
+    versions.
+    """
     page = rule.page()
     flat = {key: " ".join(text.split()) for key, text in page.items()}
     seen = [f"**Seen.** {flat['Seen']}"] if "Seen" in flat else []

@@ -1,10 +1,12 @@
-"""The report as SARIF 2.1.0 (OASIS): what failed, what is inconclusive, and the docs of their rules. What passed is left out.
+"""The report as SARIF 2.1.0 (OASIS): what failed, what is inconclusive, and the docs of their
+rules. What passed is left out.
 
-Rules that do not apply are in the property bag of the run. Results of kind "notApplicable" would be alerts: GitHub code scanning reads no
-`kind` and takes every result for a failure.
+Rules that do not apply are in the property bag of the run. Results of kind "notApplicable" would be
+alerts: GitHub code scanning reads no `kind` and takes every result for a failure.
 
-Of the specification: 3.27.9 `kind` and 3.27.10 `level` ("none" where kind is not "fail"), 3.27.24 `baselineState` (on all results or
-on none), 3.14.14 `originalUriBaseIds` (without a URI, so that the same report comes out in every checkout).
+Of the specification: 3.27.9 `kind` and 3.27.10 `level` ("none" where kind is not "fail"), 3.27.24
+`baselineState` (on all results or on none), 3.14.14 `originalUriBaseIds` (without a URI, so that
+the same report comes out in every checkout).
 """
 
 import hashlib
@@ -120,7 +122,9 @@ def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, A
 
 
 def _related(finding: Finding) -> dict[str, Any]:
-    """The line of a library to which the user's line led, at which a code scanning service can show nothing."""
+    """The line of a library to which the user's line led, at which a code scanning service can show
+    nothing.
+    """
     inner = finding.location.library if finding.location else None
     return (
         {"relatedLocations": [{**_location(inner), "message": {"text": "in the library"}}]}

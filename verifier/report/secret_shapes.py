@@ -23,8 +23,7 @@ _SHAPES = re.compile(
 _OPENAI = re.compile(rf"{_START}sk-[\w-]{{16,}}+")
 _IN_URL = re.compile(r"://([^\s/?#@'\"<>`:]{0,128}+)(:[^\s@'\"<>`]{0,128}+)?@")
 _SIGNED = re.compile(
-    r"([?&;](?:X-(?:Amz|Goog)-)?(?:Signature|sig|hmac|key)=)"
-    r"([^\s&;'\"<>#`]++)",
+    r"([?&;](?:X-(?:Amz|Goog)-)?(?:Signature|sig|hmac|key)=)" r"([^\s&;'\"<>#`]++)",
     re.IGNORECASE,
 )
 _SCHEME = re.compile(r"\b(Bearer|Basic)([ \t]+|%20|\+)([A-Za-z0-9._~+/=-]{6,}+)", re.IGNORECASE)

@@ -28,7 +28,10 @@ GIVEN = "as given"
 
 
 def text(found: Explored, spec: str = "") -> str:
-    """The table, and what it recommends. `spec`: the file whose keys the settings are; "" if they are arguments of a script."""
+    """The table, and what it recommends.
+
+    `spec`: the file whose keys the settings are; "" if they are arguments of a script.
+    """
     rows = ordered(found.candidates)
     lines = [summary(found)]
     if rows:
@@ -57,7 +60,10 @@ def text(found: Explored, spec: str = "") -> str:
 def summary(found: Explored) -> str:
     """How many were tried of how many."""
     late = ", then the time was up (--timeout)" if found.out_of_time else ""
-    return f"{count(len(found.candidates), 'choice')} of settings that change no mathematics, of {found.possible:,}{late}:"
+    return (
+        f"{count(len(found.candidates), 'choice')} of settings that change no mathematics, of"
+        f" {found.possible:,}{late}:"
+    )
 
 
 def header(found: Explored) -> list[str]:
@@ -117,7 +123,9 @@ def settings(keys: Mapping[str, str], found: Explored) -> str:
 
 
 def own(keys: Mapping[str, str], found: Explored) -> dict[str, str]:
-    """The settings without those that all candidates have, such as the nodes for another number of ranks."""
+    """The settings without those that all candidates have, such as the nodes for another number of
+    ranks.
+    """
     rows = [one.settings for one in found.candidates if one.measured is not None]
     common = set.intersection(*(set(row.items()) for row in rows)) if len(rows) > 1 else set()
     return {key: value for key, value in keys.items() if (key, value) not in common}
@@ -139,15 +147,22 @@ def advice(found: Explored, spec: str) -> list[str]:
     if best is None or best.measured is None:
         if least is None or least.measured is None:
             return ["none of them could be rehearsed to the end of its second step"]
-        line = f"none of them fits with {spare}: {settings(least.settings, found)} needs least, {size(least.memory)}"
+        line = (
+            f"none of them fits with {spare}: {settings(least.settings, found)} needs least,"
+            f" {size(least.memory)}"
+        )
         return wrapped(
-            f"{line}. Take more ranks to shard over, GPUs with more memory, or a smaller model or sequence."
+            f"{line}. Take more ranks to shard over, GPUs with more memory, or a smaller model or"
+            " sequence."
         )
     basis = "the least to wait for and to recompute (--gpu weighs them)"
     if found.gpu:
         basis = f"the least traffic of what has a bound within {CLOSE:.0%} of the fastest"
     alone = "nothing fits without offload, " if best.last else ""
-    why = f"recommended: {settings(best.settings, found)}: {alone}{basis} that fits with {spare}, {size(best.memory)}"
+    why = (
+        f"recommended: {settings(best.settings, found)}: {alone}{basis} that fits with {spare},"
+        f" {size(best.memory)}"
+    )
     lines = wrapped(why, "", "  ")
     if best.settings:
         lines += (
@@ -157,7 +172,8 @@ def advice(found: Explored, spec: str) -> list[str]:
         )
     if best.offload:
         lines += wrapped(
-            "the host must hold weights, gradients and optimizer state of all its ranks, in pinned memory"
+            "the host must hold weights, gradients and optimizer state of all its ranks, in pinned"
+            " memory"
         )
     if best.fits(ALLOWANCE) == EXPANDABLE:
         lines += wrapped(
@@ -176,7 +192,10 @@ def remedy(found: Explored) -> str:
     if least is None:
         return "no other setting could be rehearsed"
     keys = ", ".join(f"{key}: {value}" for key, value in least.settings.items()) or GIVEN
-    return f"of {count(len(found.candidates), 'setting')} none fits, least needs {keys} ({size(least.memory)}): shard over more ranks"
+    return (
+        f"of {count(len(found.candidates), 'setting')} none fits, least needs {keys}"
+        f" ({size(least.memory)}): shard over more ranks"
+    )
 
 
 def edit(keys: Mapping[str, str]) -> list[str]:
@@ -210,9 +229,9 @@ def data(found: Explored) -> dict[str, Any]:
                 "frontier": one in front,
                 "recommended": one is best,
                 "fits": one.fits(),
-                "peak": one.measured.highest.bytes
-                if one.measured and one.measured.highest
-                else None,
+                "peak": (
+                    one.measured.highest.bytes if one.measured and one.measured.highest else None
+                ),
                 "needed": one.measured.needed if one.measured else None,
                 "expandable": one.memory,
                 "offload": one.offload,

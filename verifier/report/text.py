@@ -1,6 +1,8 @@
-"""The report for a terminal or a log: what failed, where, why and the fix; what could not be checked; one line of counts; the verdict.
+"""The report for a terminal or a log: what failed, where, why and the fix; what could not be
+checked; one line of counts; the verdict.
 
-With `verbose` also what passed, what is not applicable or skipped, the losses, the sharding and the collectives.
+With `verbose` also what passed, what is not applicable or skipped, the losses, the sharding and the
+collectives.
 """
 
 import os
@@ -60,7 +62,9 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
 
 
 def render_lint(verdict: Verdict, verbose: bool = False) -> str:
-    """The report of `fsdp2 lint`: the findings, the calls that were not followed, and one line that counts."""
+    """The report of `fsdp2 lint`: the findings, the calls that were not followed, and one line that
+    counts.
+    """
     lines = bounded(
         [
             *failures(verdict),
@@ -107,7 +111,9 @@ def _named(verdict: Verdict) -> Iterator[str]:
 
 
 def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
-    """What of the user's training code was not judged; MOST of each kind, all of them with `verbose`."""
+    """What of the user's training code was not judged; MOST of each kind, all of them with
+    `verbose`.
+    """
     found = not_judged(verdict.facts.get("horizon"))
     for word, places in found:
         kept = places if verbose else places[:MOST]
@@ -121,10 +127,15 @@ SUGGESTED = "the script's options look as if this judged its checkpoints, too (n
 
 
 def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]:
-    """(heading, lines) of what no run reached, and of what only the survey run did, after the compared steps."""
+    """(heading, lines) of what no run reached, and of what only the survey run did, after the
+    compared steps.
+    """
     if horizon is None:
         return []
-    stopped = f" (the script was stopped after {count(horizon['steps'], 'step')}, {horizon['seconds']:.0f} s)"
+    stopped = (
+        f" (the script was stopped after {count(horizon['steps'], 'step')},"
+        f" {horizon['seconds']:.0f} s)"
+    )
     never = [_lines(one) for one in horizon["lines"] if one["after_step"] is None]
     known = [one for one in horizon["lines"] if one["after_step"] is not None]
     later = [f"{_lines(one)} after step {one['after_step']}" for one in known]
@@ -143,7 +154,9 @@ def _lines(one: Mapping[str, Any]) -> str:
 
 
 def failures(verdict: Verdict) -> Iterator[str]:
-    """Each failure or error with its line, fix and docs, then their consequences; failures that the baseline has come last."""
+    """Each failure or error with its line, fix and docs, then their consequences; failures that the
+    baseline has come last.
+    """
     found = (f for f in verdict.findings if f.status in ("fail", "error"))
     failed = sorted(found, key=lambda f: (f.warns, verdict.stands(f)))
     for finding in (f for f in failed if not f.consequence):
@@ -196,7 +209,9 @@ def comparison(held: Comparison, answer: str) -> str:
 
 
 def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
-    """Inconclusive rules, those with one reason together; without `verbose` the first of them, and one line for a run without a step."""
+    """Inconclusive rules, those with one reason together; without `verbose` the first of them, and
+    one line for a run without a step.
+    """
     reasons = inconclusive(verdict.findings)
     rules = sum(map(len, reasons.values()))
     if (stopped := stopped_early(verdict)) and not verbose:
@@ -220,7 +235,9 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
 
 
 def stopped_early(verdict: Verdict) -> str:
-    """Why nothing could be compared, if `run-completes` did not pass since the train run made no step; else ""."""
+    """Why nothing could be compared, if `run-completes` did not pass since the train run made no
+    step; else "".
+    """
     train = [run for run in verdict.runs if run["role"] == "train"]
     ended = next(
         (
@@ -272,7 +289,9 @@ def _skipped(verdict: Verdict) -> Iterator[str]:
 
 
 def _losses(verdict: Verdict) -> Iterator[str]:
-    """The loss of each step in each run, as many steps beside each other as fit; a resumed run begins after its checkpoint."""
+    """The loss of each step in each run, as many steps beside each other as fit; a resumed run
+    begins after its checkpoint.
+    """
     runs = [
         r
         for r in verdict.runs
@@ -298,11 +317,15 @@ def _losses(verdict: Verdict) -> Iterator[str]:
         )
         for name, group in rows.items():
             for cells in group:
-                yield f"{name:<{size}}{''.join(f'{cell:>{_CELL}}' for cell in cells[start : block.stop])}".rstrip()
+                yield (
+                    f"{name:<{size}}{''.join(f'{cell:>{_CELL}}' for cell in cells[start : block.stop])}".rstrip()
+                )
 
 
 def _facts(verdict: Verdict) -> Iterator[str]:
-    """The sharding, and the collectives of one step: those of forward and backward apart from those that the script calls."""
+    """The sharding, and the collectives of one step: those of forward and backward apart from those
+    that the script calls.
+    """
     facts = verdict.facts
     if "mesh" not in facts:
         return
@@ -312,9 +335,10 @@ def _facts(verdict: Verdict) -> Iterator[str]:
     ]
     yield ""
     yield from _text(
-        f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {' x '.join(sizes) or 'no ranks'} "
-        f"in {count(facts['groups'], 'group')}; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one "
-        f"rank; updates {'reduce' if facts['reduces_loss'] else 'do not reduce'} the loss to first order"
+        f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of"
+        f" {' x '.join(sizes) or 'no ranks'} in {count(facts['groups'], 'group')}; at most"
+        f" {facts['largest_share']:.1%} of {facts['elements']:,} elements on one rank; updates"
+        f" {'reduce' if facts['reduces_loss'] else 'do not reduce'} the loss to first order"
     )
     if not (traffic := facts["traffic"]):
         return
@@ -334,10 +358,15 @@ def _facts(verdict: Verdict) -> Iterator[str]:
 
 
 def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
-    """The counts, what was not checked and need not be, the verdict and its comparison with the baseline."""
+    """The counts, what was not checked and need not be, the verdict and its comparison with the
+    baseline.
+    """
     environment = verdict.environment
     if verbose:
-        yield f"torch {environment.get('torch')}, Python {environment.get('python')}, {environment.get('platform')}"
+        yield (
+            f"torch {environment.get('torch')}, Python {environment.get('python')},"
+            f" {environment.get('platform')}"
+        )
         kept = {
             "isolation": environment.get("isolation"),
             "temporary files": environment.get("temporary_folder"),
@@ -385,7 +414,10 @@ def counts(verdict: Verdict) -> str:
 
 def place(location: Line) -> str:
     """`path:line in function`, the path relative to the current folder if that is shorter."""
-    return f"{min(location.file, os.path.relpath(location.file), key=len)}:{location.line} in {location.function}"
+    return (
+        f"{min(location.file, os.path.relpath(location.file), key=len)}:{location.line} in"
+        f" {location.function}"
+    )
 
 
 def _loss(value: float | None) -> str:

@@ -11,19 +11,23 @@ ROOM = 30  # columns that the last cell of a row needs beside the others
 
 
 def width() -> int:
-    """The columns of COLUMNS or of the terminal on stdout, at most MOST; MOST where there is neither."""
+    """The columns of COLUMNS or of the terminal on stdout, at most MOST; MOST where there is
+    neither.
+    """
     found = os.environ.get("COLUMNS", "")
     try:
-        columns = (
-            int(found) if found.isdigit() else os.get_terminal_size(sys.__stdout__.fileno()).columns
-        )  # type: ignore[union-attr]
+        if found.isdigit():
+            columns = int(found)
+        else:
+            columns = os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
     except (OSError, ValueError, AttributeError):
         columns = 0
     return min(max(columns, LEAST), MOST) if columns else MOST
 
 
 def wrapped(text: str, first: str = "", further: str | None = None) -> list[str]:
-    """The lines of `text`, the first after `first`, the others after `further` (default: blanks of the same length).
+    """The lines of `text`, the first after `first`, the others after `further` (default: blanks of
+    the same length).
 
     A word that is wider than the terminal, such as a path, stays whole.
     """
@@ -40,9 +44,11 @@ def wrapped(text: str, first: str = "", further: str | None = None) -> list[str]
 
 
 def paragraphs(text: str) -> str:
-    """The text wrapped: lines without indentation run on until a blank or indented line; an indented line stays a line.
+    """The text wrapped: lines without indentation run on until a blank or indented line; an
+    indented line stays a line.
 
-    What stands beside a command, two blanks or more after it, is wrapped there, or below it where there is no room.
+    What stands beside a command, two blanks or more after it, is wrapped there, or below it where
+    there is no room.
     """
     lines: list[str] = []
     pending: list[str] = []
@@ -64,7 +70,9 @@ def paragraphs(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "", size: int = 0) -> Iterator[str]:
-    """Rows in columns, the first at least `size` wide; the last one wrapped, below the others if these leave it no room."""
+    """Rows in columns, the first at least `size` wide; the last one wrapped, below the others if
+    these leave it no room.
+    """
     sizes = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
     sizes[0] = max(size, sizes[0])
     beside = len(indent) + sum(found + 2 for found in sizes)

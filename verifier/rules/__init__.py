@@ -1,4 +1,5 @@
-"""The contract: every rule, discovered from its module, in the order in which faults should be fixed.
+"""The contract: every rule, discovered from its module, in the order in which faults should be
+fixed.
 
 A family is a folder; a rule is a module in it that does not begin with `_`.
 """

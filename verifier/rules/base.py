@@ -51,15 +51,17 @@ __all__ = [
 
 
 class Rule(ABC):
-    """One clause of the contract. The docstring of a subclass explains it: statement, then `Section:` blocks."""
+    """One clause of the contract.
+
+    The docstring of a subclass explains it: statement, then `Section:` blocks.
+    """
 
     name: ClassVar[str]  # from the name of its module
     family: ClassVar[str]  # from the folder
     explains: ClassVar[tuple[str, ...]] = ()  # rules whose failure may follow from this one's
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it reads
-    reads: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # roles that it reads too, if other rules need them
+    # roles that it reads too, if other rules need them
+    reads: ClassVar[frozenset[str]] = frozenset()
     wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = (
         "steps"  # what the train run must have recorded
     )
@@ -82,12 +84,15 @@ class Rule(ABC):
     beside_the_weights: ClassVar[bool] = (
         False  # whether it judges what may be lost without an effect on the weights
     )
-    shown_by: ClassVar[str] = (
-        ""  # the rule that fails wherever this cause has an effect: where that passes, this only warns
-    )
+    shown_by: ClassVar[
+        str
+        # the rule that fails wherever this cause has an effect: where that passes, this only warns
+    ] = ""
 
     def shared(self, evidence: Evidence) -> bool:
-        """Whether what `shown_by` compares with has the same cause, so that its pass says nothing."""
+        """Whether what `shown_by` compares with has the same cause, so that its pass says
+        nothing.
+        """
         return False
 
     @property
@@ -101,7 +106,9 @@ class Rule(ABC):
         return "resume" in self.needs and not self.needs & {"reshard", "crash", "damaged"}
 
     def too_short(self, evidence: Evidence) -> str:
-        """Why the train run has not recorded what this rule wants; "" if it has, and `evidence.trained` is that run."""
+        """Why the train run has not recorded what this rule wants; "" if it has, and
+        `evidence.trained` is that run.
+        """
         run = evidence.train
         if self.wants == "nothing":
             return ""
@@ -112,7 +119,9 @@ class Rule(ABC):
         return without_steps(run) if self.wants == "steps" else ""
 
     def applies(self, evidence: Evidence) -> str:
-        """Why the script has nothing that this rule is about; "" if it has, or if that is not known."""
+        """Why the script has nothing that this rule is about; "" if it has, or if that is not
+        known.
+        """
         if self.one_rank and evidence.train is not None and evidence.train.world_size == 1:
             return f"not applicable with one rank: {self.one_rank}"
         if not self.about_checkpoints:
@@ -122,7 +131,9 @@ class Rule(ABC):
         return no_checkpoint(evidence) or ("" if self.judges_exports else only_exports(evidence))
 
     def unseen(self, evidence: Evidence) -> str:
-        """Why no run has shown what the script has, with the option or edit that makes one; "" if one has."""
+        """Why no run has shown what the script has, with the option or edit that makes one; "" if
+        one has.
+        """
         return unseen_save(evidence) if self.about_checkpoints else ""
 
     @abstractmethod
@@ -130,7 +141,9 @@ class Rule(ABC):
         """The finding of this rule on the evidence; a pure function."""
 
     def detect(self, flow: Flow) -> Hits:
-        """The breaches that one followed script shows without a run; a rule that overrides it has a static detector."""
+        """The breaches that one followed script shows without a run; a rule that overrides it has a
+        static detector.
+        """
         return iter(())
 
     def __init_subclass__(cls) -> None:
@@ -210,7 +223,9 @@ class SourceRule(Rule):
 
 
 def lines_to_reach(evidence: Evidence, rules: Iterable[Rule]) -> dict[str, list[int]]:
-    """{file: lines} outside the script where only its sources show a fault: harmless in a package's code that nothing calls."""
+    """{file: lines} outside the script where only its sources show a fault: harmless in a package's
+    code that nothing calls.
+    """
     found: dict[str, list[int]] = {}
     script = evidence.sources.project[:1]
     for rule in (rule for rule in rules if isinstance(rule, SourceRule)):
@@ -235,9 +250,9 @@ def _not_reached(evidence: Evidence, place: Place) -> bool:
 class RaisedRule(Rule):
     """A clause that torch itself enforces, with an error that does not say what to do.
 
-    `pattern` is searched in `ErrorName: message` of the error that made a run fail. Where several rules have the same
-    text, `fits` decides by what the run recorded. If the error stops the run before it has shown whether the rule
-    applies, the text of the error decides.
+    `pattern` is searched in `ErrorName: message` of the error that made a run fail. Where several
+    rules have the same text, `fits` decides by what the run recorded. If the error stops the run
+    before it has shown whether the rule applies, the text of the error decides.
     """
 
     wants = "nothing"
@@ -271,9 +286,8 @@ class RaisedRule(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         if (found := self._raised(evidence)) is not None:
             run, cause = found
-            decides = (
-                run.role != "reshard" or evidence.course.sizes_chosen
-            )  # nobody asked for that number of ranks
+            # nobody asked for that number of ranks
+            decides = run.role != "reshard" or evidence.course.sizes_chosen
             return self.failed(
                 f"the {run.role} run stopped: {cause.text}",
                 self.place(run, cause),

@@ -1,4 +1,6 @@
-"""The static tier's verdict, from what the source layer saw: for paths (`fsdp2 lint`), and for one target."""
+"""The static tier's verdict, from what the source layer saw: for paths (`fsdp2 lint`), and for one
+target.
+"""
 
 import os
 import sys
@@ -32,7 +34,9 @@ def lint(
     command: str = "",
     training_required: bool = True,
 ) -> Verdict:
-    """The verdict on files, and on all Python files below folders: a finding for each hit. Raises UserError.
+    """The verdict on files, and on all Python files below folders: a finding for each hit.
+
+    Raises UserError.
 
     Where no file holds training it is inconclusive, unless `training_required` is False.
     """
@@ -78,7 +82,9 @@ def _verdict(
 
 
 def _sources(seen: Seen, chosen: Collection[str] | None) -> dict[str, Any]:
-    """What a report says of the sources: what was looked for, what was followed, and what was not."""
+    """What a report says of the sources: what was looked for, what was followed, and what was
+    not.
+    """
     cover = seen.coverage
     return {
         "rules": [name for name in (*DETECTORS, RULE) if chosen is None or name in chosen],
@@ -119,7 +125,10 @@ def _misused(seen: Seen, chosen: Collection[str] | None) -> list[Hit]:
 
 
 def choose(only: Collection[str], skip: Collection[str]) -> list[str]:
-    """The names of the rules with a detector that two lists of rules or families leave. Raises UserError."""
+    """The names of the rules with a detector that two lists of rules or families leave.
+
+    Raises UserError.
+    """
     able = [name for name in RULES if name in DETECTORS or name == RULE]
     found = left(able, only, skip)
     for name in only:

@@ -23,7 +23,9 @@ def is_named(rule: str, names: Collection[str]) -> bool:
 
 
 def is_skipped(rule: str, names: Collection[str]) -> bool:
-    """Whether a rule is left out by these names: `checkpoint` leaves out every rule that needs a resume, too."""
+    """Whether a rule is left out by these names: `checkpoint` leaves out every rule that needs a
+    resume, too.
+    """
     with_checkpoints = "checkpoint" in names and RULES[rule].about_checkpoints
     return (
         is_named(rule, names)
@@ -33,7 +35,10 @@ def is_skipped(rule: str, names: Collection[str]) -> bool:
 
 
 def left(able: Iterable[str], only: Collection[str], skip: Collection[str]) -> list[str]:
-    """Those of the `able` rules that both lists of rules or families leave. Raises UserError on an unknown name."""
+    """Those of the `able` rules that both lists of rules or families leave.
+
+    Raises UserError on an unknown name.
+    """
     for name in (*only, *skip):
         if wrong := unknown(name):
             raise UserError(wrong)

@@ -1,4 +1,6 @@
-"""What rules on errors that torch raises share: texts of errors, and which rule and line an error belongs to."""
+"""What rules on errors that torch raises share: texts of errors, and which rule and line an error
+belongs to.
+"""
 
 import re
 
@@ -10,21 +12,25 @@ from .base import RaisedRule, Run
 
 MIXED = r"got mixed torch\.Tensor and DTensor"
 NO_STRATEGY = (
-    r"in-place operations that require placement changes are not supported|Sharding propagation failed|"
+    r"in-place operations that require placement changes are not supported|Sharding propagation"
+    r" failed|"
     r"does not have a sharding strategy registered"
 )
 MESHES = r"must have the same mesh|on inputs with different meshes"
 DTYPES = (
     r"expected m1 and m2 to have the same dtype, but got: \S+ != \S+|"
     r"mat1 and mat2 must have the same dtype|Expected query, key, and value to have the same dtype|"
-    r"expected scalar type \w+ but found \w+|mixed dtype \(CPU\): expect parameter to have scalar type|"
+    r"expected scalar type \w+ but found \w+|mixed dtype \(CPU\): expect parameter to have scalar"
+    r" type|"
     r"Index put requires the source and destination dtypes match|must have the same scalar type|"
     r"Expected self\.dtype to be equal to src\.dtype"
 )
 
 
 class ShardedRule(RaisedRule):
-    """One whose error needs a sharded model, and nothing else: every run of one could have shown it."""
+    """One whose error needs a sharded model, and nothing else: every run of one could have shown
+    it.
+    """
 
     def absent(self, train: Run) -> str:
         return unsharded(train)
@@ -68,7 +74,9 @@ def culprit(run: Run, cause: RootCause) -> tuple[str, Place | None]:
 
 
 def stack(run: Run, cause: RootCause) -> list[RaisedFrame]:
-    """The frames of the error, innermost first, with what their `self` is (see probe/events/raised.py)."""
+    """The frames of the error, innermost first, with what their `self` is (see
+    probe/events/raised.py).
+    """
     record = next((t.first(Raised) for t in run.traces if t.rank == cause.rank), None)
     return record.frames if record is not None else []
 
@@ -87,14 +95,18 @@ def wrapped_in_ddp(run: Run, cause: RootCause) -> bool:
 
 
 def stopped_on_plain_weights(run: Run) -> bool:
-    """Whether a run stopped because an optimizer or a clip was given sharded and plain weights together."""
+    """Whether a run stopped because an optimizer or a clip was given sharded and plain weights
+    together.
+    """
     if run.completed or re.search(MIXED, (cause := root_cause(run)).error) is None:
         return False
     return culprit(run, cause)[0] == "root-not-wrapped"
 
 
 def _around_forward(frames: list[RaisedFrame], cause: RootCause) -> Place | None:
-    """The user's line that runs a module with sharded weights in another way than by calling its FSDP module."""
+    """The user's line that runs a module with sharded weights in another way than by calling its
+    FSDP module.
+    """
     at = None
     for k, frame in enumerate(frames):
         called = any(
@@ -115,6 +127,8 @@ def _around_forward(frames: list[RaisedFrame], cause: RootCause) -> Place | None
 
 
 def inner_output(run: Run) -> Shard | None:
-    """A call of fully_shard, other than the last one, that casts its output to another dtype than it computes in."""
+    """A call of fully_shard, other than the last one, that casts its output to another dtype than
+    it computes in.
+    """
     cast = [r for r in run.places(Shard)[:-1] if r.param_dtype in LOW and r.output_dtype]
     return next((r for r in cast if r.output_dtype != r.param_dtype), None)

@@ -1,4 +1,6 @@
-"""Following calls: into the project's functions and classes; for torch's, the properties of the results that detectors need."""
+"""Following calls: into the project's functions and classes; for torch's, the properties of the
+results that detectors need.
+"""
 
 from __future__ import annotations
 

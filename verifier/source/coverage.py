@@ -25,7 +25,10 @@ _LONGEST = 80
 
 @dataclass(frozen=True)
 class Missed:
-    """A call that was not followed. `kind` is one of the words above; `calls` counts those of the same callee and reason."""
+    """A call that was not followed.
+
+    `kind` is one of the words above; `calls` counts those of the same callee and reason.
+    """
 
     callee: str
     file: str
@@ -37,7 +40,9 @@ class Missed:
 
 @dataclass(frozen=True)
 class Coverage:
-    """`functions` counts what was followed, the top-level code of a file as one; `missed` has each callee once."""
+    """`functions` counts what was followed, the top-level code of a file as one; `missed` has each
+    callee once.
+    """
 
     files: tuple[Path, ...]
     functions: int
@@ -51,7 +56,9 @@ class Coverage:
 
 
 def outside(project: Project, dotted: str) -> tuple[str, str] | None:
-    """(kind, reason) why a function of that name cannot be followed; None where that is not needed."""
+    """(kind, reason) why a function of that name cannot be followed; None where that is not
+    needed.
+    """
     if dotted.startswith("."):
         return NOT_FOUND, f"module {dotted.rpartition('.')[0].rstrip('.') or dotted} not found"
     top, _, rest = dotted.partition(".")
@@ -78,7 +85,9 @@ def callee_of(node: ast.AST) -> str:
 
 
 def shortened(node: ast.AST, limit: int) -> str:
-    """The source of a node in one line of at most `limit` characters; "" where Python cannot write it."""
+    """The source of a node in one line of at most `limit` characters; "" where Python cannot write
+    it.
+    """
     try:
         text = " ".join(ast.unparse(node).split())
     except (ValueError, RecursionError, AttributeError):
@@ -89,7 +98,9 @@ def shortened(node: ast.AST, limit: int) -> str:
 def merged(
     missed: Iterable[tuple[ast.AST, Missed]], followed: Collection[ast.AST]
 ) -> tuple[Missed, ...]:
-    """Each callee and reason once, at its first line, the most severe first; without calls that were followed elsewhere."""
+    """Each callee and reason once, at its first line, the most severe first; without calls that
+    were followed elsewhere.
+    """
     first: dict[tuple[str, str], Missed] = {}
     unique = {node: one for node, one in missed if node not in followed}
     for one in sorted(

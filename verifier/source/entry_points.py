@@ -1,4 +1,6 @@
-"""Where following begins: at a script's first line, then at each function that this does not come to."""
+"""Where following begins: at a script's first line, then at each function that this does not come
+to.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ _LEAD = (
 def follow(
     project: Project, kind: type[Follower] | None = None, followed: Collection[ast.AST] = ()
 ) -> list[Flow]:
-    """The traces of a script: of its first line to its last, and of each function that this does not come to.
+    """The traces of a script: of its first line to its last, and of each function that this does
+    not come to.
 
-    `followed`: functions that need no flow of their own, since another script calls them. The trace of a function that does
-    nothing distributed is a sketch, unless a `kind` of follower is chosen.
+    `followed`: functions that need no flow of their own, since another script calls them. The trace
+    of a function that does nothing distributed is a sketch, unless a `kind` of follower is chosen.
     """
     module = project.script
     if module is None:
@@ -68,14 +71,19 @@ class _Reached(Exception):
 
 
 class Sketch(Follower):
-    """A walk up to the first distributed call. Each function is followed once for each kind of arguments: `known` has those of
-    one script, with the arguments as the call left them and the result; None for those that come to a distributed call.
+    """A walk up to the first distributed call.
+
+    Each function is followed once for each kind of arguments: `known` has those of one script, with
+    the arguments as the call left them and the result; None for those that come to a distributed
+    call.
     """
 
     def __init__(self, project: Project, known: _Known) -> None:
         super().__init__(project, False, BUDGET // 10)
         self.known, self.loading = known, False
-        self.cut = 0  # the outermost place in the stack on which the result depends: a call that was not followed again
+        # the outermost place in the stack on which the result depends: a call that was not followed
+        # again
+        self.cut = 0
 
     def comes_to_distributed(self, module: Module, function: Value) -> bool:
         """Follow one function with parameters that are not known."""

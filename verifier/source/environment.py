@@ -9,14 +9,17 @@ from pathlib import Path
 
 from ..config.reading import inputs
 
-# Read when torch is imported, so without effect in a rank that is forked from a process that has it already.
+# Read when torch is imported, so without effect in a rank that is forked from a process that has it
+# already.
 _READ_AT_IMPORT = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|DNNL|TORCH|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO)_"
 )
 
 
 def before_torch(script: Path) -> list[tuple[int, str]]:
-    """(line, variable) of what the module-level code sets, before its first import of torch, for torch's import to read."""
+    """(line, variable) of what the module-level code sets, before its first import of torch, for
+    torch's import to read.
+    """
     found: list[tuple[int, str]] = []
     try:
         body = ast.parse(inputs.whole(script, inputs.SCRIPT)).body
@@ -79,6 +82,7 @@ def note(script: Path) -> str:
     line, _ = found[0]
     names = ", ".join(dict.fromkeys(name for _, name in found))
     return (
-        f"{script.name}:{line} sets {names} before it imports torch, which forked ranks have already imported: no effect in "
-        "these runs. Use `--launcher torchrun` for ranks in which it takes effect."
+        f"{script.name}:{line} sets {names} before it imports torch, which forked ranks have"
+        " already imported: no effect in these runs. Use `--launcher torchrun` for ranks in which"
+        " it takes effect."
     )

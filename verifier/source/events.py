@@ -1,4 +1,6 @@
-"""What a followed script does, in order: calls, stores and iterations, each with the conditions under which it happens."""
+"""What a followed script does, in order: calls, stores and iterations, each with the conditions
+under which it happens.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ class Guard(NamedTuple):
 
 
 class Event:
-    """One call or store. `op` is the canonical name of an external function, one of the constants above, or "" for a method."""
+    """One call or store.
+
+    `op` is the canonical name of an external function, one of the constants above, or "" for a
+    method.
+    """
 
     __slots__ = (
         *(
@@ -143,7 +149,9 @@ def exclusive(one: Event, other: Event) -> bool:
 
 
 def _side(guard: Guard) -> tuple[int, bool]:
-    """A condition without its `not`, and whether that holds: two `if` on one value have the same condition."""
+    """A condition without its `not`, and whether that holds: two `if` on one value have the same
+    condition.
+    """
     test, branch = guard.test, guard.branch
     while test.kind == "derived" and test.name == "Not":
         test, branch = test.parts[0], not branch
@@ -151,15 +159,16 @@ def _side(guard: Guard) -> tuple[int, bool]:
 
 
 class Flow:
-    """All events of one entry: a script from its first line (`whole`), or a function that no visible code calls."""
+    """All events of one entry: a script from its first line (`whole`), or a function that no
+    visible code calls.
+    """
 
     def __init__(self, project: Project, whole: bool) -> None:
         self.project, self.whole = project, whole
         self.events: list[Event] = []
         self.partial = False  # too long, or nested too deeply, to be followed completely
-        self.followed: set[ast.AST] = (
-            set()
-        )  # functions that were entered, and calls that are understood
+        # functions that were entered, and calls that are understood
+        self.followed: set[ast.AST] = set()
         self.missed: dict[ast.AST, Missed] = {}  # calls that could not be followed
         self.rank_uses: list[
             ast.AST
@@ -193,14 +202,18 @@ class Flow:
 
     @property
     def distributed(self) -> bool:
-        """Whether anything of torch's distributed packages is called, or a name that comes from them."""
+        """Whether anything of torch's distributed packages is called, or a name that comes from
+        them.
+        """
         return any(is_distributed(name, "") for name in self.by_op) or any(
             m in self.by_method for m in _METHODS
         )
 
     @property
     def training(self) -> bool:
-        """Whether a part of a training is in it: sharding, a backward pass, an optimizer or a checkpoint."""
+        """Whether a part of a training is in it: sharding, a backward pass, an optimizer or a
+        checkpoint.
+        """
         parts = any(name.startswith(_TRAINING) for name in self.by_op)
         return parts or "backward" in self.by_method or bool(self.optimizers)
 
@@ -298,7 +311,9 @@ _HARMLESS = (*_DISTRIBUTED, "builtins.", "torch.", "data.", "F.", "ac.", "loggin
 
 
 def is_distributed(op: str, method: str) -> bool:
-    """Whether a function is one of torch's distributed packages, or a method is that of what comes from them."""
+    """Whether a function is one of torch's distributed packages, or a method is that of what comes
+    from them.
+    """
     return op.startswith(_DISTRIBUTED) or method in _METHODS
 
 

@@ -42,9 +42,11 @@ class Expressions(Names):
             for kind in (*ast.expr.__subclasses__(), *ast.stmt.__subclasses__())
         }
         cls.ways = {
-            kind: getattr(cls, f"_{name}", cls._parts)
-            if issubclass(kind, ast.expr)
-            else getattr(cls, f"_do_{name}", _skip)
+            kind: (
+                getattr(cls, f"_{name}", cls._parts)
+                if issubclass(kind, ast.expr)
+                else getattr(cls, f"_do_{name}", _skip)
+            )
             for kind, name in named.items()
         }
 
@@ -270,13 +272,17 @@ def _skip(follower: Expressions, node: ast.AST) -> None:
 
 
 def _may_be(key: Value, name: str) -> bool:
-    """Whether a key that is made while the script runs may be this one: not `f"rng_{rank}"` and "step"."""
+    """Whether a key that is made while the script runs may be this one: not `f"rng_{rank}"` and
+    "step".
+    """
     text = key.node.values[0] if isinstance(key.node, ast.JoinedStr) and key.node.values else None
     return not isinstance(text, ast.Constant) or name.startswith(str(text.value))
 
 
 def _asks_for_presence(kind: type, limit: Value) -> bool:
-    """Whether a rank that is compared with `limit` is only asked for being there: none is negative."""
+    """Whether a rank that is compared with `limit` is only asked for being there: none is
+    negative.
+    """
     if limit.kind != "const" or type(limit.const) is not int:
         return False
     return limit.const < 0 or (limit.const == 0 and kind in (ast.Lt, ast.GtE))
@@ -289,7 +295,9 @@ def _same_on_ranks(value: Value) -> Value:
 
 
 def mesh_rank(mesh: Value) -> int:
-    """What a rank in a mesh says: a number in the world if the mesh is known to have one dimension, else in a part of it."""
+    """What a rank in a mesh says: a number in the world if the mesh is known to have one dimension,
+    else in a part of it.
+    """
     for one in choices(mesh):
         shape = (
             one.event.arg(1, "mesh_shape") if one.kind == "made" and one.event is not None else None

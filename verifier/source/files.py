@@ -12,7 +12,10 @@ _LEFT_OUT = ("__pycache__", "node_modules", "site-packages")
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """The files themselves, and the Python files below the folders, sorted, each once. Raises UserError."""
+    """The files themselves, and the Python files below the folders, sorted, each once.
+
+    Raises UserError.
+    """
     found: dict[Path, None] = {}
     for path in paths:
         whole = Path(os.path.abspath(path))  # noqa: PTH100 - a link keeps its name

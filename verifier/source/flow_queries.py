@@ -74,7 +74,9 @@ def is_const(value: Value | None, wanted: object) -> bool:
 
 
 def made_by(value: Value | None, *names: str) -> Event | None:
-    """The call of one of these external functions that made a value; None if it may be something else."""
+    """The call of one of these external functions that made a value; None if it may be something
+    else.
+    """
     if value is None or value.kind != "made" or value.name not in names:
         return None
     return cast(Event, value.event)
@@ -162,7 +164,9 @@ def trains(flow: Flow) -> bool:
 
 
 def names_in(flow: Flow, *wanted: str) -> bool:
-    """Whether one of these words stands in a source of the project (a coarse check, to rule something out)."""
+    """Whether one of these words stands in a source of the project (a coarse check, to rule
+    something out).
+    """
     return any(_says(module, word) for module in flow.project.modules for word in wanted)
 
 
@@ -223,7 +227,9 @@ def is_nccl(event: Event) -> bool:
 
 
 def never_on(flow: Flow, method: str, what: str) -> Iterator[tuple[str, Event]]:
-    """A switch that every call in the project turns off: a message that ends in `what`, and the first call."""
+    """A switch that every call in the project turns off: a message that ends in `what`, and the
+    first call.
+    """
     if not trains(flow):
         return
     calls = flow.methods(method)
@@ -270,7 +276,9 @@ def emptied(flow: Flow) -> Iterator[tuple[Event, Value]]:
 
 
 def cast_of(event: Event) -> bool | None:
-    """Whether a method call casts to low (True) or full (False) precision; None if it does not cast, or it is not known."""
+    """Whether a method call casts to low (True) or full (False) precision; None if it does not
+    cast, or it is not known.
+    """
     if event.method in _CASTS and not event.args:
         return _CASTS[event.method]
     if event.method == "to":

@@ -1,4 +1,6 @@
-"""Following statements: a script from its first line into the functions that it calls, both branches of every condition."""
+"""Following statements: a script from its first line into the functions that it calls, both
+branches of every condition.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,10 @@ class Follower(Imports):
         return super().call_function(value, args, kwargs, node)
 
     def run_body(self, body: Block) -> bool:
-        """Follow statements; whether they always leave their block. The methods for statements return that, or None."""
+        """Follow statements; whether they always leave their block.
+
+        The methods for statements return that, or None.
+        """
         for statement in body:
             if self.budget < 0:
                 self._stopped(statement, "too long to be followed completely")
@@ -286,7 +291,9 @@ class Follower(Imports):
 
 @lru_cache(maxsize=4096)
 def _raises(last: ast.stmt) -> bool:
-    """Whether a branch ends in an error, which ends the run: what follows is not conditional on it."""
+    """Whether a branch ends in an error, which ends the run: what follows is not conditional on
+    it.
+    """
     return isinstance(last, ast.Raise) and not any(
         getattr(n, "id", "") == "SystemExit" for n in ast.walk(last)
     )

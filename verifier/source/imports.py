@@ -11,7 +11,10 @@ from .values import Value
 
 
 class Imports(Calls):
-    """The part of the follower that binds imported names. In a lazy project a module is followed when a name of it is used."""
+    """The part of the follower that binds imported names.
+
+    In a lazy project a module is followed when a name of it is used.
+    """
 
     def _do_import(self, node: ast.Import) -> bool:
         for alias in node.names:

@@ -16,7 +16,9 @@ _LENGTHS = {"norm", "vector_norm", "get_total_norm", "square", "pow", "dot"}
 
 
 def find_local_norm(sources: Sources) -> Place | None:
-    """The statement of the project that takes the local part of gradients, in a function that goes on to take a norm."""
+    """The statement of the project that takes the local part of gradients, in a function that goes
+    on to take a norm.
+    """
     for path in sources.project:
         for function, statements in _functions(sources, path):
             local = [s for s in statements if "to_local()" in s[1] or "_local_tensor" in s[1]]
@@ -30,7 +32,9 @@ def find_local_norm(sources: Sources) -> Place | None:
 
 
 def may_clip(sources: Sources) -> bool:
-    """Whether the project names anything that clips, or takes a norm or squares in a function that reads gradients."""
+    """Whether the project names anything that clips, or takes a norm or squares in a function that
+    reads gradients.
+    """
     for path in sources.project:
         for function in (
             n for n in ast.walk(sources.tree(path)) if isinstance(n, ast.FunctionDef | ast.Lambda)
@@ -46,7 +50,9 @@ def may_clip(sources: Sources) -> bool:
 
 
 def find_shard_use(sources: Sources, cls: str) -> Place | None:
-    """The first statement of class `cls` (or of a function that is no method, if it has none) that takes a tensor's shard."""
+    """The first statement of class `cls` (or of a function that is no method, if it has none) that
+    takes a tensor's shard.
+    """
     found: dict[bool, Place] = {}  # by whether it is in the class
     for path in sources.project:
         tree = sources.tree(path)
@@ -68,7 +74,9 @@ def find_shard_use(sources: Sources, cls: str) -> Place | None:
 
 
 def find_scale(sources: Sources, backward: Place) -> Place | None:
-    """The last statement above a backward, in its function, that divides or multiplies what the backward is called on."""
+    """The last statement above a backward, in its function, that divides or multiplies what the
+    backward is called on.
+    """
     nodes = list(ast.walk(sources.tree(backward.file)))
     called = [n for n in nodes if isinstance(n, ast.Call) and n.lineno == backward.line]
     losses = {n.id for call in called for n in ast.walk(call) if isinstance(n, ast.Name)}
@@ -90,7 +98,9 @@ def find_scale(sources: Sources, backward: Place) -> Place | None:
 
 
 def _functions(sources: Sources, path: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """(name, [(line, source) of each simple statement]) of every function, then of the module itself."""
+    """(name, [(line, source) of each simple statement]) of every function, then of the module
+    itself.
+    """
     source, tree = sources.texts.get(path, ""), sources.tree(path)
     simple = ast.Assign | ast.AugAssign | ast.Return | ast.Expr | ast.AnnAssign
     functions = [

@@ -1,4 +1,6 @@
-"""`look`: all hits of the detectors in scripts and in what they import, without those that are suppressed, and the coverage."""
+"""`look`: all hits of the detectors in scripts and in what they import, without those that are
+suppressed, and the coverage.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _BODIES = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Seen:
-    """`hits` in the order of their lines; `hidden` are those that a suppression with a reason covers."""
+    """`hits` in the order of their lines; `hidden` are those that a suppression with a reason
+    covers.
+    """
 
     hits: tuple[Hit, ...]
     hidden: tuple[tuple[Hit, Suppression], ...]
@@ -41,8 +45,10 @@ def look(
     parsed: dict[Path, Module | None] | None = None,
     shown: bool = False,
 ) -> Seen:
-    """What the detectors see, each fault once. `only`: the rules that are looked for; `parsed`: files that were already read;
-    `shown`: a run has shown that their training is distributed, so that every function is followed to its end.
+    """What the detectors see, each fault once.
+
+    `only`: the rules that are looked for; `parsed`: files that were already read; `shown`: a run
+    has shown that their training is distributed, so that every function is followed to its end.
     """
     shared = Shared(parsed)
     wanted = {rule: found for rule, found in DETECTORS.items() if only is None or rule in only}
@@ -77,5 +83,7 @@ def look(
 
 
 def _is_main(module: Module | None) -> bool:
-    """Whether a file is one to start from: what such files import is followed in full from there."""
+    """Whether a file is one to start from: what such files import is followed in full from
+    there.
+    """
     return module is not None and "__main__" in module.source

@@ -1,4 +1,7 @@
-"""`migrate`: what a script that is not FSDP2 yet must change, in the order of work. Reads sources; edits and runs nothing."""
+"""`migrate`: what a script that is not FSDP2 yet must change, in the order of work.
+
+Reads sources; edits and runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ _LIBRARIES = {
 
 @dataclass
 class Item:
-    """One construct that a migration changes, and where it stands. `action`: replace, drop, move, add, or check."""
+    """One construct that a migration changes, and where it stands.
+
+    `action`: replace, drop, move, add, or check.
+    """
 
     construct: str
     step: str
@@ -56,7 +62,9 @@ class Migration:
 
 
 class _Follower(Follower):
-    """Follows both branches of every condition, since dead code changes too, and reports every `.module` of a wrapper."""
+    """Follows both branches of every condition, since dead code changes too, and reports every
+    `.module` of a wrapper.
+    """
 
     def decided(self, node: ast.If, test: Value) -> bool:
         return test.kind == "const" and any(
@@ -107,7 +115,9 @@ def table() -> dict[str, dict[str, Any]]:
 
 
 def constructs(scripts: Sequence[Path]) -> Iterator[tuple[str, str, Event | None, dict[str, str]]]:
-    """(kind of script, row of the table, event, values of its $names) of each construct; first of each kind one without an event."""
+    """(kind of script, row of the table, event, values of its $names) of each construct; first of
+    each kind one without an event.
+    """
     parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
     for traces in _entries(scripts, Shared(parsed)):
         kind, partly = kind_of(traces)
@@ -131,7 +141,9 @@ def _entries(scripts: Sequence[Path], shared: Shared) -> list[list[Flow]]:
 
 
 def kind_of(traces: Sequence[Flow]) -> tuple[str, bool]:
-    """(what a script is, by what it calls; empty if it trains nothing, whether it is FSDP2 in part)."""
+    """(what a script is, by what it calls; empty if it trains nothing, whether it is FSDP2 in
+    part).
+    """
     names = {name for flow in traces for name in flow.by_op}
     partly = SHARD in names
     if FSDP1 in names or {"fsdp.state_dict_type", "fsdp.optim_state_dict"} & names:

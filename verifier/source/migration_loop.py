@@ -1,4 +1,6 @@
-"""What a migration changes about the loop: steps, gradients, precision, data, checkpoints, and loops that a library owns."""
+"""What a migration changes about the loop: steps, gradients, precision, data, checkpoints, and
+loops that a library owns.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ _CALLS: Table = {
 
 
 def calls(scene: Scene) -> Found:
-    """Scalers, autocast, and functions that read or write checkpoints: every call of them changes."""
+    """Scalers, autocast, and functions that read or write checkpoints: every call of them
+    changes.
+    """
     return scene.called(_CALLS)
 
 

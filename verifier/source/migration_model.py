@@ -1,4 +1,6 @@
-"""What a migration changes about the model and its optimizer: the wrapper, argument by argument, and what is done to it."""
+"""What a migration changes about the model and its optimizer: the wrapper, argument by argument,
+and what is done to it.
+"""
 
 from __future__ import annotations
 
@@ -282,7 +284,9 @@ def uses(scene: Scene) -> Found:
 
 
 def methods(scene: Scene) -> Found:
-    """Methods of the model other than forward, called past the wrapper: FSDP2 must be set to gather their parameters."""
+    """Methods of the model other than forward, called past the wrapper: FSDP2 must be set to gather
+    their parameters.
+    """
     for event in scene.flow.events:
         called = event.op == "" and isinstance(event.node, ast.Call)
         if called and scene.inside(event.on) and event.method not in _OF_A_MODULE:

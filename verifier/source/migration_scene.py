@@ -1,4 +1,6 @@
-"""What the finders of `migrate` ask of a script: the wrappers, the models and the optimizers in one flow of it."""
+"""What the finders of `migrate` ask of a script: the wrappers, the models and the optimizers in one
+flow of it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Scene:
 
     @cached_property
     def anchor(self) -> list[Event]:
-        """Where the model is ready to be sharded: its wrapper, or else the construction of the first optimizer."""
+        """Where the model is ready to be sharded: its wrapper, or else the construction of the
+        first optimizer.
+        """
         return self.wraps[:1] or [event for event, _ in self.flow.optimizers[:1]]
 
     def called(self, table: Table) -> Found:
@@ -73,7 +77,9 @@ class Scene:
         return value is not None and any(id(one) in self.optimizers for one in choices(value))
 
     def held(self, value: Value) -> set[str]:
-        """What of a training a value holds: "model", "optimizer", "unknown" where no visible code makes it."""
+        """What of a training a value holds: "model", "optimizer", "unknown" where no visible code
+        makes it.
+        """
         found = set()
         for part in reach(value):
             made = part.event if part.kind == "made" and part.name == "state_dict" else None

@@ -37,7 +37,10 @@ class Frame:
 
 
 class Names:
-    """The part of the follower that looks up names. The attributes without a value are methods of its subclasses."""
+    """The part of the follower that looks up names.
+
+    The attributes without a value are methods of its subclasses.
+    """
 
     call_function: Callable[[Value, list[Value], dict[str, Value], ast.AST], Value]
     evaluate: Callable[[ast.expr | None], Value]

@@ -1,4 +1,6 @@
-"""Reads from the sources which settings a script takes: argparse, click, typer, fire, dataclasses, hydra, and configuration files."""
+"""Reads from the sources which settings a script takes: argparse, click, typer, fire, dataclasses,
+hydra, and configuration files.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from ..config.settings import configs, flat, load
 from ..evidence import Sources
 
 _DEEPEST = 6  # levels of dataclasses
-# How a reader of dataclasses spells a field: the prefix, the separator of levels, and what "_" becomes.
+# How a reader of dataclasses spells a field: the prefix, the separator of levels, and what "_"
+# becomes.
 _READERS = {
     "cli": ("--", ".", "-"),  # tyro.cli
     "CLI": ("--", ".", "_"),  # jsonargparse
@@ -39,7 +42,9 @@ _FUNCTIONS = {"Fire": "_", "run": "-"}  # fire.Fire, typer.run: the parameters o
 def options_of(
     sources: Sources, args: Sequence[str] = (), cwd: Path = Path()
 ) -> tuple[Option, ...]:
-    """The settings of the sources, and the keys of the configuration files that the arguments name."""
+    """The settings of the sources, and the keys of the configuration files that the arguments
+    name.
+    """
     reader = _Reader(sources)
     found = [option for file in sources.project for option in reader.read(file)]
     for path in configs(args, cwd):
@@ -134,7 +139,9 @@ class _Reader:
     def _fields(
         self, name: str, prefix: str, dot: str, dash: str, above: str = "", depth: int = 0
     ) -> Iterator[Option]:
-        """The annotated fields of a class of the project, those of its bases and of fields of such classes included."""
+        """The annotated fields of a class of the project, those of its bases and of fields of such
+        classes included.
+        """
         node, file = self._classes.get(name, (None, ""))
         if node is None and name in _TRAINERS:
             yield from (Option(prefix + key, False, default) for key, default in _TRAINER.items())
@@ -176,7 +183,9 @@ def _parameters(function: ast.FunctionDef, file: str, dash: str) -> Iterator[Opt
 
 
 def _default(value: ast.expr | None) -> ast.expr | None:
-    """The value of a default; that of `field(default=...)` or `typer.Option(...)` where it is one."""
+    """The value of a default; that of `field(default=...)` or `typer.Option(...)` where it is
+    one.
+    """
     if isinstance(value, ast.Call):
         words = {word.arg: word.value for word in value.keywords}
         return words.get("default", value.args[0] if value.args else None)

@@ -1,4 +1,6 @@
-"""A script and the modules of its repository that it imports: each parsed once, its imports resolved to dotted names."""
+"""A script and the modules of its repository that it imports: each parsed once, its imports
+resolved to dotted names.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from .values import Value
 
 LIMIT = 200  # files that are followed from one script
 
-# Old and private paths of what is public today; the longest match counts. Detectors compare with the short prefixes.
+# Old and private paths of what is public today; the longest match counts. Detectors compare with
+# the short prefixes.
 _DIST, _DCP = "torch.distributed", "torch.distributed.checkpoint"
 _PATHS = {
     "fsdp": (f"{_DIST}._composable.fsdp", f"{_DIST}.fsdp", f"{_DIST}.fsdp._fully_shard"),
@@ -64,7 +67,9 @@ def canonical(name: str) -> str:
 
 
 class ClassInfo:
-    """A class of the project: its own methods, its annotated fields and all its variables by name, and its bases."""
+    """A class of the project: its own methods, its annotated fields and all its variables by name,
+    and its bases.
+    """
 
     def __init__(self, node: ast.ClassDef, home: Module) -> None:
         self.node, self.home, self.name, self.bases = node, home, node.name, node.bases
@@ -101,7 +106,9 @@ _Members = tuple[_Methods, _Values, _Values, dict[str, set[str]]]
 
 
 def _members(node: ast.ClassDef) -> _Members:
-    """(methods, annotated fields, variables, names of the methods' decorators as they are asked for) of a class."""
+    """(methods, annotated fields, variables, names of the methods' decorators as they are asked
+    for) of a class.
+    """
     methods: _Methods = {}
     fields: _Values = {}
     variables: _Values = {}
@@ -135,7 +142,9 @@ class Module:
 
     @property
     def installed(self) -> bool:
-        """Whether it is a library's file, of which only the calls that a script makes are followed."""
+        """Whether it is a library's file, of which only the calls that a script makes are
+        followed.
+        """
         return not {"site-packages", "dist-packages"}.isdisjoint(self.path.parts)
 
     def code(self, line: int) -> str:
@@ -163,12 +172,13 @@ class Shared:
         return self.packages[key]
 
     def may_have(self, base: Path, top: str) -> bool:
-        """Whether a folder has an entry of a module's name: most imports are looked up in many folders, and are in none."""
+        """Whether a folder has an entry of a module's name: most imports are looked up in many
+        folders, and are in none.
+        """
         key = str(base)
         if key not in self._entries:
-            self._entries[key] = frozenset(
-                os.listdir(base) if os.access(base, os.R_OK) and base.is_dir() else ()
-            )  # noqa: PTH208
+            readable = os.access(base, os.R_OK) and base.is_dir()
+            self._entries[key] = frozenset(os.listdir(base) if readable else ())  # noqa: PTH208
         return top in self._entries[key] or f"{top}.py" in self._entries[key]
 
     def file_of(self, base: Path, dotted: str) -> Path | None:
@@ -186,7 +196,8 @@ class Shared:
 class Project:
     """A script and what can be imported from its repository, parsed when it is needed.
 
-    `shared` has what several projects read. A `lazy` project follows what it imports only as far as it uses it.
+    `shared` has what several projects read. A `lazy` project follows what it imports only as far as
+    it uses it.
     """
 
     def __init__(self, script: Path, shared: Shared | None = None, lazy: bool = False) -> None:
@@ -254,7 +265,10 @@ class Project:
         return any(self.shared.has(base, top) for base in self.bases)
 
     def _bases(self, dotted: str, importer: Path, level: int) -> list[Path]:
-        """Where a module of this name may lie. Names of Python and torch are never those of another folder."""
+        """Where a module of this name may lie.
+
+        Names of Python and torch are never those of another folder.
+        """
         if level:
             return [importer.parents[level - 1]] if level <= len(importer.parents) else []
         top = dotted.partition(".")[0]

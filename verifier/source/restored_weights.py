@@ -1,4 +1,6 @@
-"""Where a function remembers parameters without a copy, overwrites them, and puts back what it remembered: nothing."""
+"""Where a function remembers parameters without a copy, overwrites them, and puts back what it
+remembered: nothing.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +13,10 @@ _ITERATES = frozenset({"parameters", "named_parameters"})
 
 @lru_cache(maxsize=4096)
 def put_back(module: Module) -> tuple[tuple[ast.FunctionDef, ast.Assign], ...]:
-    """(function, the line that remembers) of each such function of a file. Many scripts of a project share their files."""
+    """(function, the line that remembers) of each such function of a file.
+
+    Many scripts of a project share their files.
+    """
     named = "copy_" in module.source and "parameters" in module.source
     return tuple(_found(module)) if named else ()
 
@@ -69,7 +74,9 @@ def _without_copy(value: ast.expr) -> bool:
 
 
 def _items_of(nodes: list[ast.AST], names: set[str]) -> set[str]:
-    """The variables of loops that take the items of these containers: `kept` of `for p, kept in zip(model.parameters(), names)`."""
+    """The variables of loops that take the items of these containers: `kept` of `for p, kept in
+    zip(model.parameters(), names)`.
+    """
     found = set()
     for loop in (n for n in nodes if isinstance(n, ast.For)):
         call = loop.iter if isinstance(loop.iter, ast.Call) else None

@@ -1,4 +1,6 @@
-"""Where a script's absolute imports are looked up: its own folder, `sys.path` as its source changes it, and its repository."""
+"""Where a script's absolute imports are looked up: its own folder, `sys.path` as its source changes
+it, and its repository.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Names = dict[str, ast.expr]
 
 
 def roots(script: Path) -> list[Path]:
-    """The folders from which a script can import, besides those that its source adds: the nearest first."""
+    """The folders from which a script can import, besides those that its source adds: the nearest
+    first.
+    """
     found = [script.parent, package_root(script)]
     for folder in repositories(script):
         found += [folder, folder / "src"]
@@ -37,18 +41,23 @@ def roots(script: Path) -> list[Path]:
 
 
 def is_known(top: str) -> bool:
-    """Whether a module is Python's own, or of a library whose calls the detectors understand or can ignore."""
+    """Whether a module is Python's own, or of a library whose calls the detectors understand or can
+    ignore.
+    """
     return top in sys.stdlib_module_names or top in _KNOWN
 
 
 def package_root(script: Path) -> Path:
-    """The folder above the outermost package that a file lies in: what `python -m` is started from."""
+    """The folder above the outermost package that a file lies in: what `python -m` is started
+    from.
+    """
     above = script.parents[: _UP + 1]
     return next((folder for folder in above if not (folder / "__init__.py").is_file()), above[-1])
 
 
 def repositories(script: Path) -> Iterator[Path]:
-    """The projects around a file, the nearest first: folders with a build file, up to the checkout's root.
+    """The projects around a file, the nearest first: folders with a build file, up to the
+    checkout's root.
 
     Without a checkout only the nearest one counts.
     """
@@ -108,7 +117,10 @@ def _items(node: ast.expr) -> list[ast.expr]:
 
 
 def _text(node: ast.expr, names: Names, file: str, depth: int = 0) -> str:
-    """The path that an expression gives, as text. Raises LookupError if that does not follow from the source."""
+    """The path that an expression gives, as text.
+
+    Raises LookupError if that does not follow from the source.
+    """
 
     def each(*parts: ast.expr) -> list[str]:
         return [_text(part, names, file, depth + 1) for part in parts]

@@ -1,4 +1,6 @@
-"""Scans the sources before anything runs: what they can do that a run may not show, such as saving a checkpoint."""
+"""Scans the sources before anything runs: what they can do that a run may not show, such as saving
+a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Scan:
 
 
 def scan(script: Path, root: Path | None = None) -> Scan:
-    """Read the sources of a script; absolute imports are looked up below `root` first, where there is one."""
+    """Read the sources of a script; absolute imports are looked up below `root` first, where there
+    is one.
+    """
     seen = look([script])
     files = project_files(script, root)
     parsed = list(_parsed(files))
@@ -87,8 +91,8 @@ def with_sources(evidence: Evidence, script: Path, root: Path | None = None) -> 
 
 
 def with_training(evidence: Evidence, script: Path) -> Evidence:
-    """The evidence with what the train run shows of the sources: whether they can resume, and, where no call could be followed into
-    them, what the files in which it trained hold.
+    """The evidence with what the train run shows of the sources: whether they can resume, and,
+    where no call could be followed into them, what the files in which it trained hold.
     """
     train = evidence.train
     if train is None:
@@ -144,7 +148,9 @@ def _parsed(files: tuple[Path, ...]) -> Iterator[Module]:
 
 
 def _loading(module: Module) -> Iterator[Place]:
-    """The lines of a file that load state: without any in any file, what `torch.save` writes is an export and no checkpoint."""
+    """The lines of a file that load state: without any in any file, what `torch.save` writes is an
+    export and no checkpoint.
+    """
     for node in ast.walk(module.tree):
         if (
             isinstance(node, ast.Call)

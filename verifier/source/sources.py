@@ -17,9 +17,11 @@ _FILE = re.compile(r'File "([^"<]+)", line')
 
 
 def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
-    """The script and the files of its repository that it imports, directly or through one another; at most 200.
+    """The script and the files of its repository that it imports, directly or through one another;
+    at most 200.
 
-    `root` is where absolute imports are looked up first, where that is not the script's folder (a script run as a module).
+    `root` is where absolute imports are looked up first, where that is not the script's folder (a
+    script run as a module).
     """
     found = [script]
     if root is not None:
@@ -58,7 +60,9 @@ def _imported(tree: ast.Module, path: Path, bases: Sequence[Path]) -> Iterator[P
 
 
 def _below(bases: Sequence[Path], name: str) -> Iterator[Path]:
-    """The files of `a` and `a.b` for `a.b`, in the first folder that has one of them: an import also runs the packages above."""
+    """The files of `a` and `a.b` for `a.b`, in the first folder that has one of them: an import
+    also runs the packages above.
+    """
     parts = name.split(".")
     own = bases[:1] if is_known(parts[0]) else bases
     for base in own:

@@ -1,4 +1,7 @@
-"""`# fsdp2: ignore[rule] reason`: on the line, or on a line of its own above. Without a reason it has no effect."""
+"""`# fsdp2: ignore[rule] reason`: on the line, or on a line of its own above.
+
+Without a reason it has no effect.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,9 @@ def covering(
 def uses(
     suppressions: Collection[Suppression], places: Iterable[tuple[str, Place | None]]
 ) -> frozenset[Use]:
-    """(suppression, rule) for each suppression that covers one of these (rule, location) of hits or failures."""
+    """(suppression, rule) for each suppression that covers one of these (rule, location) of hits or
+    failures.
+    """
     found = ((covering(suppressions, rule, location), rule) for rule, location in places)
     return frozenset((one, rule) for one, rule in found if one is not None)
 
@@ -90,7 +95,9 @@ def problems(
     judged: Collection[str],
     used: Collection[Use],
 ) -> Iterator[Hit]:
-    """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged rules) no use."""
+    """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged
+    rules) no use.
+    """
     for one in suppressions:
         if not one.rules:
             yield Hit(

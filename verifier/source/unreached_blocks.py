@@ -1,4 +1,7 @@
-"""Statements in and behind the training loop that were not reached, from the lines that were. Pure functions on syntax trees."""
+"""Statements in and behind the training loop that were not reached, from the lines that were.
+
+Pure functions on syntax trees.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 @dataclass(frozen=True)
 class Block:
-    """Statements beside each other: `first` to `last` line; `under`: the line of the statement that they belong to, 0 for none."""
+    """Statements beside each other: `first` to `last` line; `under`: the line of the statement that
+    they belong to, 0 for none.
+    """
 
     first: int
     last: int
@@ -38,11 +43,13 @@ class Block:
 def blocks(
     tree: ast.Module, lines: Collection[int], entered: Collection[int], active: Collection[int]
 ) -> Iterator[tuple[Block, bool]]:
-    """(block, whether it was reached) of what belongs to the training: the statements in loops and branches, and behind the loop.
+    """(block, whether it was reached) of what belongs to the training: the statements in loops and
+    branches, and behind the loop.
 
-    `lines`: the lines of the file that were reached, `entered`: since the training began; a function that has any of these belongs to
-    it. `active`: the lines on the stack of the first optimizer step: their functions belong to it from the outermost loop on.
-    Blocks that only raise, leave or print are left out, and so are the handlers of errors.
+    `lines`: the lines of the file that were reached, `entered`: since the training began; a
+    function that has any of these belongs to it. `active`: the lines on the stack of the first
+    optimizer step: their functions belong to it from the outermost loop on. Blocks that only raise,
+    leave or print are left out, and so are the handlers of errors.
     """
     for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, _SCOPES[:2]))]:
         own = {line for line in active if _innermost(tree, line) is scope}
@@ -57,7 +64,9 @@ def blocks(
 def _in(
     body: Sequence[ast.stmt], lines: Collection[int], under: int, start: int
 ) -> Iterator[tuple[Block, bool]]:
-    """The blocks of a list of statements, from line `start` on: consecutive statements that were reached, or were not, are one."""
+    """The blocks of a list of statements, from line `start` on: consecutive statements that were
+    reached, or were not, are one.
+    """
     rest = [stmt for stmt in body if _end(stmt) >= start and _counts(stmt)]
     for reached, together in groupby(rest, lambda stmt: _reached(stmt, lines)):
         group = list(together)
@@ -69,7 +78,9 @@ def _in(
 
 
 def _parts(stmt: ast.stmt) -> list[list[ast.stmt]]:
-    """The lists of statements within a statement, without the handlers of errors and without other functions."""
+    """The lists of statements within a statement, without the handlers of errors and without other
+    functions.
+    """
     if isinstance(stmt, _SCOPES):
         return []
     if isinstance(stmt, ast.Match):
@@ -87,7 +98,9 @@ def _reached(stmt: ast.stmt, lines: Collection[int]) -> bool:
 
 
 def _is_trivial(stmt: ast.stmt) -> bool:
-    """Whether nothing of the training happens in a statement: it leaves, or writes a line for people."""
+    """Whether nothing of the training happens in a statement: it leaves, or writes a line for
+    people.
+    """
     if isinstance(stmt, (*_LEAVES, *_SCOPES, ast.Assert)):
         return True
     if isinstance(stmt, ast.If | ast.With):

@@ -35,7 +35,9 @@ class Noting(Expressions):
             self.missed(node, *reason)
 
     def note_decorators(self, function: ast.AST, module: Module, name: str) -> None:
-        """Note the decorators that are not of torch or Python: the function is followed without them."""
+        """Note the decorators that are not of torch or Python: the function is followed without
+        them.
+        """
         for one in function.decorator_list if isinstance(function, _DEFINED) else ():
             value = self._in_module(module, one.func if isinstance(one, ast.Call) else one)
             if value.kind == "def" or (

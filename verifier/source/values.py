@@ -40,9 +40,9 @@ RANK_VARIABLES = frozenset(
 class Value:
     """`kind` says what it is:
 
-    name (an external dotted name), file (a module of the project), def, class, object (of a project class), made (returned by
-    an external call), attr, item, const, list, dict, either (one of `parts`), derived (computed from `parts`), free
-    (a parameter that no call passes), unknown.
+    name (an external dotted name), file (a module of the project), def, class, object (of a project
+    class), made (returned by an external call), attr, item, const, list, dict, either (one of
+    `parts`), derived (computed from `parts`), free (a parameter that no call passes), unknown.
     """
 
     __slots__ = (

@@ -1,7 +1,9 @@
-"""The runs of a verification as data: which runs are due, given the results of earlier ones. Pure functions; nothing is run here.
+"""The runs of a verification as data: which runs are due, given the results of earlier ones.
 
-A stage is a function from the settings and the evidence so far to the runs that are due now. It is called until none is.
-The executor sees only `PlannedRun`s.
+Pure functions; nothing is run here.
+
+A stage is a function from the settings and the evidence so far to the runs that are due now. It is
+called until none is. The executor sees only `PlannedRun`s.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,9 @@ Stage = Callable[[Settings, Evidence], list[PlannedRun]]
 
 
 def last(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """The measure of noise, which needs the reference, second looks, and what is left of the faults."""
+    """The measure of noise, which needs the reference, second looks, and what is left of the
+    faults.
+    """
     found = [
         run
         for look in (perturbed, endings, to_the_end, scaled, layers)

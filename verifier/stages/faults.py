@@ -14,7 +14,8 @@ from .settings import CRASH_GRACE, Settings
 def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[PlannedRun]:
     """Runs with a fault in a save or a checkpoint, and the resumes after them.
 
-    `early`: beside the resume from an intact checkpoint, without which they decide nothing, and which says what to damage.
+    `early`: beside the resume from an intact checkpoint, without which they decide nothing, and
+    which says what to damage.
     """
     train, course = evidence.train, evidence.course
     if train is None or (
@@ -29,8 +30,8 @@ def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[
 
 
 def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:
-    """A rank is killed in a save, one moment after the other until one is met (with `--thorough` all), and in what the script does
-    around its saves; after each the script resumes.
+    """A rank is killed in a save, one moment after the other until one is met (with `--thorough`
+    all), and in what the script does around its saves; after each the script resumes.
     """
     target, course = settings.target, evidence.course
     if course.crashed is not None:

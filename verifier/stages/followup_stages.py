@@ -1,4 +1,6 @@
-"""Runs that are made where others differ: how far rounding goes, where the whole script ends, and what scales gradients."""
+"""Runs that are made where others differ: how far rounding goes, where the whole script ends, and
+what scales gradients.
+"""
 
 import shlex
 from dataclasses import replace
@@ -24,7 +26,9 @@ AFTER_TRAIN = ("full_precision", "reference", "single", "original", "inspect", "
 
 
 def completed(settings: Settings, evidence: Evidence) -> Evidence:
-    """The evidence with the reasons for runs that were not made, without faults that decide nothing."""
+    """The evidence with the reasons for runs that were not made, without faults that decide
+    nothing.
+    """
     target, train = settings.target, evidence.train
     if train is None or not trained(evidence):
         what = (
@@ -43,7 +47,9 @@ def completed(settings: Settings, evidence: Evidence) -> Evidence:
 
 
 def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """The reference once more, from weights one unit in the last place away, where a difference needs its noise as a tolerance."""
+    """The reference once more, from weights one unit in the last place away, where a difference
+    needs its noise as a tolerance.
+    """
     train, course = evidence.train, evidence.course
     if (
         not trained(evidence)
@@ -77,7 +83,9 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 
 def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """All steps in one process, where the survey shows what the script prints or writes behind them; where it differs, its noise."""
+    """All steps in one process, where the survey shows what the script prints or writes behind
+    them; where it differs, its noise.
+    """
     target, course = settings.target, evidence.course
     known = completed(settings, evidence)
     comparable = comparable_end(evidence) or (
@@ -107,7 +115,8 @@ def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 
 def to_the_end(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """Resumes once more, to the end of the script, where their first steps differ: perhaps these were only counted otherwise.
+    """Resumes once more, to the end of the script, where their first steps differ: perhaps these
+    were only counted otherwise.
 
     Those on other ranks one after the other, as long as each ends with the same weights.
     """
@@ -139,7 +148,9 @@ def to_the_end(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 
 def scaled(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """One step, each call of which is looked at, where gradients have a factor: which function scales them behind the backward?"""
+    """One step, each call of which is looked at, where gradients have a factor: which function
+    scales them behind the backward?
+    """
     rule = RULES["double-or-missing-world-scale"]
     if (
         evidence.scaled is not None
@@ -156,7 +167,9 @@ def scaled(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 
 def layers(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """One step with fully_shard and with DDP, whose losses differ: which module is the first that computes otherwise?"""
+    """One step with fully_shard and with DDP, whose losses differ: which module is the first that
+    computes otherwise?
+    """
     rule, run, oracle = RULES["matches-ddp"], evidence.full_precision, evidence.reference
     if (
         evidence.layers is not None

@@ -20,11 +20,14 @@ from .settings import Settings, trained
 from .train import inspection
 
 UNEVEN = 3
-MOST_RESHARDED = 10  # steps that are compared after a resume on other ranks: rounding is the larger the more there are
+# steps that are compared after a resume on other ranks: rounding is the larger the more there are
+MOST_RESHARDED = 10
 
 
 def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """Other ways to the same numbers, a look into the checkpoints, and the resumed runs: all that the train run alone decides."""
+    """Other ways to the same numbers, a look into the checkpoints, and the resumed runs: all that
+    the train run alone decides.
+    """
     train, needs, target = evidence.train, settings.needs, settings.target
     if train is None or evidence.course.asked:
         return []
@@ -135,7 +138,9 @@ def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 
 def _with_the_whole_batch(settings: Settings, evidence: Evidence, exact: bool) -> list[PlannedRun]:
-    """One process again, with the batch size of all ranks, where that is an option of the script."""
+    """One process again, with the batch size of all ranks, where that is an option of the
+    script.
+    """
     target, train, single = settings.target, evidence.train, evidence.single
     if (
         single is None
@@ -164,7 +169,9 @@ def in_one_process(settings: Settings, exact: bool, mode: str) -> PlannedRun:
 
 
 def original(settings: Settings, exact: bool) -> PlannedRun:
-    """The script that this one was converted from: on as many ranks if it is a distributed one, else on one."""
+    """The script that this one was converted from: on as many ranks if it is a distributed one,
+    else on one.
+    """
     target = settings.target
     script, *args = target.reference
     old = replace(
@@ -181,7 +188,9 @@ def original(settings: Settings, exact: bool) -> PlannedRun:
 
 
 def _in_low_precision(settings: Settings, train: Run) -> list[PlannedRun]:
-    """The script in its own dtype without dropout, and from weights rounded to that dtype, one step each."""
+    """The script in its own dtype without dropout, and from weights rounded to that dtype, one step
+    each.
+    """
     dtype = low_precision(train)
     if dtype is None or "rounded_weights" not in settings.needs:
         return []

@@ -33,11 +33,15 @@ class Settings:
     from_sharding_on: bool = (
         False  # whether the script trains other models before it shards one, or prepares that one
     )
-    own_steps: str = ""  # where a step ends in a script that updates its weights itself (probe/events/own_updates.py)
+    # where a step ends in a script that updates its weights itself (probe/events/own_updates.py)
+    own_steps: str = ""
 
     @property
     def needs(self) -> frozenset[str]:
-        """The roles that the rules look at. What rules only read if it is there is made if all of them do."""
+        """The roles that the rules look at.
+
+        What rules only read if it is there is made if all of them do.
+        """
         rules = [RULES[name] for name in self.chosen]
         alone = all("resume" in rule.needs | rule.reads for rule in rules)
         needed = frozenset[str]().union(
@@ -52,7 +56,9 @@ class Settings:
 
     @property
     def steps(self) -> int:
-        """How many steps are compared: as many as were asked for, or a few more where the checkpoint to resume from needs them."""
+        """How many steps are compared: as many as were asked for, or a few more where the
+        checkpoint to resume from needs them.
+        """
         target = self.target
         wanted = [
             n for path in named_paths(target.resume_args) if (n := number_in(path)) is not None
@@ -84,7 +90,9 @@ class Settings:
         return PlannedRun(role, world, project=target.project, **{**same, **fields})
 
     def with_steps(self, evidence: Evidence) -> Self:
-        """These settings with the number of steps that the survey run suggests, where none was asked for."""
+        """These settings with the number of steps that the survey run suggests, where none was
+        asked for.
+        """
         if self.target.steps or evidence.survey is None:
             return self
         resumes = bool(self.target.resume_args and self.needs & {*RESUMED})

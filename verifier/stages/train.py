@@ -18,7 +18,9 @@ SURVEY_SECONDS = 30.0  # a longer script is ended; what it would have reached is
 
 
 def survey(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """The whole script, as far as its time allows: it says how many steps are worth comparing, and what no run reaches."""
+    """The whole script, as far as its time allows: it says how many steps are worth comparing, and
+    what no run reaches.
+    """
     target = settings.target
     if target.steps or target.quick or evidence.survey is not None or evidence.train is not None:
         return []
@@ -35,7 +37,9 @@ def survey(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 
 def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """The train run, which saves its initial weights for the others; in the simulated tier, one process that acts as rank 0."""
+    """The train run, which saves its initial weights for the others; in the simulated tier, one
+    process that acts as rank 0.
+    """
     target = settings.target
     if evidence.train is not None:
         return []
@@ -57,7 +61,9 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 
 def repeats(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """The train run once more, ended after the save that is resumed from, where a later save would hide it."""
+    """The train run once more, ended after the save that is resumed from, where a later save would
+    hide it.
+    """
     train, after, target = evidence.train, settings.resumes_after(evidence), settings.target
     if (
         not trained(evidence)

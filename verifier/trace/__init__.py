@@ -1,4 +1,6 @@
-"""The records of a run: typed events of its ranks, how each rank ended, and the numbers that rules compare."""
+"""The records of a run: typed events of its ranks, how each rank ended, and the numbers that rules
+compare.
+"""
 
 from .reader import Foreign, read_run
 from .run import Ended, Run, Trace

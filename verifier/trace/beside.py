@@ -1,4 +1,6 @@
-"""Several optimizers in one training: the steps of the first one are those of the run, and the others' belong to them."""
+"""Several optimizers in one training: the steps of the first one are those of the run, and the
+others' belong to them.
+"""
 
 from bisect import bisect
 from collections import Counter
@@ -8,7 +10,9 @@ from .events import Step, Stepped
 
 
 def others_go_on(steps: list[Step]) -> bool:
-    """Whether another optimizer steps more often behind the last step of the first one than between two of them: its time is over."""
+    """Whether another optimizer steps more often behind the last step of the first one than between
+    two of them: its time is over.
+    """
     first = steps[0].optimizer if steps else None
     begins = [r.seq for r in steps if r.optimizer == first]
     counts = Counter((bisect(begins, r.seq), r.optimizer) for r in steps if r.optimizer != first)
@@ -22,7 +26,9 @@ def others_go_on(steps: list[Step]) -> bool:
 
 
 def beside(record: Step, others: list[Step]) -> Step:
-    """A step's record with the state of the other optimizers in the step, and the gradients of their own parameters."""
+    """A step's record with the state of the other optimizers in the step, and the gradients of
+    their own parameters.
+    """
     first: dict[int, Step] = {}
     for other in others:
         first.setdefault(other.optimizer, other)
@@ -47,7 +53,9 @@ def beside(record: Step, others: list[Step]) -> Step:
 
 
 def changed_beside(record: Stepped, others: list[Stepped], held: dict[int, list[str]]) -> Stepped:
-    """The record of a step's changes, with those that the other optimizers made to their own parameters."""
+    """The record of a step's changes, with those that the other optimizers made to their own
+    parameters.
+    """
     for other in others:
         own = set(held.get(other.optimizer, ()))
         weights, moved = (

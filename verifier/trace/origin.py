@@ -1,7 +1,10 @@
-"""Whose code a frame runs: the user's, torch's, Python's, a library's or the verifier's. Imports no torch.
+"""Whose code a frame runs: the user's, torch's, Python's, a library's or the verifier's.
 
-It compares with the folders in which this interpreter has torch, its standard library and its packages, and with whole path
-components, never with a part of a name: a user's project may be in `/home/me/torch/` or `/home/me/verifier/`.
+Imports no torch.
+
+It compares with the folders in which this interpreter has torch, its standard library and its
+packages, and with whole path components, never with a part of a name: a user's project may be in
+`/home/me/torch/` or `/home/me/verifier/`.
 """
 
 import functools
@@ -40,12 +43,17 @@ def is_user(file: str) -> bool:
 
 
 def is_machinery(file: str) -> bool:
-    """Whether a file is torch's, Python's or the verifier's. The script itself may be in another library."""
+    """Whether a file is torch's, Python's or the verifier's.
+
+    The script itself may be in another library.
+    """
     return origin(file) in ("torch", "python", "verifier")
 
 
 def within_torch(file: str) -> str:
-    """The path of a file below the folder of torch, "" if it is not torch's: `distributed/fsdp/__init__.py`."""
+    """The path of a file below the folder of torch, "" if it is not torch's:
+    `distributed/fsdp/__init__.py`.
+    """
     for folder in _torch():
         if file.startswith(folder + os.sep):
             return file[len(folder) + 1 :]
@@ -57,7 +65,9 @@ def within_torch(file: str) -> str:
 
 
 def place_in_ours(error: BaseException) -> str:
-    """The innermost line of the verifier that an error passed through: `verifier/probe/session.py:91`."""
+    """The innermost line of the verifier that an error passed through:
+    `verifier/probe/session.py:91`.
+    """
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if origin(f.filename) == "verifier"
     ]

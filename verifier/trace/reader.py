@@ -1,4 +1,6 @@
-"""Reads what the ranks of a run have written; one line that the probe has not written invalidates all of it."""
+"""Reads what the ranks of a run have written; one line that the probe has not written invalidates
+all of it.
+"""
 
 import json
 import math
@@ -42,7 +44,9 @@ def read_run(
     secret: str = "",
     places: Sequence[tuple[str, str]] = (),
 ) -> Run:
-    """The run whose ranks wrote into `folder`; `answer` is the launcher's. A record has the mark of `secret`.
+    """The run whose ranks wrote into `folder`; `answer` is the launcher's.
+
+    A record has the mark of `secret`.
 
     `places`: paths in the records, each with the one that is read in its place.
     """
@@ -64,9 +68,11 @@ def read_run(
         tuple(
             Trace(
                 rank,
-                ()
-                if foreign
-                else tuple(_in_iterations(_without_skipped(_without_dry_runs(found[rank])))),
+                (
+                    ()
+                    if foreign
+                    else tuple(_in_iterations(_without_skipped(_without_dry_runs(found[rank]))))
+                ),
             )
             for rank in ranks
         ),
@@ -110,7 +116,9 @@ def _renamed(text: str, places: Sequence[tuple[str, str]]) -> str:
 
 
 def from_the_load_on(found: dict[int, list[Event]]) -> dict[int, list[Event]]:
-    """Leave out the steps that a resumed run makes before it loads, such as one that only creates state."""
+    """Leave out the steps that a resumed run makes before it loads, such as one that only creates
+    state.
+    """
     loads = {
         rank: next((r.seq for r in own if isinstance(r, Checkpoint) and r.op in _LOADS), 0)
         for rank, own in found.items()
@@ -140,9 +148,11 @@ def from_the_load_on(found: dict[int, list[Event]]) -> dict[int, list[Event]]:
 
 
 def _without_dry_runs(records: list[Event]) -> list[Event]:
-    """Leave out micro-batches whose gradients were discarded before the first step; they belong to no step.
+    """Leave out micro-batches whose gradients were discarded before the first step; they belong to
+    no step.
 
-    If the script discards gradients later too, it does so in its training loop: then nothing is left out.
+    If the script discards gradients later too, it does so in its training loop: then nothing is
+    left out.
     """
     cleared = [r for r in records if isinstance(r, Cleared)]
     if any(r.step > 1 for r in cleared):
@@ -152,7 +162,8 @@ def _without_dry_runs(records: list[Event]) -> list[Event]:
 
 
 def _without_skipped(records: list[Event]) -> list[Event]:
-    """Leave out the micro-batches of a skipped update: gradients are discarded, and the next batch is another one.
+    """Leave out the micro-batches of a skipped update: gradients are discarded, and the next batch
+    is another one.
 
     A second pass over the same samples (SAM) belongs to the step.
     """
@@ -169,9 +180,11 @@ def _without_skipped(records: list[Event]) -> list[Event]:
 
 
 def _in_iterations(records: list[Event]) -> list[Event]:
-    """Give the micro-batches of a second optimizer, between the first one's step and its own, to the step of the first (a GAN).
+    """Give the micro-batches of a second optimizer, between the first one's step and its own, to
+    the step of the first (a GAN).
 
-    While they run nobody knows yet whose they are: the rank that writes them counts them to the next step.
+    While they run nobody knows yet whose they are: the rank that writes them counts them to the
+    next step.
     """
     steps = [r for r in records if isinstance(r, Step)]
     first = [r for r in steps if r.optimizer == steps[0].optimizer]

@@ -47,19 +47,24 @@ class Trace:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The records of its steps, each merged with those of the other optimizers in the same step."""
+        """The records of its steps, each merged with those of the other optimizers in the same
+        step.
+        """
         return [beside(record, others) for record, others in self._with_others(Step)]
 
     @cached_property
     def stepped(self) -> list[Stepped]:
-        """The records of what its steps changed, each merged with what the other optimizers changed of their own parameters."""
+        """The records of what its steps changed, each merged with what the other optimizers changed
+        of their own parameters.
+        """
         held = {r.optimizer: r.held for r in self.of(Step)}
         return [
             changed_beside(record, others, held) for record, others in self._with_others(Stepped)
         ]
 
     def _with_others(self, kind: type[S]) -> list[tuple[S, list[S]]]:
-        """(record of the first optimizer, those of the others between it and its next one) of a kind.
+        """(record of the first optimizer, those of the others between it and its next one) of a
+        kind.
 
         The first optimizer steps first, so another's step of the same iteration comes after it.
         """
@@ -73,7 +78,9 @@ class Trace:
         ]
 
     def cleared(self, step: int) -> int:
-        """The number of the last record by which gradients of a step were cleared before it; -1 if there is none."""
+        """The number of the last record by which gradients of a step were cleared before it; -1 if
+        there is none.
+        """
         edits = [
             r.seq
             for r in self.of(events.EditedGradients)
@@ -91,7 +98,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Ended:
-    """The exit of one rank's process: `code` as in subprocess (negative: signal); `killed`: by the launcher.
+    """The exit of one rank's process: `code` as in subprocess (negative: signal); `killed`: by the
+    launcher.
 
     `lost`: the machine that stopped answering, and the rank with it.
     """
@@ -107,8 +115,9 @@ class Ended:
 class Run:
     """One launch. A simulate run has rank 0 alone.
 
-    `role`: train, provoked, repeat, full_precision, undropped, rounded_weights, reference, perturbed, single, ending,
-    ending_perturbed, original, resume, resume_full_precision, reshard, inspect, crash, recovered, damaged, simulate.
+    `role`: train, provoked, repeat, full_precision, undropped, rounded_weights, reference,
+    perturbed, single, ending, ending_perturbed, original, resume, resume_full_precision, reshard,
+    inspect, crash, recovered, damaged, simulate.
     """
 
     role: str
@@ -119,18 +128,16 @@ class Run:
     seconds: float = 0.0
     stacks: dict[int, str] = field(default_factory=dict)
     stderr: dict[int, str] = field(default_factory=dict)
-    progress: dict[int, list[events.ProgressEvent]] = field(
-        default_factory=dict
-    )  # by rank, in order
+    # by rank, in order
+    progress: dict[int, list[events.ProgressEvent]] = field(default_factory=dict)
     command: str = ""
     foreign: str = (
         ""  # what in the verifier's own files the probe has not written: then no record is used
     )
     note: str = ""  # what the verifier changed in it, or in the checkpoint that it loads
     timeout: float = 0.0  # in seconds
-    quiet: float = (
-        math.inf
-    )  # for how many seconds no rank had recorded anything when the time was over
+    # for how many seconds no rank had recorded anything when the time was over
+    quiet: float = math.inf
     busy: tuple[int, ...] = ()  # the ranks that computed then, and did not wait for another one
     left: tuple[
         str, ...
@@ -138,7 +145,9 @@ class Run:
 
     @property
     def completed(self) -> bool:
-        """Whether every rank reached the end of the script, or the last requested step, without an error."""
+        """Whether every rank reached the end of the script, or the last requested step, without an
+        error.
+        """
         ends = [(t.end.how, t.end.code) if t.end is not None else None for t in self.traces]
         return (
             bool(ends)
@@ -153,7 +162,9 @@ class Run:
 
     @property
     def probe_failed(self) -> str:
-        """The error of the verifier itself that ended a rank, so that the run cannot be judged; "" if there was none."""
+        """The error of the verifier itself that ended a rank, so that the run cannot be judged; ""
+        if there was none.
+        """
         for item in self.ended:
             trace = next((t for t in self.traces if t.rank == item.rank), None)
             if item.code == PROBE_FAILED and (trace is None or trace.end is None):
@@ -175,7 +186,9 @@ class Run:
 
     @cached_property
     def parameters(self) -> dict[str, list[events.Parameter]]:
-        """{parameter name: its record on each rank} at the first forward; its replicas are numbered from 0."""
+        """{parameter name: its record on each rank} at the first forward; its replicas are numbered
+        from 0.
+        """
         found: dict[str, list[tuple[int, events.Parameter]]] = {}
         for trace in self.traces:
             for model in _latest_models(trace):
@@ -191,9 +204,11 @@ class Run:
 
     @cached_property
     def data_ranks(self) -> list[int]:
-        """The ranks with different samples: those of rank 0's mesh in `fully_shard`, all if none was given.
+        """The ranks with different samples: those of rank 0's mesh in `fully_shard`, all if none
+        was given.
 
-        Other ranks (tensor parallelism) get the samples of one of these. So do those of a context-parallel group, see `sequence_groups`.
+        Other ranks (tensor parallelism) get the samples of one of these. So do those of a
+        context-parallel group, see `sequence_groups`.
         """
         meshes = [wrap.mesh for wrap in self.places(events.Wrap) if wrap.mesh is not None]
         return sorted(max((mesh.ranks for mesh in meshes), key=len, default=range(self.world_size)))
@@ -215,7 +230,9 @@ class Run:
 
     @cached_property
     def sequence_groups(self) -> list[list[int]]:
-        """The context-parallel groups whose ranks are given the same samples, of which each computes a part."""
+        """The context-parallel groups whose ranks are given the same samples, of which each
+        computes a part.
+        """
         given = [[micro.rows for micro in micros] for micros in self.micros(1)]
         return [
             g
@@ -252,7 +269,9 @@ class Run:
         return replace(self, traces=tuple(cut))
 
     def at_step(self, kind: type[S], step: int) -> list[S]:
-        """For each rank its record of `kind` (Step or Stepped) at a step; empty unless all have it."""
+        """For each rank its record of `kind` (Step or Stepped) at a step; empty unless all have
+        it.
+        """
         per_rank = [t.steps if kind is Step else t.stepped for t in self.traces]
         found = [
             next((r for r in records if isinstance(r, kind) and r.step == step), None)
@@ -266,14 +285,18 @@ class Run:
         return [[r for r in t.of(events.Micro) if r.step == step] for t in self.traces]
 
     def consumed(self, step: int) -> list[list[events.Micro]]:
-        """For each rank the micro-batches of a step whose gradients were not cleared before it (as those of SAM's first pass are)."""
+        """For each rank the micro-batches of a step whose gradients were not cleared before it (as
+        those of SAM's first pass are).
+        """
         found = []
         for trace, micros in zip(self.traces, self.micros(step), strict=True):
             found.append([micro for micro in micros if micro.seq > trace.cleared(step)])
         return found
 
     def objective(self, step: int) -> float | None:
-        """The loss whose gradient the step used: the sum over micro-batches and ranks, by what FSDP divides gradients by."""
+        """The loss whose gradient the step used: the sum over micro-batches and ranks, by what FSDP
+        divides gradients by.
+        """
         micros = self.micros(step)
         per_rank = [
             [m.loss for m in micros[rank]] for rank in self.data_ranks if rank < len(micros)
@@ -285,7 +308,8 @@ class Run:
 
     @cached_property
     def loss_scale(self) -> float:
-        """The scale of rounding in the losses: the largest loss, or sum of its terms, or first-order change by a step.
+        """The scale of rounding in the losses: the largest loss, or sum of its terms, or
+        first-order change by a step.
 
         A loss whose terms cancel is zero except for rounding; its first-order change is not.
         """
@@ -299,7 +323,9 @@ class Run:
 
     @cached_property
     def gradient_scale(self) -> dict[str, float]:
-        """The largest norm of the whole gradient after backward ("grads") and at the optimizer step ("grads_at_step")."""
+        """The largest norm of the whole gradient after backward ("grads") and at the optimizer step
+        ("grads_at_step").
+        """
         steps = range(1, self.steps() + 1)
         norms = {
             field: [self.grad_norm(step, field) or 0.0 for step in steps]
@@ -312,7 +338,9 @@ class Run:
 
     @property
     def divisor(self) -> float:
-        """The divisor of the sum of gradients over ranks: the number of data ranks, or a factor that the script has set."""
+        """The divisor of the sum of gradients over ranks: the number of data ranks, or a factor
+        that the script has set.
+        """
         factors = [r.factor for r in self.places(events.Divide)]
         return factors[-1] if factors else float(len(self.data_ranks))
 
@@ -322,7 +350,9 @@ class Run:
         return [self.objective(step) for step in range(1, self.steps() + 1)]
 
     def whole(self, kind: type[S], field: str, step: int) -> dict[str, Sketch | None]:
-        """{parameter: sketch of the whole tensor} from the shards of the ranks that hold its first replica."""
+        """{parameter: sketch of the whole tensor} from the shards of the ranks that hold its first
+        replica.
+        """
         out: dict[str, Sketch | None] = {}
         for name, value in self._first_replica(kind, field, step):
             missing = value is None or (name in out and out[name] is None)
@@ -330,14 +360,18 @@ class Run:
         return out
 
     def _first_replica(self, kind: type[S], field: str, step: int) -> Iterator[tuple[str, Any]]:
-        """(parameter, value) of a field of every rank that holds a part of the parameter's first replica."""
+        """(parameter, value) of a field of every rank that holds a part of the parameter's first
+        replica.
+        """
         for record, trace in zip(self.at_step(kind, step), self.traces, strict=False):
             yield from (
                 (k, v) for k, v in getattr(record, field).items() if self.copy(k, trace.rank) == 0
             )
 
     def whole_state(self, field: str, step: int) -> dict[str, Sketch]:
-        """`whole` of "weights", or of every tensor of the optimizer's "state" as `parameter.key`, before a step."""
+        """`whole` of "weights", or of every tensor of the optimizer's "state" as `parameter.key`,
+        before a step.
+        """
         if field == "weights":
             return {
                 name: value
@@ -363,7 +397,9 @@ class Run:
 
     @cached_property
     def faint(self) -> dict[str, float]:
-        """{parameter: its largest gradient, squared} where that is at most what rounding leaves of a sum that cancels."""
+        """{parameter: its largest gradient, squared} where that is at most what rounding leaves of
+        a sum that cancels.
+        """
         largest: dict[str, float] = {}
         for step in range(1, self.steps() + 1):
             for name, g in self.whole(Step, "grads", step).items():
@@ -385,7 +421,9 @@ class Run:
         return math.fsum(self.along(step) for step in range(1, self.steps() + 1)) < 0.0
 
     def rows(self, step: int) -> list[Counter[int]]:
-        """For each rank the hashes of the samples that its models saw in a step, without those of a loss of exactly zero (fillers)."""
+        """For each rank the hashes of the samples that its models saw in a step, without those of a
+        loss of exactly zero (fillers).
+        """
         all_micros = self.micros(step)
         counted = [[micro.loss != 0.0 for micro in micros] for micros in all_micros]
         for group in self.sequence_groups:  # a part of a sequence may have no target
@@ -401,14 +439,19 @@ class Run:
         return [Counter(row for micro in micros for row in micro.rows) for micros in used]
 
     def global_batch(self, step: int) -> Counter[int]:
-        """The hashes of all samples of a step. What every rank is given counts once where their losses differ: a whole graph."""
+        """The hashes of all samples of a step.
+
+        What every rank is given counts once where their losses differ: a whole graph.
+        """
         used = self._used(step)
         losses = {tuple(micro.loss for micro in micros) for micros in self.micros(step)}
         whole = len(losses) > 1 and all(one == used[0] for one in used)
         return used[0] if whole else sum(used, Counter())
 
     def same_batch(self, step: int, other: "Run") -> bool:
-        """Whether two runs are given the same samples in a step: what every rank is given counts once, or each time."""
+        """Whether two runs are given the same samples in a step: what every rank is given counts
+        once, or each time.
+        """
         once, each = (
             self.global_batch(step) == other.global_batch(step),
             sum(self._used(step), Counter()),
@@ -420,7 +463,9 @@ class Run:
         return [rows[rank] for rank in self.sample_ranks if rank < len(rows)]
 
     def path_at_end(self, path: str, at: float) -> str:
-        """The path at the end of the run of what was written to `path` at a time, after the renames by any rank."""
+        """The path at the end of the run of what was written to `path` at a time, after the renames
+        by any rank.
+        """
         for record in sorted(
             (r for trace in self.traces for r in trace.of(events.Renamed)), key=lambda r: r.at
         ):
@@ -439,7 +484,9 @@ class Run:
     def line_of(
         self, kind: type[events.Located], last: bool = False, **match: object
     ) -> events.Place | None:
-        """The user's line of the first (or last) event of a kind on rank 0, e.g. `line_of(Shard)`."""
+        """The user's line of the first (or last) event of a kind on rank 0, e.g.
+        `line_of(Shard)`.
+        """
         same = (
             r
             for r in self.places(kind)
@@ -449,13 +496,17 @@ class Run:
         return (found[-1] if last else found[0]) if found else None
 
     def scaled_line(self) -> events.Place | None:
-        """The user's line that first changes gradients after the backward of the first step, besides a clip."""
+        """The user's line that first changes gradients after the backward of the first step,
+        besides a clip.
+        """
         clips = {record.at_line for record in self.places(events.Clips)}
         changed = (record.at_line for record in self.places(events.ChangedGradients))
         return next((place for place in changed if place not in clips), None)
 
     def data_line(self) -> events.Place | None:
-        """The user's line that built the loader of the first training batch; without a loader the one that bound this batch."""
+        """The user's line that built the loader of the first training batch; without a loader the
+        one that bound this batch.
+        """
         first, fed = (
             next(iter(self.places(events.Micro)), None),
             self.line_of(events.Fed, last=True),

@@ -1,7 +1,7 @@
 """Marks each line of a trace, so that only lines of this run's probe are accepted as records.
 
-The mark protects against accidental writes by the script. A script that forges records deliberately shares a process with the
-probe, and no mark can prevent it (references/verify.md, limits).
+The mark protects against accidental writes by the script. A script that forges records deliberately
+shares a process with the probe, and no mark can prevent it (references/verify.md, limits).
 """
 
 

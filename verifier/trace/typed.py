@@ -1,4 +1,6 @@
-"""The base of every record: typed, frozen, and read back from JSON with the nested records rebuilt."""
+"""The base of every record: typed, frozen, and read back from JSON with the nested records
+rebuilt.
+"""
 
 import functools
 import re
@@ -18,10 +20,12 @@ def default_of(field: Field[Any]) -> Any:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Part:
-    """A record within a record, such as a line of the user's code. Each subclass is a dataclass by keywords.
+    """A record within a record, such as a line of the user's code.
 
-    The type checker forbids assignments. All methods but `__init__` are those of Part: generated for each record, as with
-    `frozen=True`, they would take half the startup time of `fsdp2 lint`.
+    Each subclass is a dataclass by keywords.
+
+    The type checker forbids assignments. All methods but `__init__` are those of Part: generated
+    for each record, as with `frozen=True`, they would take half the startup time of `fsdp2 lint`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -58,7 +62,10 @@ class Part:
 
 
 class Event(Part):
-    """One record of a trace. `seq`: its number on this rank; `at`: seconds on the clock of the launcher."""
+    """One record of a trace.
+
+    `seq`: its number on this rank; `at`: seconds on the clock of the launcher.
+    """
 
     kind: ClassVar[str] = ""
 
@@ -87,8 +94,9 @@ class Line(Part):
 class Place(Line):
     """A line of the user's code.
 
-    `library`: the line of a library to which it led; `through`: the lines of other files on the way, from there on, or the function that
-    made its value; `callers`: the lines of other files of the user that led here. None of these identifies the place.
+    `library`: the line of a library to which it led; `through`: the lines of other files on the
+    way, from there on, or the function that made its value; `callers`: the lines of other files of
+    the user that led here. None of these identifies the place.
     """
 
     library: Line | None = None
@@ -112,7 +120,10 @@ class Located(Event, base=True):
 
 
 def event_from_json(data: dict[str, Any]) -> Event:
-    """The event of `{"kind": ..., "seq": ..., "at": ..., ...}`. Raises KeyError or TypeError if it is none."""
+    """The event of `{"kind": ..., "seq": ..., "at": ..., ...}`.
+
+    Raises KeyError or TypeError if it is none.
+    """
     rest = dict(data)
     return KINDS[rest.pop("kind")].from_json(rest)
 

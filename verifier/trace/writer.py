@@ -1,4 +1,6 @@
-"""The trace of one rank in one run: JSON lines, each marked (seal.py) and unbuffered, so that a killed process loses nothing."""
+"""The trace of one rank in one run: JSON lines, each marked (seal.py) and unbuffered, so that a
+killed process loses nothing.
+"""
 
 import json
 import os
@@ -13,8 +15,8 @@ from .seal import mark
 class Writer:
     """Appends events of this process to `path`, from any of its threads.
 
-    The mark of a line depends on its number, so events are numbered and appended one at a time. An event of a signal handler
-    that interrupts a write of its thread is appended after that write.
+    The mark of a line depends on its number, so events are numbered and appended one at a time. An
+    event of a signal handler that interrupts a write of its thread is appended after that write.
     """
 
     def __init__(self, path: Path, secret: str = "") -> None:
@@ -31,7 +33,8 @@ class Writer:
     def write(self, event: Event) -> None:
         """Append one event, with its number and time.
 
-        A process forked from the rank, such as a data-loader worker, records nothing: it may have copied a held lock.
+        A process forked from the rank, such as a data-loader worker, records nothing: it may have
+        copied a held lock.
         """
         if os.getpid() != self._process:
             return

@@ -1,4 +1,6 @@
-"""`python dion.py FOLDER`: token files in the format of modded-nanogpt's FineWeb shards, drawn from a Markov chain."""
+"""`python dion.py FOLDER`: token files in the format of modded-nanogpt's FineWeb shards, drawn from
+a Markov chain.
+"""
 
 import sys
 from pathlib import Path

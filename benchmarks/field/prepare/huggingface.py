@@ -1,8 +1,10 @@
-"""A tiny Llama with its tokenizer, and a data set of short stories under the name that examples load from the hub.
+"""A tiny Llama with its tokenizer, and a data set of short stories under the name that examples
+load from the hub.
 
     python huggingface.py FOLDER
 
-Run the trainer in FOLDER: `load_dataset("roneneldan/TinyStories")` then finds the folder of that name.
+Run the trainer in FOLDER: `load_dataset("roneneldan/TinyStories")` then finds the folder of that
+name.
 """
 
 import json
@@ -43,8 +45,8 @@ WHEN = (
     "near the river",
 )
 CHAT = (
-    "{% for message in messages %}{{ '<s>' + message['role'] + ': ' + message['content'] + '</s>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<s>assistant: ' }}{% endif %}"
+    "{% for message in messages %}{{ '<s>' + message['role'] + ': ' + message['content'] + '</s>'"
+    " }}{% endfor %}{% if add_generation_prompt %}{{ '<s>assistant: ' }}{% endif %}"
 )
 
 

@@ -1,8 +1,10 @@
-"""A start of Lightning's tensor-parallel examples at a size that fits: their model has 7 billion parameters and no option for it.
+"""A start of Lightning's tensor-parallel examples at a size that fits: their model has 7 billion
+parameters and no option for it.
 
     python lightning.py FOLDER
 
-FOLDER/small.py EXAMPLE changes the defaults of the example's own `ModelArgs`, then runs its train.py as it is.
+FOLDER/small.py EXAMPLE changes the defaults of the example's own `ModelArgs`, then runs its
+train.py as it is.
 """
 
 import sys

@@ -1,4 +1,6 @@
-"""Write what a small run of lingua's apps/main needs into a folder: JSON lines in two chunks, and a configuration."""
+"""Write what a small run of lingua's apps/main needs into a folder: JSON lines in two chunks, and a
+configuration.
+"""
 
 import json
 import random

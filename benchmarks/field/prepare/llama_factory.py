@@ -1,4 +1,5 @@
-"""The tiny model and data of chat.py, and a configuration of LLaMA-Factory v1 for full fine-tuning with FSDP2.
+"""The tiny model and data of chat.py, and a configuration of LLaMA-Factory v1 for full fine-tuning
+with FSDP2.
 
 python llama_factory.py FOLDER
 """

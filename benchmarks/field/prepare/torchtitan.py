@@ -1,4 +1,5 @@
-"""Write a configuration of torchtitan, a smaller Llama 3 for its `experimental.custom_import`, and text in place of its c4_test.
+"""Write a configuration of torchtitan, a smaller Llama 3 for its `experimental.custom_import`, and
+text in place of its c4_test.
 
 python torchtitan.py FOLDER
 """

@@ -1,4 +1,5 @@
-"""A tiny Llama 2 checkpoint, a sentencepiece tokenizer, texts, and the recipe's configuration with their paths and sizes.
+"""A tiny Llama 2 checkpoint, a sentencepiece tokenizer, texts, and the recipe's configuration with
+their paths and sizes.
 
 python torchtune.py FOLDER
 """

@@ -1,5 +1,7 @@
-"""torchvision's wheel of PyPI is one for CUDA: beside the CPU build of torch its library cannot be loaded, and its import stops
-for want of operators. `main` writes a `sitecustomize` that declares them as soon as torchvision is imported."""
+"""torchvision's wheel of PyPI is one for CUDA: beside the CPU build of torch its library cannot be
+loaded, and its import stops for want of operators. `main` writes a `sitecustomize` that declares
+them as soon as torchvision is imported.
+"""
 
 import runpy
 from pathlib import Path
@@ -24,7 +26,9 @@ sys.meta_path.insert(0, Declare())
 
 
 def main(folder: Path) -> None:
-    """Write `folder`/site, a folder for PYTHONPATH, and import torchvision as it does from now on."""
+    """Write `folder`/site, a folder for PYTHONPATH, and import torchvision as it does from now
+    on.
+    """
     (folder / "site").mkdir(exist_ok=True)
     file = folder / "site" / "sitecustomize.py"
     file.write_text(SITE, encoding="utf-8")

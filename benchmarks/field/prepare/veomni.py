@@ -1,4 +1,5 @@
-"""The tiny model and data of chat.py, and a configuration for `tasks/train_text.py` without kernels.
+"""The tiny model and data of chat.py, and a configuration for `tasks/train_text.py` without
+kernels.
 
 python veomni.py FOLDER
 """

@@ -1,4 +1,6 @@
-"""The right script from which each fault of faults.yaml is made: a wide decoder in production settings."""
+"""The right script from which each fault of faults.yaml is made: a wide decoder in production
+settings.
+"""
 
 import os
 

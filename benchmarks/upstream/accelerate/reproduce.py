@@ -1,4 +1,6 @@
-"""The functions that accelerate's Megatron engine gives to Megatron for each chunk of a model. No GPU, no Megatron.
+"""The functions that accelerate's Megatron engine gives to Megatron for each chunk of a model.
+
+No GPU, no Megatron.
 
 python reproduce.py CHECKOUT_OF_ACCELERATE
 """

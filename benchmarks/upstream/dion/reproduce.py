@@ -1,5 +1,6 @@
-"""Run in a checkout of microsoft/dion, without a GPU: the first token and learning rate of each step, with and without a resume, and
-after a stop within `CheckpointManager.save`."""
+"""Run in a checkout of microsoft/dion, without a GPU: the first token and learning rate of each
+step, with and without a resume, and after a stop within `CheckpointManager.save`.
+"""
 
 import shutil
 import sys
@@ -34,7 +35,8 @@ def train(title, last, saves=None):
     x, _ = loader.next_batch()
     for step in range(0 if manager.step is None else manager.step + 1, last + 1):
         print(
-            f"{title} step {step}: first token {x[0, 0]}, learning rate {optimizer.param_groups[0]['lr']:.1f}"
+            f"{title} step {step}: first token {x[0, 0]}, learning rate"
+            f" {optimizer.param_groups[0]['lr']:.1f}"
         )
         x, _ = loader.next_batch()
         model(torch.ones(1, 2)).sum().backward()
@@ -62,5 +64,6 @@ weight.grad = torch.ones(2, 2)
 optimizer.step()
 share = float(optimizer.state[weight]["momentum"][0, 0])  # 1 - beta1 of the gradient
 print(
-    f"betas=(0.95, 0.98) in a group: the first step makes a momentum of {share:.2f} from a gradient of 1"
+    f"betas=(0.95, 0.98) in a group: the first step makes a momentum of {share:.2f} from a gradient"
+    " of 1"
 )

@@ -1,4 +1,6 @@
-"""`reproduce.py CHECKOUT/distributed/FSDP2`: which parameters `reset_parameters` leaves as `to_empty` allocated them. No GPU is needed."""
+"""`reproduce.py CHECKOUT/distributed/FSDP2`: which parameters `reset_parameters` leaves as
+`to_empty` allocated them. No GPU is needed.
+"""
 
 import sys
 
@@ -16,5 +18,6 @@ model.to_empty(device="cpu")
 model.reset_parameters()  # as example.py calls it
 left = [name for name, param in model.named_parameters() if param.isnan().any()]
 print(
-    f"{len(left)} of {len(list(model.parameters()))} parameters are not initialised, such as {left[:3]}"
+    f"{len(left)} of {len(list(model.parameters()))} parameters are not initialised, such as"
+    f" {left[:3]}"
 )

@@ -1,4 +1,6 @@
-"""`reproduce.py CHECKOUT/distributed/tensor_parallelism`: the gradients with which each iteration of its loop begins. No GPU is needed."""
+"""`reproduce.py CHECKOUT/distributed/tensor_parallelism`: the gradients with which each iteration
+of its loop begins. No GPU is needed.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""The learning rate after a resume that saves and loads as lingua/checkpoint.py does. One process, no GPU."""
+"""The learning rate after a resume that saves and loads as lingua/checkpoint.py does.
+
+One process, no GPU.
+"""
 
 import tempfile
 

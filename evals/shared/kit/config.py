@@ -2,7 +2,8 @@
 
     settings = read(Settings, "configs/base.yaml", ["train.steps=200", "out=runs/one"])
 
-Every key of the file must be a field, and every value must have the field's type: a misspelt key is an error that names what there is.
+Every key of the file must be a field, and every value must have the field's type: a misspelt key is
+an error that names what there is.
 """
 
 from __future__ import annotations

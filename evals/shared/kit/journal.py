@@ -1,4 +1,7 @@
-"""Numbers of a run: one line a record in a JSON-lines file, and a short line on the console. Only rank 0 writes."""
+"""Numbers of a run: one line a record in a JSON-lines file, and a short line on the console.
+
+Only rank 0 writes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from . import comm
 
 
 class Journal:
-    """A file in the run's folder. A run that goes on after a restart appends, and drops what it is about to do again."""
+    """A file in the run's folder.
+
+    A run that goes on after a restart appends, and drops what it is about to do again.
+    """
 
     def __init__(self, folder: Path, name: str, first: int = 0, console: bool = False) -> None:
         self.path = Path(folder) / name

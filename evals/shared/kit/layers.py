@@ -1,4 +1,7 @@
-"""Layers of the transformers in this project. Shapes: n samples, t positions, c channels, h heads, d channels of a head."""
+"""Layers of the transformers in this project.
+
+Shapes: n samples, t positions, c channels, h heads, d channels of a head.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ def groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, Any]]:
 
 
 def make(model: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
-    """To be called after the model was sharded: the optimizer must hold the parameters that are trained."""
+    """To be called after the model was sharded: the optimizer must hold the parameters that are
+    trained.
+    """
     own = groups(model, settings)
     betas = (settings.beta1, settings.beta2)
     if settings.kind == "adamw":

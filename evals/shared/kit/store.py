@@ -1,4 +1,6 @@
-"""Checkpoints: distributed ones, to which each rank writes what it holds, readable on any number of ranks."""
+"""Checkpoints: distributed ones, to which each rank writes what it holds, readable on any number of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ class Stateful(Protocol):
 
 
 class Store:
-    """The checkpoints of a run's folder, the newest `keep` of them. The file `latest` names the last complete one."""
+    """The checkpoints of a run's folder, the newest `keep` of them.
+
+    The file `latest` names the last complete one.
+    """
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
         self.folder, self.keep = Path(folder), keep

@@ -76,7 +76,9 @@ def padded(documents: list[list[int]], length: int) -> torch.Tensor:
 
 
 def next_words(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets [n, t - 1] of a causal model; where the target is padding, nothing is to be learned."""
+    """Inputs and targets [n, t - 1] of a causal model; where the target is padding, nothing is to
+    be learned.
+    """
     targets = rows[:, 1:].clone()
     targets[targets == PAD] = IGNORED
     return rows[:, :-1], targets
@@ -85,7 +87,8 @@ def next_words(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def masked_words(rows: torch.Tensor, share: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs with words replaced by MASK, and targets that are those words and IGNORED elsewhere.
 
-    Which words are masked depends on the seed alone, so every rank that asks for the same rows gets the same masks.
+    Which words are masked depends on the seed alone, so every rank that asks for the same rows gets
+    the same masks.
     """
     generator = torch.Generator().manual_seed(seed)
     hidden = (torch.rand(rows.shape, generator=generator) < share) & (rows >= SPECIAL)

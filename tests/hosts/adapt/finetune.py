@@ -40,8 +40,7 @@ class Run:
         self.steps = recipe.train.epochs * self.data.steps_per_epoch
         warmup = recipe.train.warmup
         self.schedule = LambdaLR(
-            self.optimizer,
-            lambda step: min((step + 1) / (warmup + 1), 1 - max(0, step - warmup) / self.steps),
+            self.optimizer, lambda step: min((step + 1) / (warmup + 1), 1 - max(0, step - warmup) / self.steps)
         )
         self.step = 0
         if recipe.resume_from:
@@ -54,10 +53,7 @@ class Run:
         if self.rank == 0:
             whole = sum(parameter.numel() for parameter in self.model.parameters())
             ours = sum(parameter.numel() for parameter in trainable(self.model).values())
-            print(
-                f"{ours} of {whole} parameters are trained, from step {self.step} to {self.steps}",
-                flush=True,
-            )
+            print(f"{ours} of {whole} parameters are trained, from step {self.step} to {self.steps}", flush=True)
         while self.step < self.steps:
             shown = self.one_step()
             self.step += 1
@@ -65,20 +61,13 @@ class Run:
                 text = " ".join(f"{key} {value:.6f}" for key, value in shown.items())
                 print(f"step {self.step} {text}", flush=True)
             if self.step % self.recipe.save_steps == 0:
-                save(
-                    self.recipe.output,
-                    collect(self.model, self.optimizer, self.schedule, self.data.taken, self.step),
-                )
+                save(self.recipe.output, collect(self.model, self.optimizer, self.schedule, self.data.taken, self.step))
         export(self.model, self.recipe.adapter, self.recipe.output / "adapter")
 
     def one_step(self) -> dict[str, float]:
         """Forward and backward over all pieces, one update."""
-        pieces = [
-            piece.to(self.device) for piece in self.data.next_step(self.recipe.train.rows_per_step)
-        ]
-        tokens = self.total(
-            torch.tensor(float(sum(better_tokens(piece) for piece in pieces)), device=self.device)
-        )
+        pieces = [piece.to(self.device) for piece in self.data.next_step(self.recipe.train.rows_per_step)]
+        tokens = self.total(torch.tensor(float(sum(better_tokens(piece) for piece in pieces)), device=self.device))
         pairs = self.recipe.train.global_rows
         sums = torch.zeros(4, device=self.device)
         for index, piece in enumerate(pieces):
@@ -86,9 +75,7 @@ class Run:
             part = terms(self.model, piece, self.recipe.loss)
             self.loss(part, pairs, tokens).backward()
             sums += torch.stack([value.detach().float() for value in part])
-        norm = torch.nn.utils.clip_grad_norm_(
-            list(trainable(self.model).values()), self.recipe.train.max_norm
-        )
+        norm = torch.nn.utils.clip_grad_norm_(list(trainable(self.model).values()), self.recipe.train.max_norm)
         rate = self.schedule.get_last_lr()[0]
         self.optimizer.step()
         self.schedule.step()

@@ -44,9 +44,7 @@ def add_adapters(model: nn.Module, config: Adapter) -> nn.Module:
             if child in config.targets and isinstance(layer, nn.Linear):
                 setattr(module, child, LoraLinear(layer, config.rank, config.alpha, stream))
                 found.append(f"{name}.{child}")
-    missing = [
-        target for target in config.targets if not any(name.endswith(target) for name in found)
-    ]
+    missing = [target for target in config.targets if not any(name.endswith(target) for name in found)]
     if missing:
         raise SystemExit(f"no linear layer is called {', '.join(missing)}")
     for name, parameter in model.named_parameters():
@@ -78,7 +76,5 @@ def export(model: nn.Module, config: Adapter, folder: Path) -> None:
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(weights, folder / "adapter.pt")
-        (folder / "adapter.json").write_text(
-            json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8"
-        )
+        (folder / "adapter.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
     dist.barrier()

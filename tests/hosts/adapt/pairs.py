@@ -66,9 +66,7 @@ def pack(pair: tuple[bytes, bytes, bytes], length: int) -> Rows:
 class PairStream:
     """Rows in a shuffled order. `taken` counts rows of the whole world."""
 
-    def __init__(
-        self, path: Path, length: int, global_rows: int, seed: int, rank: int, world: int
-    ) -> None:
+    def __init__(self, path: Path, length: int, global_rows: int, seed: int, rank: int, world: int) -> None:
         self.rows = [pack(pair, length) for pair in read_pairs(path)]
         if global_rows % world:
             raise SystemExit(f"{global_rows} rows in a step do not divide among {world} ranks")
@@ -79,9 +77,7 @@ class PairStream:
     def next_step(self, rows_per_step: int) -> Iterator[Rows]:
         """This rank's share of the next step, in pieces of at most `rows_per_step`."""
         epoch, step = divmod(self.taken // self.global_rows, self.steps_per_epoch)
-        order = torch.randperm(
-            len(self.rows), generator=torch.Generator().manual_seed(self.seed + epoch)
-        ).tolist()
+        order = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed + epoch)).tolist()
         whole = order[step * self.global_rows : (step + 1) * self.global_rows]
         mine = whole[self.rank :: self.world]
         self.taken += self.global_rows

@@ -93,12 +93,7 @@ def section(kind: type[Section], values: dict[str, Any]) -> Section:
     if unknown := set(values) - known:
         raise SystemExit(f"{kind.__name__.lower()}: unknown keys {sorted(unknown)}")
     try:
-        return kind(
-            **{
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in values.items()
-            }
-        )
+        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
     except TypeError as error:
         raise SystemExit(f"{kind.__name__.lower()}: {error}") from None
 

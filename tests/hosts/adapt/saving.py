@@ -18,9 +18,7 @@ TRAINED = StateDictOptions(ignore_frozen_params=True)
 LENIENT = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
-def collect(
-    model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, taken: int, step: int
-) -> dict[str, Any]:
+def collect(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, taken: int, step: int) -> dict[str, Any]:
     """The state of a run."""
     weights, moments = get_state_dict(model, optimizer, options=TRAINED)
     return {
@@ -39,9 +37,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 
 def last(folder: Path) -> int:
     """The newest step that was saved completely. Raises SystemExit if there is none."""
-    steps = [
-        int(path.parent.name.partition("-")[2]) for path in folder.glob("checkpoint-*/.metadata")
-    ]
+    steps = [int(path.parent.name.partition("-")[2]) for path in folder.glob("checkpoint-*/.metadata")]
     if not steps:
         raise SystemExit(f"{folder} holds no complete checkpoint")
     return max(steps)
@@ -55,11 +51,7 @@ def restore(
     state = collect(model, optimizer, schedule, 0, 0)
     dcp.load(state, checkpoint_id=folder / f"checkpoint-{step}")
     missing, unexpected = set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["weights"],
-        optim_state_dict=state["moments"],
-        options=LENIENT,
+        model, optimizer, model_state_dict=state["weights"], optim_state_dict=state["moments"], options=LENIENT
     )
     if left := [key for key in missing if key in dict(model.named_parameters()) and "lora_" in key]:
         raise SystemExit(f"the checkpoint has no {left[0]} and {len(left) - 1} more")

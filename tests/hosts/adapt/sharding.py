@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from recipe import Memory
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointImpl,
-    checkpoint_wrapper,
-)
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -18,9 +15,7 @@ def policies(memory: Memory) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy
     compute = getattr(torch, memory.param_dtype)
     reduce = getattr(torch, memory.reduce_dtype)
     inner = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
-    return inner, MixedPrecisionPolicy(
-        param_dtype=compute, reduce_dtype=reduce, output_dtype=torch.float32
-    )
+    return inner, MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, output_dtype=torch.float32)
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, memory: Memory) -> FSDPModule:
@@ -49,8 +44,5 @@ def optimizer_for(model: nn.Module, lr: float, weight_decay: float) -> torch.opt
     named = trainable(model)
     lora = [parameter for name, parameter in named.items() if ".lora_" in name]
     extra = [parameter for name, parameter in named.items() if ".lora_" not in name]
-    groups = [
-        {"params": lora, "weight_decay": weight_decay},
-        {"params": extra, "weight_decay": 0.0, "lr": lr / 4},
-    ]
+    groups = [{"params": lora, "weight_decay": weight_decay}, {"params": extra, "weight_decay": 0.0, "lr": lr / 4}]
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))

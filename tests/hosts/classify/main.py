@@ -57,15 +57,9 @@ def main() -> None:
     torch.manual_seed(config["seed"])
     model = MODELS.build(config["model"])
     data = EpochLoader(
-        DATASETS.build(config["dataset"]),
-        cluster.rank,
-        cluster.size,
-        seed=config["seed"],
-        **config["loader"],
+        DATASETS.build(config["dataset"]), cluster.rank, cluster.size, seed=config["seed"], **config["loader"]
     )
-    trainer = Trainer(
-        config, cluster, model, TASKS.build(config["task"]), data, build_callbacks(config, options)
-    )
+    trainer = Trainer(config, cluster, model, TASKS.build(config["task"]), data, build_callbacks(config, options))
     trainer.fit()
     cluster.close()
 

@@ -55,9 +55,7 @@ def main():
         for k, (x, y) in enumerate(batches, start=1):
             with model.no_sync() if k < args.accumulate else contextlib.nullcontext():
                 logits = model(x)
-                loss = F.cross_entropy(
-                    logits.flatten(0, 1), y.flatten(), ignore_index=PAD, reduction="sum"
-                )
+                loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=PAD, reduction="sum")
                 (loss * world / valid).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()

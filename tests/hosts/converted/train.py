@@ -50,16 +50,9 @@ def save(folder, state, model, optimizer, scheduler):
 
 def load(folder, model, optimizer, scheduler):
     weights, moments = get_state_dict(model, optimizer)
-    values = {
-        "model": weights,
-        "optimizer": moments,
-        "scheduler": scheduler.state_dict(),
-        "step": 0,
-    }
+    values = {"model": weights, "optimizer": moments, "scheduler": scheduler.state_dict(), "step": 0}
     dcp.load(values, checkpoint_id=max(folder.glob("step-*")))
-    set_state_dict(
-        model, optimizer, model_state_dict=values["model"], optim_state_dict=values["optimizer"]
-    )
+    set_state_dict(model, optimizer, model_state_dict=values["model"], optim_state_dict=values["optimizer"])
     scheduler.load_state_dict(values["scheduler"])
     return values["step"]
 
@@ -92,9 +85,7 @@ def main():
         for k, (x, y) in enumerate(batches, start=1):
             model.set_requires_gradient_sync(k == args.accumulate)
             logits = model(x)
-            loss = F.cross_entropy(
-                logits.flatten(0, 1), y.flatten(), ignore_index=PAD, reduction="sum"
-            )
+            loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=PAD, reduction="sum")
             (loss * world / valid).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()

@@ -54,19 +54,14 @@ class Workshop:
         matrices = [p for p in self.network.parameters() if p.ndim > 1]
         others = [p for p in self.network.parameters() if p.ndim < 2]
         self.optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": preset.decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
+            [{"params": matrices, "weight_decay": preset.decay}, {"params": others, "weight_decay": 0.0}],
             lr=preset.rate,
         )
         self.numbers = Numbers(preset.batch, self.mesh.get_local_rank("data"), self.mesh.size(0))
 
     def draw(self, numbers: range) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Noised curves on the device."""
-        return batch(numbers, self.preset.seed, self.preset.shape.points, self.preset.noises).to(
-            self.device
-        )
+        return batch(numbers, self.preset.seed, self.preset.shape.points, self.preset.noises).to(self.device)
 
     def step(self, number: int, pieces: int) -> dict[str, float]:
         """One update."""
@@ -100,17 +95,12 @@ class Workshop:
     def sample(self, count: int) -> torch.Tensor:
         """Curves out of noise, from the averaged network, without new noise on the way; alike on every rank."""
         levels = self.preset.noises
-        points = torch.randn(
-            count, self.preset.shape.points, 2, generator=torch.Generator().manual_seed(1)
-        )
+        points = torch.randn(count, self.preset.shape.points, 2, generator=torch.Generator().manual_seed(1))
         points = points.to(self.device)
         for level in range(levels - 1, -1, -1):
             now = torch.full((count,), level, device=self.device)
             noise = self.average.network(points, now)
-            share, after = (
-                signal(now[0], levels),
-                signal(now[0] - 1, levels) if level else torch.ones(()),
-            )
+            share, after = signal(now[0], levels), signal(now[0] - 1, levels) if level else torch.ones(())
             clean = (points - (1 - share).sqrt() * noise) / share.sqrt()
             points = after.sqrt() * clean + (1 - after).sqrt() * noise
         settle(self.average.network)
@@ -121,28 +111,16 @@ def train(shop: Workshop, options: argparse.Namespace) -> None:
     """To the preset's last step."""
     number = 0
     if options.go_on:
-        number, shop.numbers.drawn = restore(
-            options.into, shop.network, shop.average.network, shop.optimizer
-        )
+        number, shop.numbers.drawn = restore(options.into, shop.network, shop.average.network, shop.optimizer)
     while number < shop.preset.steps:
         report = shop.step(number, options.pieces or shop.preset.pieces)
         number += 1
         if number % options.look_every == 0:
             report["unseen"] = shop.look()
         if dist.get_rank() == 0:
-            print(
-                f"step {number} " + " ".join(f"{key} {value:.6f}" for key, value in report.items()),
-                flush=True,
-            )
+            print(f"step {number} " + " ".join(f"{key} {value:.6f}" for key, value in report.items()), flush=True)
         if number % options.save_every == 0 or number == shop.preset.steps:
-            save(
-                options.into,
-                shop.network,
-                shop.average.network,
-                shop.optimizer,
-                number,
-                shop.numbers.drawn,
-            )
+            save(options.into, shop.network, shop.average.network, shop.optimizer, number, shop.numbers.drawn)
 
 
 def main() -> None:

@@ -129,6 +129,4 @@ def put(made: Settings, key: str, text: str) -> None:
 
 def flat(made: Settings) -> dict[str, Any]:
     """`a.b: c` for a log or a checkpoint."""
-    return {
-        f"{name}.{key}": value for name, part in asdict(made).items() for key, value in part.items()
-    }
+    return {f"{name}.{key}": value for name, part in asdict(made).items() for key, value in part.items()}

@@ -22,11 +22,7 @@ def optimizers(model: nn.Module, how: Fit) -> dict[str, Optimizer]:
         (matrices if inside else vectors).append(parameter)
     return {
         "matrices": SGD(
-            matrices,
-            lr=how.matrix_lr,
-            momentum=how.matrix_momentum,
-            weight_decay=how.matrix_decay,
-            nesterov=True,
+            matrices, lr=how.matrix_lr, momentum=how.matrix_momentum, weight_decay=how.matrix_decay, nesterov=True
         ),
         "vectors": AdamW(vectors, lr=how.vector_lr, weight_decay=0.0, betas=(0.9, 0.99)),
     }

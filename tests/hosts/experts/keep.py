@@ -22,15 +22,10 @@ GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 SPREAD = StateDictOptions(full_state_dict=True)
 
 
-def write(
-    folder: str, model: nn.Module, kinds: dict[str, Optimizer], progress: dict[str, Any]
-) -> None:
+def write(folder: str, model: nn.Module, kinds: dict[str, Optimizer], progress: dict[str, Any]) -> None:
     """All ranks gather, rank 0 writes beside the target and renames, the others wait."""
     weights = get_model_state_dict(model, options=GATHER)
-    moments = {
-        name: get_optimizer_state_dict(model, optimizer, options=GATHER)
-        for name, optimizer in kinds.items()
-    }
+    moments = {name: get_optimizer_state_dict(model, optimizer, options=GATHER) for name, optimizer in kinds.items()}
     if dist.get_rank() == 0:
         home = Path(folder)
         home.mkdir(parents=True, exist_ok=True)

@@ -44,20 +44,13 @@ def learn(made: Settings, device: torch.device) -> None:
     progress = {"update": 0, "samples": 0, "best": 0.0}
     if made.io.resume:
         progress = read(made.io.dir, model, kinds)
-    say(
-        parameters=sum(p.numel() for p in model.parameters()),
-        ranks=world,
-        start=progress,
-        **flat(made),
-    )
+    say(parameters=sum(p.numel() for p in model.parameters()), ranks=world, start=progress, **flat(made))
 
     while progress["update"] < made.fit.updates:
         set_rates(kinds, progress["update"], made.fit)
         mine = share(progress["update"], made.batch.size, rank, world)
         batches = (collate(made.task, piece) for piece in cut(mine, made.batch.micro))
-        seen = update_once(
-            model, kinds, [(t.to(device), a.to(device)) for t, a in batches], made.fit
-        )
+        seen = update_once(model, kinds, [(t.to(device), a.to(device)) for t, a in batches], made.fit)
         progress["update"] += 1
         progress["samples"] += made.batch.size
         if progress["update"] % made.io.probe_every == 0:

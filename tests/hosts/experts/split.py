@@ -17,9 +17,7 @@ from torch.distributed.fsdp import (
 def lay(model: Mind, mesh: DeviceMesh, how: Shard) -> Mind:
     """Blocks on their own; embedding and head share a weight, so both stay with the root."""
     policy = MixedPrecisionPolicy(
-        param_dtype=getattr(torch, how.param),
-        reduce_dtype=getattr(torch, how.reduce),
-        cast_forward_inputs=False,
+        param_dtype=getattr(torch, how.param), reduce_dtype=getattr(torch, how.reduce), cast_forward_inputs=False
     )
     final = len(model.blocks) - 1
     for number, block in enumerate(model.blocks):

@@ -33,9 +33,7 @@ def start() -> torch.device:
 
 def token_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy, summed over the labels that count."""
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum"
-    )
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
 def train_step(
@@ -70,21 +68,14 @@ def run(config: Config) -> None:
     model.train()
 
     corpus = Corpus(config.data, config.model.vocabulary)
-    loader = Loader(
-        corpus, config.model.context, config.train.global_batch, config.data.seed, part, parts
-    )
+    loader = Loader(corpus, config.model.context, config.train.global_batch, config.data.seed, part, parts)
     optimizer = build_optimizer(model, config.optim)
     scheduler = build_scheduler(optimizer, config.optim, config.train.steps)
     progress = Progress()
-    checkpointer = Checkpointer(
-        config.checkpoint, AppState(model, optimizer, scheduler, loader, progress)
-    )
+    checkpointer = Checkpointer(config.checkpoint, AppState(model, optimizer, scheduler, loader, progress))
     resumed = checkpointer.load()
     if dist.get_rank() == 0:
-        print(
-            f"{count(model)} parameters on {tuple(mesh.shape)}, step {progress.step}, resumed: {resumed}",
-            flush=True,
-        )
+        print(f"{count(model)} parameters on {tuple(mesh.shape)}, step {progress.step}, resumed: {resumed}", flush=True)
 
     meter = Meter(config.metrics)
     while progress.step < config.train.steps:

@@ -1,10 +1,12 @@
-"""A proof without the verifier that accelerate's FSDP2 activation checkpointing gives wrong gradients where a block has dropout.
+"""A proof without the verifier that accelerate's FSDP2 activation checkpointing gives wrong
+gradients where a block has dropout.
 
     torchrun --nproc-per-node 2 checkpointed_dropout_proof.py plain
     torchrun --nproc-per-node 2 checkpointed_dropout_proof.py checkpointed
 
-The loss is linear in the one weight, so loss = <weight, gradient> for whatever mask dropout draws, if it is drawn once.
-accelerate 1.15.0, torch 2.13.0, CPU, both ranks on the same samples: plain -9.8068 and -9.8068; checkpointed -9.8068 and -22.2636.
+The loss is linear in the one weight, so loss = <weight, gradient> for whatever mask dropout draws,
+if it is drawn once. accelerate 1.15.0, torch 2.13.0, CPU, both ranks on the same samples: plain
+-9.8068 and -9.8068; checkpointed -9.8068 and -22.2636.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""A small Llama trained with accelerate's FSDP2 plugin: bf16 compute, accumulation, clipping, save_state and load_state.
+"""A small Llama trained with accelerate's FSDP2 plugin: bf16 compute, accumulation, clipping,
+save_state and load_state.
 
 resume: --resume {checkpoint}
 save: --save {checkpoint} --save-after 3

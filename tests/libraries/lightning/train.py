@@ -1,4 +1,5 @@
-"""A decoder trained by Lightning's Trainer with ModelParallelStrategy: configure_model shards, the Trainer does the rest.
+"""A decoder trained by Lightning's Trainer with ModelParallelStrategy: configure_model shards, the
+Trainer does the rest.
 
 save: --save {checkpoint} --save-after 3
 resume: --resume {checkpoint}

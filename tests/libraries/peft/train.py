@@ -1,4 +1,6 @@
-"""A frozen Llama with peft's LoRA adapters, sharded by the script: adapters first, then `fully_shard` (or, with --late, after it)."""
+"""A frozen Llama with peft's LoRA adapters, sharded by the script: adapters first, then
+`fully_shard` (or, with --late, after it).
+"""
 
 import argparse
 

@@ -1,9 +1,9 @@
 """A GPT on plain torch, with what changed between two versions of torch as options.
 
---tied split: embedding and head share their weight and are groups of their own; root: both are left to the root's group
---clip item: `.item()` on what clip_grad_norm_ returns, as a log does; whole: `.full_tensor()` before it
---checkpoint: bf16 policy, and each sharded block is called through torch.utils.checkpoint
---record: bf16 policy, and a block takes its float32 input in a dataclass
+--tied split: embedding and head share their weight and are groups of their own; root: both are left
+to the root's group --clip item: `.item()` on what clip_grad_norm_ returns, as a log does; whole:
+`.full_tensor()` before it --checkpoint: bf16 policy, and each sharded block is called through
+torch.utils.checkpoint --record: bf16 policy, and a block takes its float32 input in a dataclass
 """
 
 import argparse
@@ -74,7 +74,9 @@ class GPT(nn.Module):
 
 
 def make_sequences(samples, seed=0):
-    """Token sequences where the next token is 5 * token + 3 plus one random bit, modulo the vocabulary."""
+    """Token sequences where the next token is 5 * token + 3 plus one random bit, modulo the
+    vocabulary.
+    """
     gen = torch.Generator().manual_seed(seed)
     tokens = [torch.randint(0, VOCAB, (samples,), generator=gen)]
     for _ in range(SEQ):

@@ -1,4 +1,5 @@
-"""transformers.Trainer with FSDP2 (through accelerate): bf16, accumulation, clipping, checkpoints of its own.
+"""transformers.Trainer with FSDP2 (through accelerate): bf16, accumulation, clipping, checkpoints
+of its own.
 
 save: --out {checkpoint} --save-after 3
 resume: --out {checkpoint} --resume
@@ -16,7 +17,9 @@ VOCAB, SEQ = 32, 16
 
 
 class Sequences(Dataset):
-    """The next token is 5 * token + 3 plus one random bit, modulo the vocabulary; `uneven` leaves out some targets."""
+    """The next token is 5 * token + 3 plus one random bit, modulo the vocabulary; `uneven` leaves
+    out some targets.
+    """
 
     def __init__(self, samples, uneven):
         gen = torch.Generator().manual_seed(0)

@@ -1,4 +1,6 @@
-"""Following a script: aliases, helpers, classes, guards, suppressions of limits; bounded on anything."""
+"""Following a script: aliases, helpers, classes, guards, suppressions of limits; bounded on
+anything.
+"""
 
 import time
 from pathlib import Path
@@ -36,9 +38,17 @@ ALIASES = {
     "module": "import torch.distributed.fsdp as fsdp\nSHARD = fsdp.fully_shard",
     "dotted": "import torch.distributed.fsdp\nSHARD = torch.distributed.fsdp.fully_shard",
     "old": "from torch.distributed._composable.fsdp import fully_shard\nSHARD = fully_shard",
-    "older": "from torch.distributed._composable.fsdp.fully_shard import fully_shard\nSHARD = fully_shard",
-    "partial": "import functools\nfrom torch.distributed import fsdp\nSHARD = functools.partial(fsdp.fully_shard, mesh=None)",
-    "lambda": "from torch.distributed.fsdp import fully_shard\nSHARD = lambda module: fully_shard(module)",
+    "older": (
+        "from torch.distributed._composable.fsdp.fully_shard import fully_shard\nSHARD ="
+        " fully_shard"
+    ),
+    "partial": (
+        "import functools\nfrom torch.distributed import fsdp\nSHARD ="
+        " functools.partial(fsdp.fully_shard, mesh=None)"
+    ),
+    "lambda": (
+        "from torch.distributed.fsdp import fully_shard\nSHARD = lambda module: fully_shard(module)"
+    ),
     "getattr": "import torch.distributed.fsdp as f\nSHARD = getattr(f, 'fully_shard')",
 }
 
@@ -70,7 +80,8 @@ def test_canonical_names() -> None:
 
 MODEL_FILE = PRELUDE.partition("def train(")[0]
 TRAINERS = {
-    "functions": """
+    "functions": (
+        """
 from model import Net, shard
 import torch
 
@@ -84,8 +95,10 @@ def main():
 
 if __name__ == "__main__":
     main()
-""",
-    "methods": """
+"""
+    ),
+    "methods": (
+        """
 import model as m
 import torch
 
@@ -107,8 +120,10 @@ class Trainer(Base):
         return (p for p in self.net.parameters() if p.requires_grad)
 
 Trainer()
-""",
-    "async": """
+"""
+    ),
+    "async": (
+        """
 import asyncio
 import torch
 from model import *
@@ -122,8 +137,10 @@ async def main():
     shard(net)
 
 asyncio.run(main())
-""",
-    "spawned": """
+"""
+    ),
+    "spawned": (
+        """
 import torch
 import torch.multiprocessing as mp
 from model import Net, shard
@@ -135,8 +152,10 @@ def worker(rank, lr):
 
 if __name__ == "__main__":
     mp.spawn(worker, args=(0.1,), nprocs=2)
-""",
-    "decorated": """
+"""
+    ),
+    "decorated": (
+        """
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 from model import Net, shard
@@ -152,15 +171,18 @@ def main():
         shard(net)
 
 main()
-""",
-    "nobody calls it": """
+"""
+    ),
+    "nobody calls it": (
+        """
 import torch
 from model import shard
 
 def prepare(net, lr):
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
     return shard(net), optimizer
-""",
+"""
+    ),
 }
 
 
@@ -172,8 +194,14 @@ def test_styles(tmp_path: Path, style: str) -> None:
 
 
 def test_a_fault_in_an_imported_file_is_reported_there(tmp_path: Path) -> None:
-    helper = "import torch\n\ndef optimizer_of(model):\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
-    train = "from pkg.model import Net, shard\nfrom pkg import helper\nnet = Net()\noptimizer = helper.optimizer_of(net)\nshard(net)\n"
+    helper = (
+        "import torch\n\ndef optimizer_of(model):\n    return torch.optim.SGD(model.parameters(),"
+        " lr=0.1)\n"
+    )
+    train = (
+        "from pkg.model import Net, shard\nfrom pkg import helper\nnet = Net()\noptimizer ="
+        " helper.optimizer_of(net)\nshard(net)\n"
+    )
     script = write(
         tmp_path, train=train, pkg____init__="", pkg__model=MODEL_FILE, pkg__helper=helper
     )
@@ -186,14 +214,22 @@ GUARDS = {
     "environment": "if int(os.environ['RANK']) < 1:\n    dist.barrier()",
     "getenv": "if os.getenv('LOCAL_RANK', '0') == '0':\n    dist.barrier()",
     "not": "if not dist.get_rank():\n    dist.barrier()",
-    "mesh": "mesh = init_device_mesh('cpu', (4,))\nif mesh.get_local_rank() == 0:\n    dist.barrier()",
-    "early return": "def f():\n    if dist.get_rank() > 0:\n        return\n    dist.barrier()\nf()",
+    "mesh": (
+        "mesh = init_device_mesh('cpu', (4,))\nif mesh.get_local_rank() == 0:\n    dist.barrier()"
+    ),
+    "early return": (
+        "def f():\n    if dist.get_rank() > 0:\n        return\n    dist.barrier()\nf()"
+    ),
     "early exit": "import sys\nif dist.get_rank() > 0:\n    sys.exit(0)\ndist.barrier()",
     "continue": "for i in range(3):\n    if dist.get_rank():\n        continue\n    dist.barrier()",
     "argument": "def f(rank):\n    if rank == 0:\n        dist.barrier()\nf(dist.get_rank())",
-    "attribute": "class A:\n    def __init__(self):\n        self.rank = dist.get_rank()\n    def f(self):\n"
-    "        if self.rank == 0:\n            dist.barrier()\nA().f()",
-    "accelerator": "import accelerate\na = accelerate.Accelerator()\nif a.is_main_process:\n    dist.barrier()",
+    "attribute": (
+        "class A:\n    def __init__(self):\n        self.rank = dist.get_rank()\n    def f(self):\n"
+        "        if self.rank == 0:\n            dist.barrier()\nA().f()"
+    ),
+    "accelerator": (
+        "import accelerate\na = accelerate.Accelerator()\nif a.is_main_process:\n    dist.barrier()"
+    ),
     "ternary": "x = dist.barrier() if dist.get_rank() == 0 else None",
     "match": "match dist.get_rank():\n    case 0:\n        dist.barrier()",
 }
@@ -201,14 +237,28 @@ OPEN = {
     "world": "if dist.get_world_size() > 1:\n    dist.barrier()",
     "initialized": "if dist.is_available() and dist.is_initialized():\n    dist.barrier()",
     "world and rank": "if dist.get_world_size() == 1 and dist.get_rank() == 0:\n    dist.barrier()",
-    "group": "group = dist.new_group([0, 1])\nif dist.get_rank() < 2:\n    dist.barrier(group=group)",
-    "part of a mesh": "mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('pp', 'dp'))\nif mesh['pp'].get_local_rank() == 0:\n"
-    "    dist.barrier()",
-    "both branches": "if dist.get_rank() == 0:\n    dist.broadcast(x, 0)\nelse:\n    dist.broadcast(y, 0)",
+    "group": (
+        "group = dist.new_group([0, 1])\nif dist.get_rank() < 2:\n    dist.barrier(group=group)"
+    ),
+    "part of a mesh": (
+        "mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('pp', 'dp'))\nif"
+        " mesh['pp'].get_local_rank() == 0:\n    dist.barrier()"
+    ),
+    "both branches": (
+        "if dist.get_rank() == 0:\n    dist.broadcast(x, 0)\nelse:\n    dist.broadcast(y, 0)"
+    ),
     "after": "if dist.get_rank() == 0:\n    print(1)\ndist.barrier()",
-    "after a loop": "for i in range(3):\n    if dist.get_rank():\n        continue\n    print(i)\ndist.barrier()",
-    "after a call": "def f():\n    if dist.get_rank():\n        return\n    print(1)\nf()\ndist.barrier()",
-    "argument of the script": "import argparse\nargs = argparse.ArgumentParser().parse_args()\nif args.sync:\n    dist.barrier()",
+    "after a loop": (
+        "for i in range(3):\n    if dist.get_rank():\n        continue\n   "
+        " print(i)\ndist.barrier()"
+    ),
+    "after a call": (
+        "def f():\n    if dist.get_rank():\n        return\n    print(1)\nf()\ndist.barrier()"
+    ),
+    "argument of the script": (
+        "import argparse\nargs = argparse.ArgumentParser().parse_args()\nif args.sync:\n   "
+        " dist.barrier()"
+    ),
     "point to point": "if dist.get_rank() == 0:\n    dist.send(x, 1)\nelse:\n    dist.recv(x, 0)",
 }
 
@@ -228,27 +278,40 @@ def test_what_is_no_rank_guard(tmp_path: Path, how: str) -> None:
 
 NOT_CALLED = {  # functions that nothing calls, and whether each one's trace is distributed
     "a constant decides": (
-        "def maybe(flag):\n    if flag:\n        dist.barrier()\ndef off():\n    maybe(False)\ndef on():\n    maybe(True)\n",
+        (
+            "def maybe(flag):\n    if flag:\n        dist.barrier()\ndef off():\n   "
+            " maybe(False)\ndef on():\n    maybe(True)\n"
+        ),
         [True, False, True],
     ),
     "a callback": (
-        "def each(f):\n    f()\ndef quiet():\n    print()\ndef loud():\n    dist.barrier()\n"
-        "def one():\n    each(quiet)\ndef two():\n    each(loud)\n",
+        (
+            "def each(f):\n    f()\ndef quiet():\n    print()\ndef loud():\n    dist.barrier()\n"
+            "def one():\n    each(quiet)\ndef two():\n    each(loud)\n"
+        ),
         [False, False, True, False, True],
     ),
     "a method of what a call made": (
-        "class Loop:\n    def __init__(self, end):\n        self.end = end\n"
-        "def loud():\n    dist.barrier()\ndef make():\n    return Loop(loud)\n"
-        "def one():\n    make()\ndef two():\n    make().end()\n",
+        (
+            "class Loop:\n    def __init__(self, end):\n        self.end = end\n"
+            "def loud():\n    dist.barrier()\ndef make():\n    return Loop(loud)\n"
+            "def one():\n    make()\ndef two():\n    make().end()\n"
+        ),
         [True, False, False, True],
     ),
     "what a call leaves in its argument": (
-        "class Loop:\n    pass\ndef loud():\n    dist.barrier()\ndef fill(loop):\n    loop.end = loud\n"
-        "def one():\n    fill(Loop())\ndef two():\n    loop = Loop()\n    fill(loop)\n    loop.end()\n",
+        (
+            "class Loop:\n    pass\ndef loud():\n    dist.barrier()\ndef fill(loop):\n    loop.end"
+            " = loud\ndef one():\n    fill(Loop())\ndef two():\n    loop = Loop()\n    fill(loop)\n"
+            "    loop.end()\n"
+        ),
         [True, False, False, True],
     ),
     "two that call each other": (
-        "def first():\n    second()\n    dist.barrier()\ndef second():\n    first()\ndef third():\n    second()\n",
+        (
+            "def first():\n    second()\n    dist.barrier()\ndef second():\n    first()\ndef"
+            " third():\n    second()\n"
+        ),
         [True, True],
     ),
 }
@@ -274,7 +337,10 @@ def test_each_kind_of_arguments_is_followed_once(tmp_path: Path) -> None:
 
 class TestLimits:
     def test_five_thousand_lines(self, tmp_path: Path) -> None:
-        part = "def step_{0}(model, x):\n    y = model(x)\n    if y.sum() > {0}:\n        y = y * {0}\n    return step_{1}(model, y)\n"
+        part = (
+            "def step_{0}(model, x):\n    y = model(x)\n    if y.sum() > {0}:\n        y = y *"
+            " {0}\n    return step_{1}(model, y)\n"
+        )
         source = (
             HEAD + "".join(part.format(n, n + 1) for n in range(1000)) + "step_0(shard(Net()), 1)\n"
         )
@@ -304,12 +370,15 @@ class TestLimits:
         "def f():\n    return f()\nf()",
         "def f():\n    return g()\ndef g():\n    return f()\nf()",
         "class A(A):\n    pass\nA()",
-        "class A:\n    def __init__(self):\n        self.a = self\n        self.a.a.a = A()\nA().a.a",
+        "class A:\n    def __init__(self):\n        self.a = self\n        self.a.a.a ="
+        " A()\nA().a.a",
         "import train\nfrom train import *\nimport train.train",
         "x = [x for x in x for x in x]\nx += x\nx[x] = x\ndel x",
-        "match x:\n    case [1, *rest] if rest:\n        y = rest\n    case {'a': b}:\n        y = b\n    case _:\n        y = 0",
+        "match x:\n    case [1, *rest] if rest:\n        y = rest\n    case {'a': b}:\n        y ="
+        " b\n    case _:\n        y = 0",
         "try:\n    x = 1\nexcept* ValueError as e:\n    x = e\nfinally:\n    x = 2",
-        "async def f():\n    async with a as b, c:\n        async for d in b:\n            yield d\n    await f()",
+        "async def f():\n    async with a as b, c:\n        async for d in b:\n            yield"
+        " d\n    await f()",
         "def f(a, /, b=1, *c, d, e=2, **g):\n    return a, b, c, d, e, g\nf(1, *x, d=3, **y)",
         "global x\nnonlocal_ = 1\nx: int\nx: int = 1\n(y := 2)\nlambda *a, **k: (yield)",
         "f'{x!r:>{width}} {x=}'\nx @= y\nx[1:2, ::3]\nprint(*x, sep='')",

@@ -39,7 +39,9 @@ def test_right_scripts(case) -> None:
 
 @pytest.mark.full
 def test_right_scripts_of_the_exam() -> None:
-    """Written by authors who knew no rule: 13 hits on 7 of them, before their causes were repaired."""
+    """Written by authors who knew no rule: 13 hits on 7 of them, before their causes were
+    repaired.
+    """
     scripts = [*(ROOT / "tests" / "exam").glob("round*/*/right/**/*.py")]
     assert len(scripts) > 1000
     assert [

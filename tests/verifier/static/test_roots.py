@@ -1,4 +1,6 @@
-"""A script whose loop lies in another folder of its repository is followed there; nothing outside of it is looked at."""
+"""A script whose loop lies in another folder of its repository is followed there; nothing outside
+of it is looked at.
+"""
 
 from pathlib import Path
 
@@ -29,7 +31,9 @@ CODE = "code/mypkg/train.py"
 
 
 def layout(paths: str, /, **more: str) -> dict[str, str]:
-    """Files by path: train.py has the loop, run.py calls it, all others are empty, but for `more`, by name."""
+    """Files by path: train.py has the loop, run.py calls it, all others are empty, but for `more`,
+    by name.
+    """
     known = {"train": LOOP, "run": CALL, **more}
     return {path: known.get(Path(path).stem, "") for path in paths.split()}
 
@@ -65,24 +69,34 @@ LAYOUTS = {
     ),
     "append": layout(
         f"{CODE} scripts/run.py",
-        run="import sys\nfrom pathlib import Path\nROOT = Path(__file__).resolve().parents[1]\n"
-        f"sys.path.append(str(ROOT / 'code'))\n{CALL}",
+        run=(
+            "import sys\nfrom pathlib import Path\nROOT = Path(__file__).resolve().parents[1]\n"
+            f"sys.path.append(str(ROOT / 'code'))\n{CALL}"
+        ),
     ),
     "join": layout(
         f"{CODE} scripts/run.py",
-        run=f"import os.path as osp, sys\nsys.path += [osp.join(osp.dirname(__file__), '..', 'code')]\n{CALL}",
+        run=(
+            "import os.path as osp, sys\nsys.path += [osp.join(osp.dirname(__file__), '..',"
+            f" 'code')]\n{CALL}"
+        ),
     ),
     "f-string": layout(
         f"{CODE} scripts/run.py",
-        run="import sys, pathlib\nHERE = pathlib.Path(__file__).parent\n"
-        f"sys.path[:0] = [f'{{HERE.parent}}/code']\n{CALL}",
+        run=(
+            "import sys, pathlib\nHERE = pathlib.Path(__file__).parent\n"
+            f"sys.path[:0] = [f'{{HERE.parent}}/code']\n{CALL}"
+        ),
     ),
     "beside the script": layout(
         f"{CODE} run.py", run=f"import sys\nsys.path.extend(['code'])\n{CALL}"
     ),
     "in what is imported": layout(
         f"{CODE} scripts/paths.py scripts/run.py",
-        paths="import sys\nfrom pathlib import Path\nsys.path.append(Path(__file__).parent.parent.joinpath('code'))",
+        paths=(
+            "import sys\nfrom pathlib import"
+            " Path\nsys.path.append(Path(__file__).parent.parent.joinpath('code'))"
+        ),
         run=f"import paths\n{CALL}",
     ),
 }

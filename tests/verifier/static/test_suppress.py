@@ -1,4 +1,6 @@
-"""`# fsdp2: ignore[rule] reason`: where it stands, what it covers, and when it is itself a fault."""
+"""`# fsdp2: ignore[rule] reason`: where it stands, what it covers, and when it is itself a
+fault.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +83,9 @@ COVERED = "cpu-offload-nccl-only"
 
 
 class TestInAFullVerification:
-    """Findings of runs are covered too, and what covers nothing is known when all rules have judged."""
+    """Findings of runs are covered too, and what covers nothing is known when all rules have
+    judged.
+    """
 
     def evidence(self, tmp_path: Path, comment: str) -> tuple[Evidence, Path]:
         script = written(tmp_path, PRELUDE + ROOT_ONLY.format(above="", after=f"  {comment}"))

@@ -1,6 +1,7 @@
 """A strict YAML reader: plain data, and the line and column of every key and value.
 
-It works on the parser's events, so that nothing is lost or guessed: no tags, no aliases, no values of another type.
+It works on the parser's events, so that nothing is lost or guessed: no tags, no aliases, no values
+of another type.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Document:
     notes: list[str] = field(default_factory=list)
 
     def place(self, path: KeyPath, on_key: bool = False) -> Place:
-        """Where `path` is written; what is not written is placed at the mapping that should hold it."""
+        """Where `path` is written; what is not written is placed at the mapping that should hold
+        it.
+        """
         if not on_key and path in self.values:
             return self.values[path]
         while path and path not in self.keys:
@@ -97,7 +100,10 @@ class _Reader:
                     )
 
     def node(self, event: Any, path: KeyPath, depth: int = 1, refused: bool = False) -> Any:
-        """The value that starts with this event. What is under a refused key goes to a path of its own."""
+        """The value that starts with this event.
+
+        What is under a refused key goes to a path of its own.
+        """
         place = self.start(event)
         if refused:
             path = (*path, "", place.line, place.column)
@@ -142,7 +148,10 @@ class _Reader:
             self.document.refuse(path, place, wrong)
         elif path in self.document.keys:
             where = f" in {dotted(above)}" if above else ""
-            message = f"duplicate key {quoted(key)}{where}; it is already on line {self.document.keys[path].line}"
+            message = (
+                f"duplicate key {quoted(key)}{where}; it is already on line"
+                f" {self.document.keys[path].line}"
+            )
             self.document.problems.append(Problem(place, message, dotted(path)))
         else:
             self.document.keys[path] = place

@@ -1,4 +1,6 @@
-"""What can be wrong in a file: one problem with its place, and the error that carries all of them."""
+"""What can be wrong in a file: one problem with its place, and the error that carries all of
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A JSON Schema as Python sees it: which keys a section has, their defaults, and how to say what a value must be."""
+"""A JSON Schema as Python sees it: which keys a section has, their defaults, and how to say what a
+value must be.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ TYPE_NAMES |= {"array": "a list", "object": "a mapping", "null": "null"}
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What a kind of file may hold, by the JSON Schema `file` beside a module. `noun` is what messages call the file."""
+    """What a kind of file may hold, by the JSON Schema `file` beside a module.
+
+    `noun` is what messages call the file.
+    """
 
     module: str
     file: str
@@ -98,7 +103,9 @@ def _below(path: str, section: Schema) -> Iterator[tuple[str, Schema, Schema]]:
 
 
 def filled(data: Any, schema: Schema) -> Any:
-    """A copy of `data` in which every absent key with a default has it, in the order of the schema."""
+    """A copy of `data` in which every absent key with a default has it, in the order of the
+    schema.
+    """
     if isinstance(data, list) and "items" in schema:
         return [filled(item, schema["items"]) for item in data]
     if not isinstance(data, dict) or "properties" not in schema:

@@ -10,7 +10,10 @@ from . import inputs
 
 
 def parse(path: Path) -> tuple[str, ast.Module]:
-    """The text of a script and its syntax tree. Raises UserError, with the place, if it cannot be read as Python."""
+    """The text of a script and its syntax tree.
+
+    Raises UserError, with the place, if it cannot be read as Python.
+    """
     try:
         data = inputs.whole(path, inputs.SCRIPT)
         tree = ast.parse(data, filename=str(path))

@@ -1,4 +1,7 @@
-"""A table of a TOML file as a Document. `tomllib` keeps no positions: they are those of the lines that look like a key."""
+"""A table of a TOML file as a Document.
+
+`tomllib` keeps no positions: they are those of the lines that look like a key.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hold data against the schema: the jsonschema library finds the faults, our own words describe them."""
+"""Hold data against the schema: the jsonschema library finds the faults, our own words describe
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong with the data: its key, where to point, and which other keys it puts in doubt."""
+    """One thing that is wrong with the data: its key, where to point, and which other keys it puts
+    in doubt.
+    """
 
     key: KeyPath
     message: str

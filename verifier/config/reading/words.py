@@ -29,7 +29,10 @@ def unknown_key(
     kinds = kinds_of(section, key) if key in section["properties"] else []
     if kinds:
         return (
-            f"{message} of kind {known_kind(section, known)!r}; it belongs to kind {', '.join(kinds)}",
+            (
+                f"{message} of kind {known_kind(section, known)!r}; it belongs to kind"
+                f" {', '.join(kinds)}"
+            ),
             None,
         )
     match = similar(key, [name for name in known if name not in written]) or similar(key, known)

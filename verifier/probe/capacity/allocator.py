@@ -1,10 +1,12 @@
 """CUDA's caching allocator, simulated: what it takes from CUDA for a course of allocations.
 
-As c10/cuda/CUDACachingAllocator.cpp of torch 2.13 does it where memory is enough: a block is a multiple of 512 bytes and belongs to the
-stream on which it was allocated; the smallest free block that is large enough is taken, and split; a freed block merges with its free
-neighbours. What no block can hold is taken from CUDA: in segments of 2 MiB (requests up to 1 MiB), of 20 MiB (below 10 MiB), else of the
-size asked in multiples of 2 MiB; with `expandable_segments:True`, by growing the one segment of the stream in steps of 2 or 20 MiB.
-Nothing is given back to CUDA, so what is reserved only grows. Not simulated: what libraries take for themselves (NCCL, cuBLAS).
+As c10/cuda/CUDACachingAllocator.cpp of torch 2.13 does it where memory is enough: a block is a
+multiple of 512 bytes and belongs to the stream on which it was allocated; the smallest free block
+that is large enough is taken, and split; a freed block merges with its free neighbours. What no
+block can hold is taken from CUDA: in segments of 2 MiB (requests up to 1 MiB), of 20 MiB (below 10
+MiB), else of the size asked in multiples of 2 MiB; with `expandable_segments:True`, by growing the
+one segment of the stream in steps of 2 or 20 MiB. Nothing is given back to CUDA, so what is
+reserved only grows. Not simulated: what libraries take for themselves (NCCL, cuBLAS).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a rehearsal records while it runs; `replay.py` makes the record of it.
 
-Memory is a list of changes: which storage grew or shrank on CUDA, in the order of time. What a storage is for is often known only later (a
-gradient is one when the optimizer reads it), so kinds are kept beside the list, and the last one that was given counts.
+Memory is a list of changes: which storage grew or shrank on CUDA, in the order of time. What a
+storage is for is often known only later (a gradient is one when the optimizer reads it), so kinds
+are kept beside the list, and the last one that was given counts.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Sent:
 
 @dataclass
 class Flops:
-    """The floating-point operations of a module in one step; `recompute` is a part of `backward`, `masked` of both."""
+    """The floating-point operations of a module in one step; `recompute` is a part of `backward`,
+    `masked` of both.
+    """
 
     forward: int = 0
     backward: int = 0
@@ -82,42 +85,35 @@ class Recorder:
     kinds: list[str] = field(default_factory=list)  # by number
     sizes: list[int] = field(default_factory=list)  # of what is allocated now, by number
     streams: list[int] = field(default_factory=list)  # the current one, by position in `changes`
-    phases: list[tuple[int, str]] = field(
-        default_factory=lambda: [(0, INITIALISATION)]
-    )  # (position in `changes`, name)
+    # (position in `changes`, name)
+    phases: list[tuple[int, str]] = field(default_factory=lambda: [(0, INITIALISATION)])
     backwards: list[int] = field(default_factory=list)  # positions where one begins
-    recomputed: list[int] = field(
-        default_factory=list
-    )  # positions where a call within a backward ends
-    lines: dict[int, tuple[Place | None, str]] = field(
-        default_factory=dict
-    )  # position of a new peak: line, module
+    # positions where a call within a backward ends
+    recomputed: list[int] = field(default_factory=list)
+    # position of a new peak: line, module
+    lines: dict[int, tuple[Place | None, str]] = field(default_factory=dict)
     reads: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict)
     sent: dict[tuple[Any, ...], Sent] = field(default_factory=dict)
-    moved: Counter[int] = field(
-        default_factory=Counter
-    )  # bytes that operators without FLOPs read and write, by step
+    # bytes that operators without FLOPs read and write, by step
+    moved: Counter[int] = field(default_factory=Counter)
     flops: dict[int, dict[str, Flops]] = field(default_factory=dict)  # by step and module
     mesh: dict[str, int] = field(default_factory=dict)
     mesh_ranks: int = 0
     mesh_line: Place | None = None
     names: dict[int, str] = field(default_factory=dict)  # of modules, by id
     stack: list[str] = field(default_factory=list)  # names of the modules that are running
-    purpose: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # what FSDP is doing, for which module
+    # what FSDP is doing, for which module
+    purpose: list[tuple[str, str]] = field(default_factory=list)
     vocabularies: set[int] = field(default_factory=set)
     total: int = 0
     highest: int = 0  # in this phase
     most: int = 0  # since the script last reset it
     optimized: bool = False  # an optimizer of torch has stepped
     updated: bool = False  # the script has changed weights itself, outside of forwards
-    nodes: dict[int, str] = field(
-        default_factory=dict
-    )  # module by the sequence number of its autograd node
-    tokens: Counter[int] = field(
-        default_factory=Counter
-    )  # integers that the roots are given, by step
+    # module by the sequence number of its autograd node
+    nodes: dict[int, str] = field(default_factory=dict)
+    # integers that the roots are given, by step
+    tokens: Counter[int] = field(default_factory=Counter)
 
     def placed(self, tensor: Tensor, storage: Any) -> None:
         """A storage lies on CUDA now."""
@@ -227,12 +223,16 @@ class Recorder:
             self.reads.setdefault(key, [0, place, synchronizes])[0] += 1
 
     def moves(self, amount: int) -> None:
-        """An operator without FLOPs reads and writes that many bytes; those of the optimizer, and beside compute, are left out."""
+        """An operator without FLOPs reads and writes that many bytes; those of the optimizer, and
+        beside compute, are left out.
+        """
         if not self.in_optimizer and not self.stream():
             self.moved[self.step] += amount
 
     def computed(self, amount: int, dtype: torch.dtype, masked: bool) -> None:
-        """Floating-point operations of one operator; a causal mask hides half of those of attention."""
+        """Floating-point operations of one operator; a causal mask hides half of those of
+        attention.
+        """
         if self.in_backward and not self.depth:
             number = node_of_backward()
             name = self.nodes.get(number, "") if number is not None else ""

@@ -1,4 +1,6 @@
-"""From what a rehearsal has seen to its record: the kind of each storage, the peak of each phase, the course of memory over time."""
+"""From what a rehearsal has seen to its record: the kind of each storage, the peak of each phase,
+the course of memory over time.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def record(now: Recorder, world_size: int) -> Rehearsal:
 
 
 def final_kinds(now: Recorder) -> list[str]:
-    """The kind of each storage: what a forward has made is an activation if it is still there when a backward begins."""
+    """The kind of each storage: what a forward has made is an activation if it is still there when
+    a backward begins.
+    """
     born, freed = [0] * len(now.kinds), [len(now.changes)] * len(now.kinds)
     met = [False] * len(now.kinds)
     for position, (number, change) in enumerate(now.changes):

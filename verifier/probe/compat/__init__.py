@@ -1,1 +1,3 @@
-"""The only place of private names of torch: `names` is the table, the other modules use them for the probe."""
+"""The only place of private names of torch: `names` is the table, the other modules use them for
+the probe.
+"""

@@ -1,6 +1,8 @@
-"""CUDA's autocast on CPU tensors: the operators that it runs in another dtype, where the CPU's leaves them alone.
+"""CUDA's autocast on CPU tensors: the operators that it runs in another dtype, where the CPU's
+leaves them alone.
 
-The lists are those of torch 2.13.0 (ATen/autocast_mode.h), without what consists of operators that are listed themselves.
+The lists are those of torch 2.13.0 (ATen/autocast_mode.h), without what consists of operators that
+are listed themselves.
 """
 
 import functools
@@ -111,7 +113,10 @@ _LOWEST = (torch.float16, torch.bfloat16)
 
 
 def cast_as_cuda() -> torch.library.Library:
-    """Let the CPU's autocast cast what CUDA's casts too, for as long as the result lives. What it casts itself stays as it is."""
+    """Let the CPU's autocast cast what CUDA's casts too, for as long as the result lives.
+
+    What it casts itself stays as it is.
+    """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     manners = (
         (_LOW, _in_low),

@@ -29,15 +29,17 @@ FakeTensor, _current_mode, _FAKE = find(FAKE_TENSOR), find(CURRENT_MODE), find(F
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """Operations of the probe on plain tensors, which no mode sees: CUDA on the CPU would double their time, and
-    `torch.set_default_device("cuda")` make new tensors where no mode serves them.
+    """Operations of the probe on plain tensors, which no mode sees: CUDA on the CPU would double
+    their time, and `torch.set_default_device("cuda")` make new tensors where no mode serves them.
     """
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         yield
 
 
 def inner_tensor(tensor: Tensor) -> Tensor | None:
-    """The plain tensor in a DTensor, in a nested or quantised one, or in the result of a collective that is not waited for."""
+    """The plain tensor in a DTensor, in a nested or quantised one, or in the result of a collective
+    that is not waited for.
+    """
     # Not by the attribute alone: in a DDP run each tensor answers as its own local part.
     other = NESTED_PART if tensor.layout is torch.jagged else WAITED_PART
     found = getattr(tensor, DTENSOR_PART if isinstance(tensor, DTensor) else other, None)
@@ -49,7 +51,9 @@ def inner_tensor(tensor: Tensor) -> Tensor | None:
 
 
 def classes_have_a_say() -> bool:
-    """Whether torch asks the class of a tensor what a function does: not inside of what that class answers."""
+    """Whether torch asks the class of a tensor what a function does: not inside of what that class
+    answers.
+    """
     return bool(torch._C._is_torch_function_enabled())
 
 
@@ -66,7 +70,9 @@ def answer_accelerator(device: torch.device) -> None:
 
 
 def answer_numbers(device_from: Callable[[Any], torch.device | None]) -> None:
-    """Let `to(0)` of modules, and of libraries that parse it as modules do, mean a device: C++ knows its number where there is one."""
+    """Let `to(0)` of modules, and of libraries that parse it as modules do, mean a device: C++
+    knows its number where there is one.
+    """
     real: Any = torch._C._nn._parse_to
 
     def parsed(*args: Any, **kwargs: Any) -> Any:

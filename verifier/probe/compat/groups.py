@@ -1,4 +1,6 @@
-"""FSDP's parameters and their groups: which module owns them, what they reduce, which collectives they need."""
+"""FSDP's parameters and their groups: which module owns them, what they reduce, which collectives
+they need.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ _OWN_DECIDES = hasattr(MixedPrecisionPolicy, "param_dtype_override_fn")  # both 
 
 @dataclass
 class Slot:
-    """One parameter of a model, by the object that lives from step to step (the shard, if FSDP manages it)."""
+    """One parameter of a model, by the object that lives from step to step (the shard, if FSDP
+    manages it).
+    """
 
     name: str
     param: torch.Tensor
@@ -34,7 +38,10 @@ def groups(root: nn.Module) -> list[tuple[str, Any]]:
 
 
 def dtypes_of(group: Any) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """In which a group computes and reduces; None: as its gradients come. Of parameters that differ, those that compute in 16 bits."""
+    """In which a group computes and reduces; None: as its gradients come.
+
+    Of parameters that differ, those that compute in 16 bits.
+    """
     policies = (
         [group.mp_policy]
         if hasattr(group, "mp_policy")
@@ -51,7 +58,10 @@ def dtypes_of(group: Any) -> tuple[torch.dtype | None, torch.dtype | None]:
 def reduces_in(
     policy: MixedPrecisionPolicy | None, params: Iterable[torch.Tensor]
 ) -> torch.dtype | None:
-    """The dtype in which gradients of these parameters are reduced. From torch 2.15 on their own decides where the policy names none."""
+    """The dtype in which gradients of these parameters are reduced.
+
+    From torch 2.15 on their own decides where the policy names none.
+    """
     own = next((param for param in params), None) if _OWN_DECIDES else None
     named = policy.reduce_dtype if policy is not None else None
     return named or (own.grad_dtype if own is not None else None)
@@ -62,9 +72,8 @@ def _groups(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, Any]]:
     for name, module in modules:
         if isinstance(module, FSDPModule) and (state := _state(module)) is not None:
             many = getattr(state, "_fsdp_param_groups", None)
-            own = (
-                [state._fsdp_param_group] if many is None else many
-            )  # of versions that know one group
+            # of versions that know one group
+            own = [state._fsdp_param_group] if many is None else many
             found += [
                 (name, g) for g in own if g is not None and all(g is not seen for _, seen in found)
             ]
@@ -79,7 +88,9 @@ def _state(module: FSDPModule) -> Any:
 
 
 def slots(root: nn.Module) -> list[Slot]:
-    """Every parameter of `root` once, in `named_parameters` order, tied ones under their first name."""
+    """Every parameter of `root` once, in `named_parameters` order, tied ones under their first
+    name.
+    """
     modules = list(root.named_modules())
     held = _managed(modules)
     out: dict[int, Slot] = {}
@@ -118,7 +129,9 @@ def _managed(modules: Iterable[tuple[str, nn.Module]]) -> dict[tuple[int, str], 
 
 
 def without_gradient(group: Any) -> list[str]:
-    """The trainable parameters of a group that have no gradient in a reduction that is about to begin."""
+    """The trainable parameters of a group that have no gradient in a reduction that is about to
+    begin.
+    """
     missing = (
         i
         for i in group.fsdp_params
@@ -130,7 +143,9 @@ def without_gradient(group: Any) -> list[str]:
 
 
 def collectives(group: Any, backward: bool) -> dict[str, int]:
-    """The collectives that one forward, and a backward if there is one, need for a group with its current settings."""
+    """The collectives that one forward, and a backward if there is one, need for a group with its
+    current settings.
+    """
     mesh = group.mesh_info
     shards = isinstance(mesh, need(SHARDED_MESH)) and mesh.shard_mesh_size > 1
     trained = group.reduce_grads and any(
@@ -145,7 +160,9 @@ def collectives(group: Any, backward: bool) -> dict[str, int]:
 
 
 def reduction(group: Any) -> dict[str, Any]:
-    """The fields of a `Reduce` event: the module of a group, whether FSDP fills missing gradients, and the ranks."""
+    """The fields of a `Reduce` event: the module of a group, whether FSDP fills missing gradients,
+    and the ranks.
+    """
     return {
         "group": str(getattr(group, "_module_fqn", None) or ""),
         "filled": bool(getattr(group, "reduce_scatter_unused_params", False)),
@@ -159,7 +176,9 @@ def out_of_date(group: Any) -> bool:
 
 
 def _differs(item: Any) -> bool:
-    """Whether this rank's part of a gathered parameter differs from its shard, in the dtype of the gathered one."""
+    """Whether this rank's part of a gathered parameter differs from its shard, in the dtype of the
+    gathered one.
+    """
     shard, whole, mesh = (
         local(item.sharded_param),
         getattr(item, "_unsharded_param", None),

@@ -1,6 +1,8 @@
-"""The table to edit for a new version of torch: the versions on which fsdp2 was run, and every private name that the probe uses.
+"""The table to edit for a new version of torch: the versions on which fsdp2 was run, and every
+private name that the probe uses.
 
-A name that this torch lacks disables what needs it, and a `ProbeError` names it; it is never an ImportError.
+A name that this torch lacks disables what needs it, and a `ProbeError` names it; it is never an
+ImportError.
 """
 
 import importlib
@@ -10,7 +12,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Name:
-    """A private name: `path` is module:attributes; `on_instances` are attributes that only objects have."""
+    """A private name: `path` is module:attributes; `on_instances` are attributes that only objects
+    have.
+    """
 
     path: str
     needed_by: str
@@ -19,7 +23,8 @@ class Name:
 
 
 MEAN = 1.5  # of 1 and 2
-# What gloo gives for that mean in `reduce_scatter_tensor`, on each version on which scripts were verified.
+# What gloo gives for that mean in `reduce_scatter_tensor`, on each version on which scripts were
+# verified.
 VERSIONS = {
     "2.7.1": 3.0,
     "2.8.0": 3.0,
@@ -132,17 +137,23 @@ TABLE = (
 
 
 def averages(torch: str) -> bool:
-    """Whether gloo of this version of torch is known to average; on others the probe averages in its place."""
+    """Whether gloo of this version of torch is known to average; on others the probe averages in
+    its place.
+    """
     return VERSIONS.get(torch.partition("+")[0]) == MEAN
 
 
 def runs_on_cpu(torch: str) -> bool:
-    """Whether FSDP2 of this version of torch trains on the CPU: 2.6 stops in the first forward or backward, 2.7 does not."""
+    """Whether FSDP2 of this version of torch trains on the CPU: 2.6 stops in the first forward or
+    backward, 2.7 does not.
+    """
     return _minor(torch) >= (2, 7)
 
 
 def replicates_on_cpu(torch: str) -> bool:
-    """Whether HSDP of this version of torch trains on the CPU: 2.7 stops in the first backward, 2.8 does not."""
+    """Whether HSDP of this version of torch trains on the CPU: 2.7 stops in the first backward, 2.8
+    does not.
+    """
     return _minor(torch) >= (2, 8)
 
 
@@ -160,7 +171,9 @@ class MissingName(Exception):
 
 
 def find(path: str) -> Any:
-    """What `module:attributes` names (the module itself without attributes), None if this torch lacks it."""
+    """What `module:attributes` names (the module itself without attributes), None if this torch
+    lacks it.
+    """
     module, _, attributes = path.partition(":")
     try:
         found = importlib.import_module(module)
@@ -179,18 +192,25 @@ def need(path: str) -> Any:
 
 
 def missing() -> list[Name]:
-    """The names of the table that this torch lacks. It imports every module of the table, as a launcher does before it forks."""
+    """The names of the table that this torch lacks.
+
+    It imports every module of the table, as a launcher does before it forks.
+    """
     version = _minor(importlib.import_module("torch").__version__)
     there = [name for name in TABLE if name.since <= version]
     return [name for name in there if find(name.path) is None]
 
 
 def keep_constructors() -> None:
-    """Before the first patch: torch lists the functions that obey `set_default_device` once, by identity."""
+    """Before the first patch: torch lists the functions that obey `set_default_device` once, by
+    identity.
+    """
     need(CONSTRUCTORS)()
 
 
 def forget_builtins() -> None:
-    """Let TorchScript make its table of functions again: it knows them by identity, and some have been patched."""
+    """Let TorchScript make its table of functions again: it knows them by identity, and some have
+    been patched.
+    """
     if (module := find(BUILTINS)) is not None:
         module._builtin_table = None

@@ -1,4 +1,6 @@
-"""What a rehearsal asks of torch's operators and of its autograd graph by private names; run on torch 2.13.0."""
+"""What a rehearsal asks of torch's operators and of its autograd graph by private names; run on
+torch 2.13.0.
+"""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -28,9 +30,11 @@ def schema(operator: Any) -> Any:
 
 @functools.cache
 def is_composite(operator: Any) -> bool:
-    """Whether an operator only calls others: a dispatch mode is given it whole where autograd is off, as in inference mode.
+    """Whether an operator only calls others: a dispatch mode is given it whole where autograd is
+    off, as in inference mode.
 
-    The backwards of SiLU and Mish, and RMS norm, call others only on devices without a kernel of theirs.
+    The backwards of SiLU and Mish, and RMS norm, call others only on devices without a kernel of
+    theirs.
     """
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "prim":
         return False
@@ -54,7 +58,9 @@ def is_process_group(value: Any) -> bool:
 
 
 def node_of_backward() -> int | None:
-    """The number of the autograd node that runs, which is that of the forward's operator; None outside a backward."""
+    """The number of the autograd node that runs, which is that of the forward's operator; None
+    outside a backward.
+    """
     node = torch._C._current_autograd_node()
     return node._sequence_nr() if node is not None else None
 
@@ -65,7 +71,9 @@ def node_of_forward() -> int:
 
 
 def empty_subclass(cls: type[Tensor]) -> Tensor:
-    """A tensor without elements of a subclass, whose own constructor refuses what a dispatch mode has made."""
+    """A tensor without elements of a subclass, whose own constructor refuses what a dispatch mode
+    has made.
+    """
     return Tensor._make_subclass(cls, torch.empty(0))
 
 
@@ -86,7 +94,9 @@ def efficient_attention(
     causal: bool,
     scale: float | None,
 ) -> Tensor:
-    """CUDA's memory-efficient attention, which takes a mask; tensors of [batch, heads, sequence, head]."""
+    """CUDA's memory-efficient attention, which takes a mask; tensors of [batch, heads, sequence,
+    head].
+    """
     needs = any(one.requires_grad for one in (q, k, v))
     attention = torch.ops.aten._scaled_dot_product_efficient_attention
     return attention(q, k, v, mask, needs, drop, causal, scale=scale)[0]  # type: ignore[no-any-return]
@@ -96,15 +106,17 @@ def fused_norm(
     value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
 ) -> Tensor | None:
     """RMS norm in one kernel; None on a torch without it."""
-    return (
-        _FusedNorm.apply(value, shape, weight, eps)[0]
-        if hasattr(torch.ops.aten, FUSED_NORM)
-        else None
-    )  # type: ignore[no-untyped-call]
+    if not hasattr(torch.ops.aten, FUSED_NORM):
+        return None
+    made: Tensor = _FusedNorm.apply(value, shape, weight, eps)[0]  # type: ignore[no-untyped-call]
+    return made
 
 
 class _FusedNorm(torch.autograd.Function):
-    """CUDA's RMS norm and its backward. Autograd of CPU tensors calls their parts, and keeps what these keep."""
+    """CUDA's RMS norm and its backward.
+
+    Autograd of CPU tensors calls their parts, and keeps what these keep.
+    """
 
     generate_vmap_rule = True
 

@@ -1,4 +1,6 @@
-"""Tensors: the local part of a DTensor and its position, meshes, tensors in nested values, changes in place."""
+"""Tensors: the local part of a DTensor and its position, meshes, tensors in nested values, changes
+in place.
+"""
 
 import inspect
 import math
@@ -23,7 +25,9 @@ NO_STORAGE = (NotImplementedError, RuntimeError)
 
 
 def own_tensors() -> AbstractContextManager[None]:
-    """While the probe computes: its tensors, and those that torch's helpers make for it, do not follow a default device of the script."""
+    """While the probe computes: its tensors, and those that torch's helpers make for it, do not
+    follow a default device of the script.
+    """
     return torch._C.DisableTorchFunction()
 
 
@@ -33,7 +37,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A local tensor with memory of its own: of a class that holds other tensors (quantised state) the values, or else these in a row."""
+    """A local tensor with memory of its own: of a class that holds other tensors (quantised state)
+    the values, or else these in a row.
+    """
     if tensor.layout != torch.strided or not hasattr(tensor, "__tensor_flatten__"):
         return tensor
     if (whole := _to_values(type(tensor))) is not None:
@@ -44,7 +50,9 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _to_values(cls: type[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The method of a quantised class that gives its values; `dequantize` of torchao's NF4Tensor is a function of something else."""
+    """The method of a quantised class that gives its values; `dequantize` of torchao's NF4Tensor is
+    a function of something else.
+    """
     for name in ("dequantize", "get_original_weight"):
         own = inspect.getattr_static(cls, name, None)
         if inspect.isfunction(own):
@@ -53,19 +61,25 @@ def _to_values(cls: type[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor
 
 
 def elements(tensor: torch.Tensor) -> torch.Tensor:
-    """The stored elements of a detached tensor: of a sparse or a nested one its values, in the order of its indices."""
+    """The stored elements of a detached tensor: of a sparse or a nested one its values, in the
+    order of its indices.
+    """
     if tensor.layout == torch.strided:
         return tensor
     return (tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor).values()
 
 
 def holds_others(tensor: torch.Tensor) -> bool:
-    """Whether this rank's part is of a class that holds other tensors, such as quantised values with their scales."""
+    """Whether this rank's part is of a class that holds other tensors, such as quantised values
+    with their scales.
+    """
     return hasattr(local(tensor), "__tensor_flatten__")
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor whose memory holds this rank's part: of a class that holds other tensors, the first of these."""
+    """The tensor whose memory holds this rank's part: of a class that holds other tensors, the
+    first of these.
+    """
     part = elements(local(tensor))
     while hasattr(part, "__tensor_flatten__"):
         part = getattr(part, part.__tensor_flatten__()[0][0])
@@ -104,7 +118,8 @@ class Layout:
 def layout(tensor: torch.Tensor, rank: int) -> Layout:
     """The distribution of a tensor over the ranks.
 
-    Ranks whose meshes are other slices of a larger mesh (data-parallel meshes beside tensor parallelism) hold other copies.
+    Ranks whose meshes are other slices of a larger mesh (data-parallel meshes beside tensor
+    parallelism) hold other copies.
     """
     if not isinstance(tensor, DTensor):
         return Layout(False, [], [], [], [], rank)
@@ -133,7 +148,9 @@ def partial_over(tensor: DTensor) -> int:
 
 
 def data_mesh(options: dict[str, Any]) -> DeviceMesh | None:
-    """The mesh over which `fully_shard(module, **options)` shards and replicates; None if the script gives none."""
+    """The mesh over which `fully_shard(module, **options)` shards and replicates; None if the
+    script gives none.
+    """
     mesh: DeviceMesh | None = options.get("mesh")
     dims = options.get("dp_mesh_dims")
     return (
@@ -149,7 +166,9 @@ def ranks_of(mesh: DeviceMesh | None) -> int:
 
 
 def groups_of(mesh: DeviceMesh | None) -> list[Any]:
-    """The process groups over which the gradients of what is sharded over `mesh` are reduced, in order."""
+    """The process groups over which the gradients of what is sharded over `mesh` are reduced, in
+    order.
+    """
     if mesh is None or mesh.size() == dist.get_world_size():
         return [None]
     return [mesh.get_group(dim) for dim in range(mesh.ndim)]
@@ -175,7 +194,9 @@ def mesh_of(mesh: DeviceMesh | None) -> Mesh | None:
 
 
 def tensors(value: Any, levels: int = 4) -> list[torch.Tensor]:
-    """The tensors in nested tuples, lists, dicts, mappings of another class and, so many levels deep, dataclasses."""
+    """The tensors in nested tuples, lists, dicts, mappings of another class and, so many levels
+    deep, dataclasses.
+    """
     found: list[torch.Tensor] = []
     for leaf in need(LEAVES)(value):
         if isinstance(leaf, torch.Tensor):

@@ -1,4 +1,5 @@
-"""The events of a rank, one topic a file: each subscribes to functions of torch and to notices, and writes events.
+"""The events of a rank, one topic a file: each subscribes to functions of torch and to notices, and
+writes events.
 
 Every module here that has a function `install(session)` is a topic.
 """
@@ -8,14 +9,16 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-# Subscribers are called in the order of their topics. It matters for these; all others are in between, by name.
-# "progress" logs a call before any other topic reads it; "calls" comes after the topics that ask for the depth of calls.
+# Subscribers are called in the order of their topics. It matters for these; all others are in
+# between, by name.
+# "progress" logs a call before any other topic reads it; "calls" comes after the topics that ask
+# for the depth of calls.
 FIRST = (
     "progress",
     "traffic",
-    "flight",
+    "collective_log",
     "checkpoints",
-    "templates",
+    "state_dict_templates",
     "sharding",
     "optimizers",
     "groups",
@@ -25,33 +28,36 @@ FIRST = (
 LAST = ("stress", "memory", "changed")
 
 
-SURVEY = ("checkpoints", "merged", "overwritten", "random_stream", "sharding", "survey", "ending")
+SURVEY = (
+    "checkpoints",
+    "lora_merges",
+    "overwritten",
+    "random_stream",
+    "sharding",
+    "survey",
+    "ending",
+)
 ENDING = ("checkpoints", "sharding", "ending")
-REHEARSAL = ("rehearsal",)
-REHEARSING = ("rehearse", "rehearse_as_cpu", "count")  # modes that record a rehearsal
+CAPACITY = ("capacity",)
+PLANNING = ("rehearse", "rehearse_as_cpu", "count")  # modes that record what a capacity plan needs
 
 
 def topics(
     mode: str = "fsdp", ending: bool = False, structure: bool = False
 ) -> Iterator[Callable[[Any], None]]:
-    """The `install` of each topic, in order. The survey run has its own, and so has the run of which only the ending counts."""
-    there = {found.name for found in pkgutil.iter_modules(__path__)} - {
-        "survey",
-        "ending",
-        "rehearsal",
-    }
+    """The `install` of each topic, in order.
+
+    The survey run has its own, and so has the run of which only the ending counts.
+    """
+    there = {found.name for found in pkgutil.iter_modules(__path__)}
+    there -= {"survey", "ending", "capacity"}
     all_steps = (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST)
-    rehearsal = (*all_steps, *REHEARSAL) if structure else REHEARSAL
-    alone = (
-        SURVEY
-        if mode == "survey"
-        else rehearsal
-        if mode in REHEARSING
-        else ENDING
-        if ending
-        else all_steps
-    )
-    for name in alone:
+    wanted: tuple[str, ...] = ENDING if ending else all_steps
+    if mode == "survey":
+        wanted = SURVEY
+    elif mode in PLANNING:
+        wanted = (*all_steps, *CAPACITY) if structure else CAPACITY
+    for name in wanted:
         install = getattr(import_module(f".{name}", __name__), "install", None)
         if install is not None:
             yield install

@@ -1,4 +1,6 @@
-"""Whether the script itself asks which accelerators there are: one that finds too few may end without an error."""
+"""Whether the script itself asks which accelerators there are: one that finds too few may end
+without an error.
+"""
 
 from ...trace.events import AsksForAccelerators
 from ..dispatcher import Call

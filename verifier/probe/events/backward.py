@@ -15,7 +15,9 @@ BACKWARD = "torch.autograd:backward"
 
 
 def install(session: Session) -> None:
-    """Subscribe to `torch.autograd.backward`; one within another, as activation checkpointing makes it, is a part of it."""
+    """Subscribe to `torch.autograd.backward`; one within another, as activation checkpointing makes
+    it, is a part of it.
+    """
 
     def before(call: Call) -> Leave | None:
         if session.in_backward:
@@ -65,14 +67,17 @@ def install(session: Session) -> None:
         session.criteria, session.random_state, session.tokens = [], None, 0
 
     def clipping(call: Call) -> None:
-        """What is compared with an oracle is what the script clips, after it has scaled its gradients itself."""
+        """What is compared with an oracle is what the script clips, after it has scaled its
+        gradients itself.
+        """
         if not session.before_clip and session.roots and session.micro:
             with torch.no_grad():
                 session.before_clip = gradient_sketches(session.all_slots())
                 session.grads = session.grads or session.before_clip
 
     def finalized(call: Call) -> None:
-        session.grads = {}  # those of the last backward are not reduced yet: what the clip or the step finds is
+        # those of the last backward are not reduced yet: what the clip or the step finds is
+        session.grads = {}
 
     session.around(BACKWARD, before=before, after=after)
     session.around(

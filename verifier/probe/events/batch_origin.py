@@ -1,4 +1,6 @@
-"""Where the samples of the first step came into the script: the line that bound the batch, or passed it on."""
+"""Where the samples of the first step came into the script: the line that bound the batch, or
+passed it on.
+"""
 
 import ast
 import inspect
@@ -23,7 +25,9 @@ Wanted = Callable[[torch.Tensor], bool]
 
 
 def install(session: Session) -> None:
-    """Look at each forward up to the first step, in the run that is judged: the first may be one of a dry run."""
+    """Look at each forward up to the first step, in the run that is judged: the first may be one of
+    a dry run.
+    """
     if session.request["mode"] != "fsdp":
         return
 
@@ -79,7 +83,9 @@ def _bound_to(session: Session, wanted: Wanted) -> Place | None:
 
 
 def _within(value: Any, wanted: Wanted, depth: int = 0) -> tuple[int, int] | None:
-    """(in how many containers within `value` such a tensor lies, its size below 0); None if it is not in there."""
+    """(in how many containers within `value` such a tensor lies, its size below 0); None if it is
+    not in there.
+    """
     if isinstance(value, torch.Tensor):
         return (depth, -value.numel()) if wanted(value) else None
     if depth == DEEPEST or not isinstance(value, list | tuple | dict) or len(value) > WIDEST:
@@ -113,7 +119,9 @@ def _stored(statement: ast.stmt) -> set[str]:
 
 
 def _makers(statement: ast.stmt | None, names: dict[str, Any], besides: str) -> list[Line]:
-    """The function of another file from which a statement takes the value that it binds: `x, y = loader.next_batch()`."""
+    """The function of another file from which a statement takes the value that it binds: `x, y =
+    loader.next_batch()`.
+    """
     source = getattr(statement, "iter", None) or getattr(statement, "value", None)
     for node in ast.walk(source) if source is not None else ():
         code = _code(_value(node, names))

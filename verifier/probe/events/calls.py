@@ -1,4 +1,6 @@
-"""Calls of modules: how deep they are nested, which call is the script's own, and the samples that a root is given."""
+"""Calls of modules: how deep they are nested, which call is the script's own, and the samples that
+a root is given.
+"""
 
 from collections.abc import Callable
 
@@ -21,7 +23,9 @@ Evaluations = set[tuple[tuple[tuple[str, int], ...], int]]  # lines of the stack
 
 
 def _holds_gradients(session: Session) -> bool:
-    """Whether any parameter has a gradient, reduced, or not yet, or over one of two mesh dims (HSDP that accumulates)."""
+    """Whether any parameter has a gradient, reduced, or not yet, or over one of two mesh dims (HSDP
+    that accumulates).
+    """
     if any(slot.unsynced or slot.param.grad is not None for slot in session.all_slots()):
         return True
     return any(not_all_reduced(group) for _, root in session.roots for _, group in groups(root))
@@ -52,9 +56,8 @@ def install(session: Session) -> None:
 
     def called(module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
         if isinstance(module, DistributedDataParallel) and not session.stand_in:
-            module = (
-                module.module
-            )  # of a script that was converted to FSDP2: the same names as after
+            # of a script that was converted to FSDP2: the same names as after
+            module = module.module
         if session.in_backward or all(p.device.type == "meta" for p in module.parameters()):
             return
         if not models.holds(module):

@@ -1,4 +1,6 @@
-"""A rehearsal: memory by kind, collectives, FLOPs and reads of a script that runs on hollow tensors, as rank 0 of many."""
+"""A rehearsal: memory by kind, collectives, FLOPs and reads of a script that runs on hollow
+tensors, as rank 0 of many.
+"""
 
 from typing import Any
 
@@ -24,7 +26,10 @@ FEW = 2  # forwards without gradients on other weights: an evaluation before and
 
 
 def install(session: Session) -> None:
-    """Follow the phases of the run. It stops at the first forward after its last step, and writes the record after each step."""
+    """Follow the phases of the run.
+
+    It stops at the first forward after its last step, and writes the record after each step.
+    """
     now = Recorder.now
     stepped = False
     trials = 0  # forwards without gradients, each on other weights than the one before
@@ -34,7 +39,9 @@ def install(session: Session) -> None:
         session.write(record(now, session.request["world_size"]))
 
     def updated() -> bool:
-        """Whether the script has updated its weights itself since the last forward: by gradients, or by trials without them."""
+        """Whether the script has updated its weights itself since the last forward: by gradients,
+        or by trials without them.
+        """
         nonlocal trials
         own, now.updated = now.updated and not now.optimized, False
         if torch.is_grad_enabled():

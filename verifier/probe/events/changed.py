@@ -1,8 +1,9 @@
 """Where the script changes gradients between the last backward of the first step and this step.
 
-A profile function looks at the first and the last gradient at each call and return in between, so that any operation is seen, whoever
-makes it. It is not set where a script has one of its own. torch counts no version where `_foreach_mul_` changes DTensors (2.13.0), so that
-the memory of their largest element is read; on other devices than the CPU the version is all that is looked at.
+A profile function looks at the first and the last gradient at each call and return in between, so
+that any operation is seen, whoever makes it. It is not set where a script has one of its own. torch
+counts no version where `_foreach_mul_` changes DTensors (2.13.0), so that the memory of their
+largest element is read; on other devices than the CPU the version is all that is looked at.
 """
 
 import ctypes

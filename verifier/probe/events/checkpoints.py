@@ -30,7 +30,10 @@ _OPERATIONS = {
 
 
 class Checkpoints:
-    """The checkpoints of one rank. A call inside a checkpoint function of torch is not the script's own."""
+    """The checkpoints of one rank.
+
+    A call inside a checkpoint function of torch is not the script's own.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -73,7 +76,9 @@ class Checkpoints:
         return leave
 
     def _set_state(self, operation: str, call: Call) -> None:
-        """Record what this rank passes to a setter before it runs: a call on one rank alone hangs."""
+        """Record what this rank passes to a setter before it runs: a call on one rank alone
+        hangs.
+        """
         model_first = operation == "set_model_state_dict"
         given = (
             call.given(1, "model_state_dict")
@@ -123,7 +128,9 @@ class Checkpoints:
             )
 
     def let_training_go_on(self) -> None:
-        """In a background thread: wait with the write for the main thread's next step, so that a race shows."""
+        """In a background thread: wait with the write for the main thread's next step, so that a
+        race shows.
+        """
         if not self.watch or threading.current_thread() is threading.main_thread():
             return
         step, until = self.session.step_number(), time.monotonic() + _RACE_SECONDS
@@ -131,7 +138,10 @@ class Checkpoints:
             time.sleep(0.002)
 
     def opened(self, given: tuple[Any, ...]) -> None:
-        """A file below `{checkpoint}` that the script reads or writes in a format of its own. Logs are appended to."""
+        """A file below `{checkpoint}` that the script reads or writes in a format of its own.
+
+        Logs are appended to.
+        """
         if not isinstance(given[0], str) or not given[0].startswith(self.home):
             return
         if getattr(self.inside, "operation", None) is not None:
@@ -173,7 +183,9 @@ def _target(operation: str, call: Call) -> str:
 
 
 def _by_pickle(call: Call) -> bool:
-    """Whether Python's object serialiser calls `torch.save` or `torch.load` for a storage, as in `all_gather_object` of a tensor."""
+    """Whether Python's object serialiser calls `torch.save` or `torch.load` for a storage, as in
+    `all_gather_object` of a tensor.
+    """
     if call.args and isinstance(call.args[0], torch.UntypedStorage | torch.TypedStorage):
         return True
     return caller().f_code.co_name == "_load_from_bytes"

@@ -45,7 +45,10 @@ class Flight:
             self.pending.append((upload, own, self.session.here()))
 
     def stopped(self) -> None:
-        """The run ends here, the script would go on: runs that resume read what it is writing. The process of a save may start slowly."""
+        """The run ends here, the script would go on: runs that resume read what it is writing.
+
+        The process of a save may start slowly.
+        """
         wait(self.uploads, SAVES)
 
     def collective(self, groups: Callable[[], list[Any]], what: str) -> None:

@@ -18,7 +18,8 @@ from ..tensor_fingerprint import row_hashes
 
 ORDERS = 256  # that are recorded of a line
 LONGEST = 1 << 20
-OWN_ORDER = "torch/utils/data/sampler.py"  # of a RandomSampler, which knows of no other ranks: recorded where another sampler divides it
+# of a RandomSampler, which knows of no other ranks: recorded where another sampler divides it
+OWN_ORDER = "torch/utils/data/sampler.py"
 # which argument is the order; None: the result
 DRAWS = {"torch:randperm": None, "random:shuffle": 0, "random:Random.shuffle": 1}
 
@@ -82,7 +83,9 @@ def _drawn(
 
 
 def _parts(frame: FrameType | None) -> int:
-    """In how many parts a sampler further up divides the order that a RandomSampler draws; 0 if it is not divided."""
+    """In how many parts a sampler further up divides the order that a RandomSampler draws; 0 if it
+    is not divided.
+    """
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.utils.data.Sampler):
@@ -96,7 +99,9 @@ def _parts(frame: FrameType | None) -> int:
 
 
 def _digest(order: torch.Tensor | Sequence[Any]) -> int | None:
-    """The hash of an order; None of what is not known, or has no hash that other processes have too."""
+    """The hash of an order; None of what is not known, or has no hash that other processes have
+    too.
+    """
     if not isinstance(order, torch.Tensor):
         return zlib.crc32(repr(order).encode()) if all(map(_plain, order)) else None
     known = type(order) is torch.Tensor and order.numel() > 0 and order.device.type != "meta"

@@ -1,4 +1,6 @@
-"""Random tensors that the script's own lines draw in training, outside the forward of a model: noise, times, positions."""
+"""Random tensors that the script's own lines draw in training, outside the forward of a model:
+noise, times, positions.
+"""
 
 import functools
 

@@ -1,8 +1,10 @@
-"""What the script prints and writes behind its last step: in the survey run, and in one process that makes all its steps too.
+"""What the script prints and writes behind its last step: in the survey run, and in one process
+that makes all its steps too.
 
-Both begin with the same weights. Behind the last step is what no backward or optimizer step follows; what the same lines have printed
-between two steps belongs to the loop. Beside this a run records its models, and nothing of its steps. With `reseed_after` the numbers
-that are drawn behind that many optimizer steps are others: what depends on them is noise.
+Both begin with the same weights. Behind the last step is what no backward or optimizer step
+follows; what the same lines have printed between two steps belongs to the loop. Beside this a run
+records its models, and nothing of its steps. With `reseed_after` the numbers that are drawn behind
+that many optimizer steps are others: what depends on them is noise.
 """
 
 import logging
@@ -63,7 +65,9 @@ class Ending:
         self.printed = []
 
     def called(self, call: Call) -> Leave:
-        """A module is called before the first step: of a model that is new, the initial weights are those of both runs."""
+        """A module is called before the first step: of a model that is new, the initial weights are
+        those of both runs.
+        """
         session, models, module = self.session, self.session.one(Models), call.args[0]
         if self.depth == 0 and not (self.steps or session.in_backward or models.holds(module)):
             params = [slot.param for slot in slots(module)]
@@ -76,7 +80,9 @@ class Ending:
         self.depth -= 1
 
     def destroys(self, call: Call) -> None:
-        """The process group is destroyed: what training has made of the weights, unless the script has put others in their place."""
+        """The process group is destroyed: what training has made of the weights, unless the script
+        has put others in their place.
+        """
         if self.steps and self._writes() != self.written:
             return
         with torch.no_grad():
@@ -120,7 +126,9 @@ class Ending:
                 self.session.write(Written(path=name, steps=self.steps, values=values))
 
     def _files(self) -> Iterator[tuple[str, Path]]:
-        """(path below the folder of `{checkpoint}` or the current one, file) of what was written since the last step."""
+        """(path below the folder of `{checkpoint}` or the current one, file) of what was written
+        since the last step.
+        """
         folder, here = Path(self.session.request["checkpoint"]), Path.cwd()
         inside = [(folder, path) for path in sorted(folder.rglob("*"))] if folder.is_dir() else []
         for top, path in [*inside, *((here, path) for path in outputs.written())]:

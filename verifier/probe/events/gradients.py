@@ -1,4 +1,6 @@
-"""Gradients in states that a script does not see: Partial values that are read, unsynced gradients, shards in a step."""
+"""Gradients in states that a script does not see: Partial values that are read, unsynced gradients,
+shards in a step.
+"""
 
 import functools
 from collections.abc import Iterable

@@ -1,4 +1,6 @@
-"""FSDP's groups in training: reductions without a gradient, groups that stay unsharded, outputs changed in place."""
+"""FSDP's groups in training: reductions without a gradient, groups that stay unsharded, outputs
+changed in place.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -30,7 +32,9 @@ class Groups:
         self.views: list[tuple[weakref.ref[torch.Tensor], int, str, Place | None]] = []
 
     def called(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
-        """A root is called: a group that is still unsharded is used with the weights that were gathered then."""
+        """A root is called: a group that is still unsharded is used with the weights that were
+        gathered then.
+        """
         if self.session.in_backward:  # recomputed: no root is called
             return
         if not torch.is_grad_enabled():
@@ -57,7 +61,9 @@ class Groups:
             )
 
     def stepping(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
-        """An optimizer is about to step: which groups are unsharded, and which hold a gradient that was not all-reduced."""
+        """An optimizer is about to step: which groups are unsharded, and which hold a gradient that
+        was not all-reduced.
+        """
         held = {
             id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         }

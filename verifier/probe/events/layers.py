@@ -1,4 +1,6 @@
-"""What each module of the models makes in its first call of step 1, in the order in which these calls end."""
+"""What each module of the models makes in its first call of step 1, in the order in which these
+calls end.
+"""
 
 from typing import Any
 

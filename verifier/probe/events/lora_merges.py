@@ -1,7 +1,9 @@
-"""Weights of adapters that the script merges into an export: held against the module that computes with both, in the survey run.
+"""Weights of adapters that the script merges into an export: held against the module that computes
+with both, in the survey run.
 
-A module is called apart with the whole tensors that the script has gathered: no collective, no gradient, nothing drawn. One whose
-frozen weights are others than in training has its adapters in them already, and is left out.
+A module is called apart with the whole tensors that the script has gathered: no collective, no
+gradient, nothing drawn. One whose frozen weights are others than in training has its adapters in
+them already, and is left out.
 """
 
 from collections.abc import Mapping
@@ -34,7 +36,9 @@ class Adapted:
 
 
 class Exports:
-    """The modules with adapters, as they were when their model was last gathered, and what is written of them."""
+    """The modules with adapters, as they were when their model was last gathered, and what is
+    written of them.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session

@@ -1,11 +1,13 @@
 """Steps of a script that updates its weights itself, without an optimizer of torch.
 
-Such a step is known when it is over: weights are others than before a backward when that ends (hooks update them), or others than
-after it when the next forward with gradients begins, a state dict is taken, a checkpoint is written or read, or the script ends.
+Such a step is known when it is over: weights are others than before a backward when that ends
+(hooks update them), or others than after it when the next forward with gradients begins, a state
+dict is taken, a checkpoint is written or read, or the script ends.
 
-A request can ask for steps by samples: a step then ends at the first forward on other samples for which weights are others. So it is
-in a training without backward (zeroth order, evolution strategies), and where an update is tried on the same samples (line searches,
-products with the Hessian): what lies between is a part of the step.
+A request can ask for steps by samples: a step then ends at the first forward on other samples for
+which weights are others. So it is in a training without backward (zeroth order, evolution
+strategies), and where an update is tried on the same samples (line searches, products with the
+Hessian): what lies between is a part of the step.
 """
 
 from collections.abc import Callable
@@ -30,7 +32,10 @@ _STATE_DICTS = ("get_model_state_dict", "get_optimizer_state_dict", "get_state_d
 
 
 class OwnUpdates:
-    """The updates of one rank. To the subscribers of a step it is an optimizer of all parameters, without state."""
+    """The updates of one rank.
+
+    To the subscribers of a step it is an optimizer of all parameters, without state.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -53,7 +58,9 @@ class OwnUpdates:
             self._keep()
 
     def after_backward(self, tensors: object) -> None:
-        """A backward has ended: its gradients may be consumed from here on, if hooks have not done it."""
+        """A backward has ended: its gradients may be consumed from here on, if hooks have not done
+        it.
+        """
         session = self.session
         if session.optimizers.of_torch or not session.roots:
             return
@@ -92,7 +99,11 @@ class OwnUpdates:
         }
 
     def called(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
-        """A model is called. A forward without gradients on samples of the step may try weights that the update does not keep."""
+        """A model is called.
+
+        A forward without gradients on samples of the step may try weights that the update does not
+        keep.
+        """
         session = self.session
         if (
             session.optimizers.of_torch
@@ -178,7 +189,9 @@ class OwnUpdates:
         return changes if seen else {}
 
     def _elsewhere(self, slots: list[Slot]) -> bool:
-        """Whether gradients were consumed of which this rank has no elements: what was made of them is seen on other ranks alone."""
+        """Whether gradients were consumed of which this rank has no elements: what was made of them
+        is seen on other ranks alone.
+        """
         cleared = all(slot.param.grad is None for slot in slots if slot.name in self.grads)
         return (
             bool(self.grads) and cleared and not any(grad.numel() for grad in self.grads.values())

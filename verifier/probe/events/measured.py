@@ -1,7 +1,9 @@
-"""Numbers that an evaluation makes: of each call of the project in which models run without gradients alone, what it returns.
+"""Numbers that an evaluation makes: of each call of the project in which models run without
+gradients alone, what it returns.
 
-The frames around a forward without gradients are followed to their ends by a trace function, which is there for no longer. A frame in
-which a backward, or a forward with gradients, runs is no evaluation. Of nested calls the outermost one that makes numbers counts.
+The frames around a forward without gradients are followed to their ends by a trace function, which
+is there for no longer. A frame in which a backward, or a forward with gradients, runs is no
+evaluation. Of nested calls the outermost one that makes numbers counts.
 """
 
 import hashlib
@@ -33,7 +35,9 @@ _Frame = tuple[int, types.CodeType]
 
 
 class Measures:
-    """The frames of this rank that may be evaluations, and what has ended of them since the last training step."""
+    """The frames of this rank that may be evaluations, and what has ended of them since the last
+    training step.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -55,7 +59,9 @@ class Measures:
             self._follow()
 
     def trains(self) -> None:
-        """A forward with gradients, or a backward, begins: the frames around it are no evaluations."""
+        """A forward with gradients, or a backward, begins: the frames around it are no
+        evaluations.
+        """
         frames = {_key(frame) for frame in self._frames()}
         if len(self.trained) > _TRAINED:
             self.trained.clear()
@@ -174,7 +180,9 @@ def _key(frame: types.FrameType) -> _Frame:
 
 
 def _states() -> tuple[str, str]:
-    """Digests of the states of this rank's global generators: torch's, and those of Python and NumPy."""
+    """Digests of the states of this rank's global generators: torch's, and those of Python and
+    NumPy.
+    """
     numpy = sys.modules.get("numpy")
     others = (random.getstate(), numpy.random.get_state() if numpy is not None else None)
     return random_state(), hashlib.sha256(repr(others).encode()).hexdigest()[:16]

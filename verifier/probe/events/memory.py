@@ -1,7 +1,8 @@
 """What a rank holds after each optimizer step, and the peak of its process so far, in bytes.
 
-The peaks are measured and include the probe's own copies (of the weights before a step, of gradients). A forked rank starts with
-pages that it shares with the launcher: `before` is the resident size when the probe was installed.
+The peaks are measured and include the probe's own copies (of the weights before a step, of
+gradients). A forked rank starts with pages that it shares with the launcher: `before` is the
+resident size when the probe was installed.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,6 @@
-"""Models at their first forward: they are recorded, and load the common starting point or save it for other runs."""
+"""Models at their first forward: they are recorded, and load the common starting point or save it
+for other runs.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +26,9 @@ class Models:
         self._written: dict[str, Model] = {}  # by root
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether a module is a root, or holds parameters of roots alone, as a loss does that has the model's head."""
+        """Whether a module is a root, or holds parameters of roots alone, as a loss does that has
+        the model's head.
+        """
         if any(module is root for _, root in self._session.roots):
             return True
         inside = {id(part) for _, root in self._session.roots for part in root.modules()}
@@ -35,7 +39,9 @@ class Models:
         )
 
     def adopt(self, root: nn.Module) -> None:
-        """First call of a root: load the common starting point or save it for other runs, and record the model."""
+        """First call of a root: load the common starting point or save it for other runs, and
+        record the model.
+        """
         session = self._session
         session.roots = [
             (name, old) for name, old in session.roots if all(old is not m for m in root.modules())
@@ -84,7 +90,9 @@ class Models:
                 self._session.write(self._written[name])
 
     def adopt_the_rest(self) -> None:
-        """Models that were sharded and not called before training begins, such as an average of the weights."""
+        """Models that were sharded and not called before training begins, such as an average of the
+        weights.
+        """
         for top in [reference() for reference in self._session.tops]:
             if top is None or any(p.device.type == "meta" for p in top.parameters()):
                 continue
@@ -94,7 +102,9 @@ class Models:
                 self.adopt(top)
 
     def _number(self, root: nn.Module) -> tuple[int, str]:
-        """(number, prefix of its names): models are counted in the order of sharding, whichever is called first."""
+        """(number, prefix of its names): models are counted in the order of sharding, whichever is
+        called first.
+        """
         inside = {id(module) for module in root.modules()}
         tops = [reference() for reference in self._session.tops]
         number = next((k for k, top in enumerate(tops) if id(top) in inside), len(tops))
@@ -105,7 +115,9 @@ class Models:
         return number, name
 
     def _as_before(self, root: nn.Module, number: int, taken: set[str]) -> int:
-        """In a resume: the number of the model with these parameters in the train run, if the one of this number had others."""
+        """In a resume: the number of the model with these parameters in the train run, if the one
+        of this number had others.
+        """
         request = self._session.request
         before: dict[str, str] = request["models"]
         own = _signature(root)
@@ -152,7 +164,9 @@ def trained(root: nn.Module) -> bool:
 
 
 def gradient_sketches(held: list[Slot]) -> dict[str, list[float] | None]:
-    """The sketch of each gradient; None where there is none, or a stale one of a frozen parameter (an optimizer may still hold it)."""
+    """The sketch of each gradient; None where there is none, or a stale one of a frozen parameter
+    (an optimizer may still hold it).
+    """
     found: dict[str, torch.Tensor | None] = {
         s.name: s.param.grad if s.param.requires_grad else None for s in held
     }

@@ -1,4 +1,7 @@
-"""Optimizers: their construction, the state before and after each step. The run ends at the step after the last requested one."""
+"""Optimizers: their construction, the state before and after each step.
+
+The run ends at the step after the last requested one.
+"""
 
 import functools
 import sys
@@ -133,7 +136,10 @@ def _in_16_bits(slots: list[Slot]) -> list[str]:
 
 
 def _fits_16_bits(param: torch.Tensor) -> bool:
-    """Whether bfloat16 or float16 holds every element of a shard exactly. Its first elements rule that out almost always."""
+    """Whether bfloat16 or float16 holds every element of a shard exactly.
+
+    Its first elements rule that out almost always.
+    """
     flat = plain(local(param)).reshape(-1)
     return any(
         all(torch.equal(some, some.to(dtype).to(some.dtype)) for some in (flat[:64], flat))
@@ -142,7 +148,9 @@ def _fits_16_bits(param: torch.Tensor) -> bool:
 
 
 def install(session: Session) -> None:
-    """Subscribe to optimizers: their construction through the dispatcher, their steps through torch's own hooks."""
+    """Subscribe to optimizers: their construction through the dispatcher, their steps through
+    torch's own hooks.
+    """
     steps = Steps(session, session.one(Models))
     making_state: set[int] = set()  # optimizers in a step that is none of the training
 
@@ -186,8 +194,8 @@ def install(session: Session) -> None:
 
 
 def _makes_state(session: Session, optimizer: Optimizer) -> bool:
-    """Whether a step that follows no backward only creates state, before a load: with learning rates of zero, or before any model
-    is called with gradients of zero.
+    """Whether a step that follows no backward only creates state, before a load: with learning
+    rates of zero, or before any model is called with gradients of zero.
     """
     if all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups):
         return True
@@ -202,7 +210,9 @@ def _makes_state(session: Session, optimizer: Optimizer) -> bool:
 
 
 def _by_state_dict_helper() -> bool:
-    """Whether a state-dict helper of torch steps the optimizer, with zero gradients, to create its state."""
+    """Whether a state-dict helper of torch steps the optimizer, with zero gradients, to create its
+    state.
+    """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(8):
         if frame is None or frame.f_code.co_name == "_init_optim_state":

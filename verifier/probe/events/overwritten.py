@@ -1,4 +1,6 @@
-"""Weights that a state dict has brought into a model, and that other values have replaced before any forward read them."""
+"""Weights that a state dict has brought into a model, and that other values have replaced before
+any forward read them.
+"""
 
 import weakref
 
@@ -79,7 +81,9 @@ class Loads:
 
 
 def _values(model: nn.Module | None) -> dict[str, torch.Tensor]:
-    """{name: some elements of this rank's shard} of parameters that have memory; the name says whether they are sharded."""
+    """{name: some elements of this rank's shard} of parameters that have memory; the name says
+    whether they are sharded.
+    """
     held = slots(model) if model is not None else []
     with torch.no_grad():
         return {

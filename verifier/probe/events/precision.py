@@ -1,4 +1,6 @@
-"""Low precision and randomness: dropout and autocast, FSDP's cast of forward inputs, a loss scaler."""
+"""Low precision and randomness: dropout and autocast, FSDP's cast of forward inputs, a loss
+scaler.
+"""
 
 import functools
 from collections.abc import Callable
@@ -34,7 +36,9 @@ _WHOLE = float(1 << 24)  # up to here float32 holds every whole number
 
 
 def install(session: Session) -> None:
-    """Subscribe to dropout and autocast in every run; to casts and scalers in runs of the script as it is."""
+    """Subscribe to dropout and autocast in every run; to casts and scalers in runs of the script as
+    it is.
+    """
     plain = not (session.stand_in or session.request["full_precision"])
 
     def inexact(what: str) -> None:
@@ -119,9 +123,11 @@ def _watch_inputs(session: Session, module: nn.Module, low: torch.dtype) -> None
 
 
 def lost_whole_numbers(value: torch.Tensor, low: torch.dtype) -> tuple[int, float, float] | None:
-    """(elements changed by a cast to `low`, the first of them, its value after) of a tensor of counts, positions or times.
+    """(elements changed by a cast to `low`, the first of them, its value after) of a tensor of
+    counts, positions or times.
 
-    Only tensors of whole numbers from 0 up are checked: a mask of large negative numbers may be rounded.
+    Only tensors of whole numbers from 0 up are checked: a mask of large negative numbers may be
+    rounded.
     """
     with torch.no_grad():
         part = tensors.local(value)

@@ -1,8 +1,10 @@
-"""Which collective calls, steps and batches a rank has reached, in order, so that ranks can be compared after a hang.
+"""Which collective calls, steps and batches a rank has reached, in order, so that ranks can be
+compared after a hang.
 
-Each event is appended to `rank{r}.progress` with one small write, because a rank that hangs or is killed can record nothing
-later. A line `+{...}` defines the next key: operation and the user's frames, innermost first; a line `K` or `K VALUE` is an
-event of key K. Only calls of the script itself count, not those inside a forward, a backward or another event.
+Each event is appended to `rank{r}.progress` with one small write, because a rank that hangs or is
+killed can record nothing later. A line `+{...}` defines the next key: operation and the user's
+frames, innermost first; a line `K` or `K VALUE` is an event of key K. Only calls of the script
+itself count, not those inside a forward, a backward or another event.
 """
 
 import functools
@@ -78,12 +80,17 @@ class Progress:
 
     @property
     def listens(self) -> bool:
-        """Whether an event here is one of the script's own: not within another, nor in a thread or a forked worker."""
+        """Whether an event here is one of the script's own: not within another, nor in a thread or
+        a forked worker.
+        """
         inside = self.busy or self._session.depth > 0 or self._session.in_backward
         return not inside and threading.get_ident() == self._thread and os.getpid() == self._process
 
     def log(self, operation: str, value: int | None = None) -> None:
-        """Append one event. A signal handler that interrupts this logs nothing: keys are numbered in their order."""
+        """Append one event.
+
+        A signal handler that interrupts this logs nothing: keys are numbered in their order.
+        """
         before, self.busy = self.busy, True
         try:
             self._append(operation, value)
@@ -104,7 +111,9 @@ class Progress:
 
 
 def install(session: Session) -> None:
-    """Log the events of this rank in runs of the script as it is: not in a DDP run, nor in a single process."""
+    """Log the events of this rank in runs of the script as it is: not in a DDP run, nor in a single
+    process.
+    """
     if session.request["mode"] != "fsdp":
         return
     progress = Progress(session)

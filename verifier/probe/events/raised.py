@@ -1,4 +1,6 @@
-"""Where an error of the script was raised: for each frame its module or optimizer, and whether its weights were shards."""
+"""Where an error of the script was raised: for each frame its module or optimizer, and whether its
+weights were shards.
+"""
 
 import traceback
 from collections.abc import Mapping
@@ -45,7 +47,9 @@ def note(writer: Writer, frames: Frames, error: BaseException) -> None:
 
 
 def _owner(frame: FrameType, objects: list[Any]) -> dict[str, Any]:
-    """The frame's `self`; of a module its class, its number, how many of its weights are shards now."""
+    """The frame's `self`; of a module its class, its number, how many of its weights are shards
+    now.
+    """
     me = frame.f_locals.get("self")
     if isinstance(me, torch.optim.Optimizer):
         return {"optimizer": type(me).__name__}

@@ -1,4 +1,6 @@
-"""The state of torch's default generator after each step, and where the script sets it: whether its numbers come again."""
+"""The state of torch's default generator after each step, and where the script sets it: whether its
+numbers come again.
+"""
 
 from typing import Any
 

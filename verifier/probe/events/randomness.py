@@ -1,6 +1,9 @@
-"""Random numbers that a training step draws itself: noise, masks, stochastic depth. They depend on the rank and its number of samples.
+"""Random numbers that a training step draws itself: noise, masks, stochastic depth.
 
-Draws within the forward of a model are noise, and so are those that copy the shape of a tensor; what else a loop draws may choose its data.
+They depend on the rank and its number of samples.
+
+Draws within the forward of a model are noise, and so are those that copy the shape of a tensor;
+what else a loop draws may choose its data.
 """
 
 import functools
@@ -54,7 +57,9 @@ def drops(call: Call) -> bool:
 
 
 def install(session: Session) -> None:
-    """Subscribe to what draws, and to the dropout of recurrent networks, which no function of Python makes."""
+    """Subscribe to what draws, and to the dropout of recurrent networks, which no function of
+    Python makes.
+    """
     seen: set[str] = set()
 
     def inexact(what: str) -> None:

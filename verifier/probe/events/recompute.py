@@ -1,7 +1,8 @@
 """Activation checkpointing: whether a recomputed forward draws the random numbers of the first one.
 
-The generator's state at every active dropout and every other draw of a forward is stored; a dropout that runs in a backward, and
-a draw in a forward that a backward recomputes, must start from one of these states.
+The generator's state at every active dropout and every other draw of a forward is stored; a dropout
+that runs in a backward, and a draw in a forward that a backward recomputes, must start from one of
+these states.
 """
 
 import sys
@@ -46,9 +47,11 @@ def install(session: Session) -> None:
                 like.device if isinstance(like, torch.Tensor) else "cpu"
             )
             met_again(
-                hashed(given.get_state())
-                if given is not None
-                else _state(torch.device(device).type),
+                (
+                    hashed(given.get_state())
+                    if given is not None
+                    else _state(torch.device(device).type)
+                ),
                 again,
             )
 

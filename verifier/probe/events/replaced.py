@@ -1,4 +1,6 @@
-"""Parameters that `fully_shard` or `to_empty` has replaced: the old object is in no model any more, and who reads it reads old values."""
+"""Parameters that `fully_shard` or `to_empty` has replaced: the old object is in no model any more,
+and who reads it reads old values.
+"""
 
 from collections.abc import Callable
 from typing import Any

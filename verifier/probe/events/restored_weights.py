@@ -1,6 +1,6 @@
-"""What a script copies or averages shares the memory of the parameters: weights that are overwritten, tried in a forward and
-copied onto themselves, averages that are moved towards themselves, and weights of before some steps that are put back from
-their own memory.
+"""What a script copies or averages shares the memory of the parameters: weights that are
+overwritten, tried in a forward and copied onto themselves, averages that are moved towards
+themselves, and weights of before some steps that are put back from their own memory.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,9 @@ class Swaps:
             self.copy(to, source)
 
     def averages(self, op: str) -> Callable[[Call], None]:
-        """One tensor, or each of a list, is moved by a positive share towards another, or gets one added."""
+        """One tensor, or each of a list, is moved by a positive share towards another, or gets one
+        added.
+        """
 
         def average(call: Call) -> None:
             if not self.names or self.session.in_step or len(call.args) < 2:

@@ -94,7 +94,8 @@ def _unread(options: dict[str, Any]) -> list[str]:
     found = []
     if offload and not isinstance(offload, OffloadPolicy):
         found.append(
-            f"`offload_policy` is a {type(offload).__name__}, not a CPUOffloadPolicy: nothing is offloaded"
+            f"`offload_policy` is a {type(offload).__name__}, not a CPUOffloadPolicy: nothing is"
+            " offloaded"
         )
     others = {
         type(item).__name__
@@ -103,7 +104,8 @@ def _unread(options: dict[str, Any]) -> list[str]:
     }
     if others:
         found.append(
-            f"`ignored_params` holds {', '.join(sorted(others))} instead of parameters: they are not ignored"
+            f"`ignored_params` holds {', '.join(sorted(others))} instead of parameters: they are"
+            " not ignored"
         )
     return found
 

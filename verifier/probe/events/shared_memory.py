@@ -1,4 +1,6 @@
-"""Frozen parameters of one model, such as a target network, in the memory of parameters that an optimizer of another model holds."""
+"""Frozen parameters of one model, such as a target network, in the memory of parameters that an
+optimizer of another model holds.
+"""
 
 from torch.optim import Optimizer
 

@@ -1,4 +1,6 @@
-"""Gradients that the loss of one optimizer leaves in the parameters of another, which uses them in its next step."""
+"""Gradients that the loss of one optimizer leaves in the parameters of another, which uses them in
+its next step.
+"""
 
 import torch
 from torch.optim import Optimizer
@@ -11,7 +13,9 @@ _NAMES = 32
 
 
 class Leftovers:
-    """The gradients of one rank that were there when an optimizer stepped that does not hold their parameters."""
+    """The gradients of one rank that were there when an optimizer stepped that does not hold their
+    parameters.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -26,7 +30,10 @@ class Leftovers:
                 del self.left[slot.name]
 
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
-        """An optimizer is about to step. One that steps within a backward finds the gradients of others in any case."""
+        """An optimizer is about to step.
+
+        One that steps within a backward finds the gradients of others in any case.
+        """
         session, turn = self.session, self.session.optimizers.of(optimizer)
         if closure or session.in_backward or len(session.optimizers.alive()) < 2:
             return

@@ -1,7 +1,9 @@
-"""State beside the weights: at the first forward of each step, every value that the frames of the training loop can reach.
+"""State beside the weights: at the first forward of each step, every value that the frames of the
+training loop can reach.
 
-The values are found by what they are (buffers, modules that no root holds, optimizers, schedulers, scalers, tensors, numbers), from
-the variables of the project's frames and modules; nothing is called and nothing is changed. Rules decide which of them matter.
+The values are found by what they are (buffers, modules that no root holds, optimizers, schedulers,
+scalers, tensors, numbers), from the variables of the project's frames and modules; nothing is
+called and nothing is changed. Rules decide which of them matter.
 """
 
 import re
@@ -50,7 +52,9 @@ Leaf = tuple[str, str, Any]  # path, holder, value
 
 
 class Walk:
-    """One walk over all that the training loop reaches; every object is met once, under its first path."""
+    """One walk over all that the training loop reaches; every object is met once, under its first
+    path.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -75,7 +79,9 @@ class Walk:
                     yield from self._walk(value, path, "local", 0)
 
     def watched(self) -> Iterator[Leaf]:
-        """What the expressions of `--watch` give, in the innermost frame of the project where they can be evaluated."""
+        """What the expressions of `--watch` give, in the innermost frame of the project where they
+        can be evaluated.
+        """
         for expression in self._session.request["watch"]:
             found = evaluated(expression, self._session)
             found = found.detach() if isinstance(found, torch.Tensor) else found
@@ -84,7 +90,9 @@ class Walk:
                 yield path, "watch", value
 
     def _scopes(self) -> list[tuple[str, list[tuple[str, Any]]]]:
-        """(prefix, variables) of the frames of the project and of their modules, outermost first."""
+        """(prefix, variables) of the frames of the project and of their modules, outermost
+        first.
+        """
         found: list[tuple[str, list[tuple[str, Any]]]] = []
         modules: dict[int, Mapping[str, Any]] = {}
         for frame in self._session.frames.own():
@@ -231,7 +239,9 @@ class Watch:
                 self.evaluations += 1
 
     def before_backward(self) -> None:
-        """A backward begins: the first of a step records the state, if no forward has, others what was done to their gradients."""
+        """A backward begins: the first of a step records the state, if no forward has, others what
+        was done to their gradients.
+        """
         session, self.trained = self.session, True
         if not session.roots:
             return
@@ -250,12 +260,16 @@ class Watch:
         self.ran = True
 
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
-        """An optimizer is about to step: in a training without backward this is where its state is recorded."""
+        """An optimizer is about to step: in a training without backward this is where its state is
+        recorded.
+        """
         if self.due and not (closure or self.trained) and self.session.roots:
             self._record()
 
     def stepped(self, optimizer: Optimizer | OwnUpdates) -> None:
-        """An optimizer has consumed the gradients of its parameters, of which some were consumed before."""
+        """An optimizer has consumed the gradients of its parameters, of which some were consumed
+        before.
+        """
         session = self.session
         self.due = True
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -274,7 +288,10 @@ class Watch:
         self.consumed |= {name: _Consumed(element_hash(grad)) for name, grad in own.items()}
 
     def _found(self, slots: list[Slot]) -> None:
-        """A backward begins: which consumed gradients are still there. It adds to them, unless they are cleared afterwards."""
+        """A backward begins: which consumed gradients are still there.
+
+        It adds to them, unless they are cleared afterwards.
+        """
         if not self.consumed:
             return
         line = self.session.here()
@@ -318,9 +335,8 @@ class Watch:
 
     def _record(self) -> None:
         session = self.session
-        begun_again = (
-            self.ran and session.micro == 0
-        )  # gradients were thrown away: it was a dry run
+        # gradients were thrown away: it was a dry run
+        begun_again = self.ran and session.micro == 0
         if not (self.due or begun_again) or session.step_number() > session.steps:
             return
         self.due = self.ran = False
@@ -340,9 +356,8 @@ class Watch:
             found[path] = held = replace(
                 _held(value, holder, session.rank), lost=self._lost(path, value, walk)
             )
-            own = (
-                isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
-            )  # so is its `to_local()`
+            # so is its `to_local()`
+            own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
             live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
             if live and address(value) in walk.memory:
                 found[path] = replace(held, live=True)
@@ -376,7 +391,9 @@ class Watch:
         )
 
     def _lost(self, path: str, value: object, walk: Walk) -> float | None:
-        """Of the elements of a 16-bit tensor named like a float32 parameter and apart from it, how many this change left as they were."""
+        """Of the elements of a 16-bit tensor named like a float32 parameter and apart from it, how
+        many this change left as they were.
+        """
         if not isinstance(value, torch.Tensor) or value.dtype not in (
             torch.bfloat16,
             torch.float16,
@@ -410,7 +427,9 @@ def _in_eval(name: str, root: nn.Module) -> list[str]:
 
 
 def _has_modes(module: nn.Module) -> bool:
-    """Whether train and eval mode can differ: not for a container whose own forward does not ask for its mode."""
+    """Whether train and eval mode can differ: not for a container whose own forward does not ask
+    for its mode.
+    """
     forward = getattr(type(module).forward, "__code__", None)
     names = forward.co_names if forward is not None else ()
     return "training" in names or next(module.children(), None) is None
@@ -434,7 +453,10 @@ def _held(value: Any, holder: str, rank: int) -> Held:
 
 
 def _token(value: Any) -> tuple[object, ...]:
-    """What distinguishes a value from another. In-place operations on a DTensor count in no version, so that elements are looked at."""
+    """What distinguishes a value from another.
+
+    In-place operations on a DTensor count in no version, so that elements are looked at.
+    """
     return (value,) if not isinstance(value, torch.Tensor) else (value.shape, element_hash(value))
 
 

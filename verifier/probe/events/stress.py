@@ -15,7 +15,9 @@ _PATIENCE = (
 
 
 def install(session: Session) -> None:
-    """Subscribe to backwards after the last step; there are none unless the request asks for stress."""
+    """Subscribe to backwards after the last step; there are none unless the request asks for
+    stress.
+    """
     amplified: dict[str, torch.Tensor] = {}  # as they were after the last backward
 
     def gradients(slots: list[Slot]) -> dict[str, torch.Tensor]:
@@ -34,7 +36,9 @@ def install(session: Session) -> None:
         }
 
     def begins() -> None:
-        """A backward begins: gradients that were cleared since the last one are no longer amplified."""
+        """A backward begins: gradients that were cleared since the last one are no longer
+        amplified.
+        """
         for name, grad in gradients(session.all_slots()).items():
             if name in amplified and not bool(grad.count_nonzero()):
                 del amplified[name]

@@ -1,4 +1,7 @@
-"""The survey run: how far the script comes, by its lines, steps, saves and backwards. Beside its saves nothing else is recorded."""
+"""The survey run: how far the script comes, by its lines, steps, saves and backwards.
+
+Beside its saves nothing else is recorded.
+"""
 
 import hashlib
 import weakref
@@ -28,14 +31,16 @@ STEPS = 40  # of which each is reported; later ones only if they reach new lines
 
 
 def install(session: Session) -> None:
-    """Report after each step, and at the end, what is new. The lines are those that rank.py has watched from the beginning."""
+    """Report after each step, and at the end, what is new.
+
+    The lines are those that rank.py has watched from the beginning.
+    """
     lines = session.lines
     if lines is None:
         return
     backwards, trained, sharded = 0, False, False
-    plain: set[int] = (
-        set()
-    )  # the optimizers without shards that have stepped before any with shards
+    # the optimizers without shards that have stepped before any with shards
+    plain: set[int] = set()
     begun, apart = (
         False,
         False,
@@ -99,7 +104,9 @@ def install(session: Session) -> None:
         nonlocal written
         written = writes(tensor for _, tensor in _named(models))
         if not backwards and (trained or not _has_gradients(optimizer)):
-            return  # a helper creates the state of a new optimizer so, or another one uses the same gradients
+            # a helper creates the state of a new optimizer so, or another one uses the same
+            # gradients
+            return
         turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=True)
         turn.begun += 1
         if turn.number == 0:
@@ -144,7 +151,9 @@ def install(session: Session) -> None:
 
 
 def _named(models: Iterable[weakref.ref[nn.Module]]) -> list[tuple[str, torch.Tensor]]:
-    """(name in the outermost of the sharded modules that hold it, tensor) of all parameters and buffers."""
+    """(name in the outermost of the sharded modules that hold it, tensor) of all parameters and
+    buffers.
+    """
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for module in (module for one in models if (module := one()) is not None):
         for name, tensor in (
@@ -157,7 +166,9 @@ def _named(models: Iterable[weakref.ref[nn.Module]]) -> list[tuple[str, torch.Te
 
 
 def _digest(tensors: Iterable[torch.Tensor]) -> str:
-    """A digest of this rank's parts of tensors; "" where there are none, or none of this process."""
+    """A digest of this rank's parts of tensors; "" where there are none, or none of this
+    process.
+    """
     digest, parts = hashlib.sha256(), 0
     for part in (plain(local(tensor.detach())) for tensor in tensors):
         if part.device.type != "meta":
@@ -169,7 +180,9 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
-    """Whether a step uses gradients, which the script may have made without a backward (an evolution strategy)."""
+    """Whether a step uses gradients, which the script may have made without a backward (an
+    evolution strategy).
+    """
     grads = [
         param.grad
         for group in optimizer.param_groups

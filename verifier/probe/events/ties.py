@@ -1,4 +1,6 @@
-"""Tied parameters: which places of a model held one parameter before `fully_shard` or `to_empty`, and hold several when it is trained."""
+"""Tied parameters: which places of a model held one parameter before `fully_shard` or `to_empty`,
+and hold several when it is trained.
+"""
 
 import functools
 import weakref

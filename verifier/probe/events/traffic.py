@@ -1,7 +1,8 @@
-"""Counts the collectives of each step: how many of each kind, and the bytes that a rank sends or receives.
+"""Counts the collectives of each step: how many of each kind, and the bytes that a rank sends or
+receives.
 
-torch 2.13 has a public and a functional form of each; one calls the other, so only the outermost counts. A test compares the
-counts with torch's own CommDebugMode.
+torch 2.13 has a public and a functional form of each; one calls the other, so only the outermost
+counts. A test compares the counts with torch's own CommDebugMode.
 """
 
 import functools
@@ -46,7 +47,9 @@ class Traffic:
         self.micros: list[dict[str, int]] = []  # of `model`, up to the end of each backward
 
     def add(self, kind: str, size: int, of_weights: Callable[[], bool]) -> None:
-        """One collective of `size` bytes, from within a forward or backward or from the script itself."""
+        """One collective of `size` bytes, from within a forward or backward or from the script
+        itself.
+        """
         self._next_step()
         inside = self.session.depth > 0 or self.session.in_backward
         entry = (self.model if inside else self.script).setdefault(kind, [0, 0])
@@ -59,12 +62,16 @@ class Traffic:
             self.lines[key] = (self.lines.get(key, (0, place))[0] + size, place)
 
     def call(self) -> None:
-        """The forward of a module with FSDP groups begins, or its recomputation by activation checkpointing."""
+        """The forward of a module with FSDP groups begins, or its recomputation by activation
+        checkpointing.
+        """
         self._next_step()
         self.calls += 1
 
     def backward(self, given: list[torch.Tensor]) -> None:
-        """A backward has ended: the collectives that it and its forward should need for the existing groups."""
+        """A backward has ended: the collectives that it and its forward should need for the
+        existing groups.
+        """
         self._next_step()
         self.micros.append({kind: number for kind, (number, _) in self.model.items()})
         for _, root in self.session.roots:

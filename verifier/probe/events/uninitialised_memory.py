@@ -1,4 +1,6 @@
-"""`Module.to_empty`: uninitialised memory, filled with a mark that shows what the script does not initialise."""
+"""`Module.to_empty`: uninitialised memory, filled with a mark that shows what the script does not
+initialise.
+"""
 
 import ast
 import sys
@@ -64,7 +66,9 @@ def unset(session: Session, tensor: torch.Tensor) -> int:
 
 
 def _holders(root: nn.Module, key: str) -> Iterator[Line]:
-    """Where the classes that hold a parameter or buffer name it, or what it is in: the innermost that is not torch's first."""
+    """Where the classes that hold a parameter or buffer name it, or what it is in: the innermost
+    that is not torch's first.
+    """
     path = key.split(".")
     for end in range(len(path) - 1, -1, -1):
         holder, name = root.get_submodule(".".join(path[:end])), path[end]
@@ -75,7 +79,9 @@ def _holders(root: nn.Module, key: str) -> Iterator[Line]:
 
 
 def _names(cls: type, file: str, name: str) -> int:
-    """The first line of a class that has a name as text (`register_buffer`) or as an attribute of `self` that it sets; 0 without one."""
+    """The first line of a class that has a name as text (`register_buffer`) or as an attribute of
+    `self` that it sets; 0 without one.
+    """
     classes = (
         node
         for node in tree_of(file)

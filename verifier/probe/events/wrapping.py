@@ -1,4 +1,6 @@
-"""Meshes of wrapped modules, ties, parameters added after sharding, shards, DTensors that the script makes itself."""
+"""Meshes of wrapped modules, ties, parameters added after sharding, shards, DTensors that the
+script makes itself.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -63,7 +65,9 @@ class Wrapping:
         self._find_ties()
 
     def _mark(self, param: torch.Tensor) -> int:
-        """A number unique to this object: an id can be reused, and a weak reference would forbid `swap_tensors`."""
+        """A number unique to this object: an id can be reused, and a weak reference would forbid
+        `swap_tensors`.
+        """
         mark: int | None = getattr(param, _MARK, None)
         if mark is None:
             mark = len(self.owners) + 1
@@ -82,7 +86,9 @@ class Wrapping:
                 self.ties.append(list(places.values()))
 
     def adopted(self, root: nn.Module, own: str) -> None:
-        """A root is called for the first time: which parameters of it were tied, or added after it was sharded."""
+        """A root is called for the first time: which parameters of it were tied, or added after it
+        was sharded.
+        """
         ties = self._ties_in(root)
         if ties and isinstance(root, FSDPModule):
             self.session.write(Ties(ties=ties, at_line=self.session.here()))
@@ -128,7 +134,8 @@ class Wrapping:
     def called(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
         """A root is called: is it given a DTensor?
 
-        Not in a backward: this check calls an operator, and selective checkpointing raises at one that the first forward did not call.
+        Not in a backward: this check calls an operator, and selective checkpointing raises at one
+        that the first forward did not call.
         """
         if self.session.in_backward or self.sharded_input:
             return
@@ -137,7 +144,9 @@ class Wrapping:
             self.session.write(ShardedInput())
 
     def joined(self, call: Call) -> None:
-        """The shape that the script's own `DTensor.from_local` gives a tensor; torch's own calls do not count."""
+        """The shape that the script's own `DTensor.from_local` gives a tensor; torch's own calls do
+        not count.
+        """
         if not within_torch(caller().f_code.co_filename) and self.session.first(
             "from_local", _JOINED
         ):

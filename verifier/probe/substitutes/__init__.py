@@ -1,1 +1,3 @@
-"""Replacements for functions that the script calls, so that its run can be compared, or can run on this machine."""
+"""Replacements for functions that the script calls, so that its run can be compared, or can run on
+this machine.
+"""

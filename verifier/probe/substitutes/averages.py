@@ -1,4 +1,6 @@
-"""Averages by gloo on versions of torch whose gloo sums instead, and `PREMUL_SUM`, which only NCCL has."""
+"""Averages by gloo on versions of torch whose gloo sums instead, and `PREMUL_SUM`, which only NCCL
+has.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +30,9 @@ def install(session: Session) -> None:
 
 
 def _reduced(where: tuple[int, int]) -> Callable[[Call, Proceed], Any]:
-    """PREMUL_SUM, and on versions whose gloo does not average AVG too, is the sum of what is multiplied before."""
+    """PREMUL_SUM, and on versions whose gloo does not average AVG too, is the sum of what is
+    multiplied before.
+    """
 
     def replaced(call: Call, proceed: Proceed) -> Any:
         position, at = where

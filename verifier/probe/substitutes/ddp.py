@@ -1,11 +1,13 @@
 """Replaces `fully_shard` by real DDP, so that a script becomes its own reference without an edit.
 
-`mark` gives a module the methods of FSDPModule and nothing else; the outermost marked module is wrapped in
-DistributedDataParallel at its first call. `set_requires_gradient_sync` sets DDP's own flag. With one rank there is nothing to
-reduce and the module runs as it is. Plain tensors return themselves from `full_tensor()`, `to_local()` and `_local_tensor`.
+`mark` gives a module the methods of FSDPModule and nothing else; the outermost marked module is
+wrapped in DistributedDataParallel at its first call. `set_requires_gradient_sync` sets DDP's own
+flag. With one rank there is nothing to reduce and the module runs as it is. Plain tensors return
+themselves from `full_tensor()`, `to_local()` and `_local_tensor`.
 
-DDP's reducer takes no DTensor and would average over all ranks, so beside tensor parallelism the gradients are averaged with a
-manual all-reduce over the mesh that the script gives to `fully_shard`; the other dims stay as they are.
+DDP's reducer takes no DTensor and would average over all ranks, so beside tensor parallelism the
+gradients are averaged with a manual all-reduce over the mesh that the script gives to
+`fully_shard`; the other dims stay as they are.
 """
 
 import functools
@@ -66,7 +68,9 @@ class DDPSubstitute(FSDPModule):
             wrapper.require_backward_grad_sync = requires_gradient_sync
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """FSDP divides the sum over ranks by `factor`, for the parameters of this module's own group; DDP by their number."""
+        """FSDP divides the sum over ranks by `factor`, for the parameters of this module's own
+        group; DDP by their number.
+        """
         session: Session = _state["session"]
         session.write(Divide(factor=float(factor), at_line=session.here()))
         _module(self).__dict__["_divide_factor"] = factor
@@ -78,7 +82,9 @@ class DDPSubstitute(FSDPModule):
         return types.SimpleNamespace(wait=lambda: None) if async_op else None
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Swap parameters in place, as torch does for DTensors, so that tied ones stay tied in `to_empty`."""
+        """Swap parameters in place, as torch does for DTensors, so that tied ones stay tied in
+        `to_empty`.
+        """
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
@@ -88,7 +94,9 @@ class DDPSubstitute(FSDPModule):
 
 
 def _scale(root: nn.Module) -> None:
-    """Scale the gradients of modules with a factor of their own; called before a forward, since `to_empty` swaps tensors without hooks."""
+    """Scale the gradients of modules with a factor of their own; called before a forward, since
+    `to_empty` swaps tensors without hooks.
+    """
     for own, params in _groups(root) if _state.pop("divided", False) else ():
         if "_divide_factor" in own.__dict__:
             for param in params:
@@ -98,7 +106,9 @@ def _scale(root: nn.Module) -> None:
 
 
 def _groups(root: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """Each marked module, and `root`, with the parameters that `fully_shard` of it manages: not those of marked modules inside it."""
+    """Each marked module, and `root`, with the parameters that `fully_shard` of it manages: not
+    those of marked modules inside it.
+    """
     marked = [
         module
         for module in root.modules()
@@ -122,7 +132,9 @@ def _nothing(self: DDPSubstitute, *args: Any, **kwargs: Any) -> None:
 
 
 def _finalized(self: DDPSubstitute, *, async_op: bool = False) -> Any:
-    """`finalize_backward` of torch 2.15: what backwards with the sync flag off have left is reduced with the flag as it is now."""
+    """`finalize_backward` of torch 2.15: what backwards with the sync flag off have left is reduced
+    with the flag as it is now.
+    """
     _average_the_rest()
     _state["session"].grads = {}
     return types.SimpleNamespace(wait=lambda: None) if async_op else None
@@ -136,7 +148,9 @@ for _name, _value in vars(FSDPModule).items():
 
 
 def install(session: Session) -> None:
-    """Replace `fully_shard` by DDP, and give plain tensors the methods of DTensors that scripts use."""
+    """Replace `fully_shard` by DDP, and give plain tensors the methods of DTensors that scripts
+    use.
+    """
     _state.update(session=session, wrappers={}, built=set(), scaled=set(), inside=False, sync=True)
 
     def registered(call: Call, proceed: Callable[[], Any]) -> Any:
@@ -160,7 +174,9 @@ def install(session: Session) -> None:
 
 
 def mark(module: Any, **options: Any) -> Any:
-    """Replaces `fully_shard(module, **options)`; like it, moves parameters to the current accelerator."""
+    """Replaces `fully_shard(module, **options)`; like it, moves parameters to the current
+    accelerator.
+    """
     for item in module if isinstance(module, list | tuple) else [module]:
         if not isinstance(item, DDPSubstitute):
             item.__class__ = _marked(type(item))  # type: ignore[arg-type]
@@ -176,7 +192,9 @@ def _marked(cls: type) -> type:
 
 
 def _reduced_manually(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method registered with `register_fsdp_forward_method`: DDP handles only `forward`, so the all-reduce is manual."""
+    """A method registered with `register_fsdp_forward_method`: DDP handles only `forward`, so the
+    all-reduce is manual.
+    """
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -193,9 +211,11 @@ def _reduced_manually(module: nn.Module, method: Callable[..., Any]) -> Callable
 
 
 def _average_the_rest() -> None:
-    """All-reduce what DDP's reducer did not: it reduces once for each forward, with the sync flag at that time.
+    """All-reduce what DDP's reducer did not: it reduces once for each forward, with the sync flag
+    at that time.
 
-    The gradient accumulated so far is averaged; its part that was averaged before is equal on all ranks and does not change.
+    The gradient accumulated so far is averaged; its part that was averaged before is equal on all
+    ranks and does not change.
     """
     for wrapper in _state["wrappers"].values():
         if _state["sync"] and not wrapper.armed:
@@ -204,7 +224,9 @@ def _average_the_rest() -> None:
 
 
 def _average(module: nn.Module) -> None:
-    """Average each gradient over the mesh of its own module: that of experts may have fewer ranks than that of the rest."""
+    """Average each gradient over the mesh of its own module: that of experts may have fewer ranks
+    than that of the rest.
+    """
     meshes: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for own, params in _groups(module):
         meshes.setdefault(_mesh(own), []).extend(p for p in params if p.requires_grad)
@@ -238,7 +260,9 @@ def _mesh(module: nn.Module) -> DeviceMesh | None:
 
 
 class _Reference(DistributedDataParallel):
-    """DDP, with whether its reducer waits for the next backward (`armed`) and the parameters that it was built for."""
+    """DDP, with whether its reducer waits for the next backward (`armed`) and the parameters that
+    it was built for.
+    """
 
     armed = False
     trainable: set[int] | None = None
@@ -264,7 +288,9 @@ class _Manual(nn.Module):
 
 
 def _wrapper(module: nn.Module) -> nn.Module | None:
-    """The DDP wrapper of an outermost marked module, made at its first call; None if there is nothing to reduce."""
+    """The DDP wrapper of an outermost marked module, made at its first call; None if there is
+    nothing to reduce.
+    """
     _scale(module)
     trainable = {id(p) for p in module.parameters() if p.requires_grad}
     if not trainable or not dist.is_initialized() or dist.get_world_size() == 1:

@@ -1,6 +1,7 @@
 """Switches off mixed precision, autocast and dropout, so that runs can be compared.
 
-The request asks for all three (`full_precision`) or for dropout alone (`dropless`), whose masks differ between world sizes.
+The request asks for all three (`full_precision`) or for dropout alone (`dropless`), whose masks
+differ between world sizes.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,9 @@ def _without(key: str, position: int) -> Callable[[Call, Callable[[], Any]], Any
 
 
 def _widened(call: Call) -> None:
-    """Hold frozen parameters in float32 where FSDP, or DDP in its place, will not cast the trained ones to their type any more."""
+    """Hold frozen parameters in float32 where FSDP, or DDP in its place, will not cast the trained
+    ones to their type any more.
+    """
     policy, given = call.kwargs.get("mp_policy"), call.given(0, "module")
     if policy is None or policy.param_dtype not in LOW:
         return

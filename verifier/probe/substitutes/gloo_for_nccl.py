@@ -1,4 +1,6 @@
-"""Replaces every backend by gloo, which also carries CUDA tensors, when ranks share a GPU: NCCL does not allow it."""
+"""Replaces every backend by gloo, which also carries CUDA tensors, when ranks share a GPU: NCCL
+does not allow it.
+"""
 
 from collections.abc import Callable
 from typing import Any

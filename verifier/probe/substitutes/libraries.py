@@ -1,10 +1,10 @@
 """Libraries that shard for the script, but only on accelerators.
 
-| library | on the CPU | what the probe changes |
-|---|---|---|
-| accelerate | drops its FSDP plugin without a message and trains with DDP | its state reports accelerators; the device stays CPU |
+| library | on the CPU | what the probe changes | |---|---|---| | accelerate | drops its FSDP plugin
+without a message and trains with DDP | its state reports accelerators; the device stays CPU |
 
-The library's own sharding code then runs as it does in production. The change is recorded (`adapted`).
+The library's own sharding code then runs as it does in production. The change is recorded
+(`adapted`).
 """
 
 import functools
@@ -57,7 +57,10 @@ def _accelerate(session: Session, state: Any) -> None:
             )
             if partial._shared_state.get("distributed_type") == kinds.MULTI_CPU:
                 partial._shared_state["distributed_type"] = kinds.MULTI_GPU
-                what = "accelerate drops its FSDP plugin on the CPU; the verifier set its state to `MULTI_GPU` so that it shards"
+                what = (
+                    "accelerate drops its FSDP plugin on the CPU; the verifier set its state to"
+                    " `MULTI_GPU` so that it shards"
+                )
                 session.write(Adapted(text=what))
         initialise(self, mixed_precision, cpu, *args, **kwargs)
 

@@ -1,8 +1,10 @@
-"""`fully_shard` over a mesh of one rank: the reference for scripts that use DTensor methods, which DDP's plain tensors lack.
+"""`fully_shard` over a mesh of one rank: the reference for scripts that use DTensor methods, which
+DDP's plain tensors lack.
 
-Every rank shards over its own mesh, so that parameters are DTensors, state dicts and `distribute_tensor` work, and no collective
-of FSDP moves data between ranks. Gradients are averaged after each backward, with a manual all-reduce over the mesh that the
-script gives to `fully_shard`; the dims of tensor parallelism stay as they are. So FSDP's sharding, gathering and reducing are
+Every rank shards over its own mesh, so that parameters are DTensors, state dicts and
+`distribute_tensor` work, and no collective of FSDP moves data between ranks. Gradients are averaged
+after each backward, with a manual all-reduce over the mesh that the script gives to `fully_shard`;
+the dims of tensor parallelism stay as they are. So FSDP's sharding, gathering and reducing are
 compared with a run that does none of them.
 """
 
@@ -56,7 +58,10 @@ def install(session: Session) -> None:
 
 
 def _average_all() -> None:
-    """Average the gradients in `.grad`. The part that was averaged before is equal on all ranks and does not change."""
+    """Average the gradients in `.grad`.
+
+    The part that was averaged before is equal on all ranks and does not change.
+    """
     if not _state["modules"] or dist.get_world_size() == 1:
         return
     seen: set[int] = set()
@@ -70,7 +75,9 @@ def _average_all() -> None:
 
 
 def _average(param: nn.Parameter, mesh: DeviceMesh | None) -> None:
-    """The mean over the data ranks; a rank without a gradient contributes zeros, and gets the mean if any rank has one."""
+    """The mean over the data ranks; a rank without a gradient contributes zeros, and gets the mean
+    if any rank has one.
+    """
     mine = (
         torch.zeros_like(tensors.local(param)) if param.grad is None else tensors.local(param.grad)
     )

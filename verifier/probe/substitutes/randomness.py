@@ -1,7 +1,9 @@
-"""Noise that no world size changes: in runs that are compared, what a training step draws is the same for every row of a batch.
+"""Noise that no world size changes: in runs that are compared, what a training step draws is the
+same for every row of a batch.
 
-The first dim of what is drawn is taken for the batch. The numbers follow the distribution that the script asks for, along the other
-dims, and depend only on the line that draws: a recomputed forward draws them again.
+The first dim of what is drawn is taken for the batch. The numbers follow the distribution that the
+script asks for, along the other dims, and depend only on the line that draws: a recomputed forward
+draws them again.
 """
 
 import functools
@@ -87,9 +89,9 @@ _VALUES: dict[str, Callable[[Call, Tensor], Any]] = {
     "randint_like": lambda call, u: _integers(call, u, 1),
     "normal": lambda call, u: call.given(0, "mean", 0.0) + call.given(1, "std", 1.0) * _normal(u),
     "normal_": lambda call, u: call.given(1, "mean", 0.0) + call.given(2, "std", 1.0) * _normal(u),
-    "log_normal_": lambda call, u: (
-        call.given(1, "mean", 1.0) + call.given(2, "std", 2.0) * _normal(u)
-    ).exp(),
+    "log_normal_": (
+        lambda call, u: (call.given(1, "mean", 1.0) + call.given(2, "std", 2.0) * _normal(u)).exp()
+    ),
     "uniform_": lambda call, u: (
         call.given(1, "from", 0.0) + u * (call.given(2, "to", 1.0) - call.given(1, "from", 0.0))
     ),

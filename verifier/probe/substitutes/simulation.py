@@ -1,7 +1,8 @@
 """Simulates rank 0 of many in one process: torch's fake process group replaces every backend.
 
-A fake collective returns at once with this rank's own values, so structure and traffic are those of the requested world size
-and the numbers are not. No socket is opened. Checkpoint functions do nothing: their collectives move objects.
+A fake collective returns at once with this rank's own values, so structure and traffic are those of
+the requested world size and the numbers are not. No socket is opened. Checkpoint functions do
+nothing: their collectives move objects.
 """
 
 import os
@@ -15,7 +16,8 @@ from ..compat.names import FAKE_STORE, need
 from ..dispatcher import Call
 from ..session import Session
 
-_BARRIER = "TORCH_DIST_INIT_BARRIER"  # torch counts the ranks of each new group in a store, where the others never come
+# torch counts the ranks of each new group in a store, where the others never come
+_BARRIER = "TORCH_DIST_INIT_BARRIER"
 
 
 def install(session: Session) -> None:

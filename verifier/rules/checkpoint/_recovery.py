@@ -12,7 +12,10 @@ from ._resumed import first_steps, load_line, save_line
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a resumed run started from. `shares`: {step of a save: tensors that have the values of that save only}."""
+    """What a resumed run started from.
+
+    `shares`: {step of a save: tensors that have the values of that save only}.
+    """
 
     steps: int
     shares: dict[int, int]
@@ -66,7 +69,9 @@ class Outcome:
 
 
 class MixtureRule(Rule):
-    """A rule that a resume after a crash in a save, or from a damaged checkpoint, starts from one save as a whole."""
+    """A rule that a resume after a crash in a save, or from a damaged checkpoint, starts from one
+    save as a whole.
+    """
 
     fault: ClassVar[Literal["crash", "damaged"]]
 
@@ -97,9 +102,11 @@ class MixtureRule(Rule):
 
 
 def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
-    """What the first step of a resumed run finds, against every save of `saved` and its initial weights.
+    """What the first step of a resumed run finds, against every save of `saved` and its initial
+    weights.
 
-    `intact`: the exact resume from the intact checkpoint; what it does not hold, the script makes anew.
+    `intact`: the exact resume from the intact checkpoint; what it does not hold, the script makes
+    anew.
     """
     found = resumed.at_step(Step, 1)
     expected = (
@@ -109,9 +116,8 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
         return Outcome(0, {}, 0)
     held, given = _held(saved), _given(saved)
     shares: dict[int, int] = {}
-    telling: set[int] = (
-        set()
-    )  # a tensor that never changes is the same in every save: it shows none of them
+    # a tensor that never changes is the same in every save: it shows none of them
+    telling: set[int] = set()
     units: set[tuple[int, str]] = set()
     ranks = []
     for rank, record in enumerate(found):
@@ -148,8 +154,9 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
 def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:
     """{step: {rank: {tensor: its values}}} of every save and, under 0, of the beginning.
 
-    A rank has a value at the call of the save, and one at its next step: they differ where it puts others into the
-    model for the save, such as an average, or where it does not call the save function itself.
+    A rank has a value at the call of the save, and one at its next step: they differ where it puts
+    others into the model for the save, such as an average, or where it does not call the save
+    function itself.
     """
     records: list[tuple[int, int, Step | Saving]] = [
         (save.after, save.rank, save.record) for save in all_saves(run)
@@ -176,7 +183,9 @@ def _given(run: Run) -> dict[tuple[int, int], set[tuple[float, ...]]]:
 
 
 def _flat(record: Step | Saving, known: Collection[str] | None = None) -> dict[str, Any]:
-    """Weights (those of `known` parameters) and optimizer state of a record under one kind of name."""
+    """Weights (those of `known` parameters) and optimizer state of a record under one kind of
+    name.
+    """
     state = {
         f"{name}/{key}": value
         for name, entry in record.state.items()
@@ -188,7 +197,9 @@ def _flat(record: Step | Saving, known: Collection[str] | None = None) -> dict[s
 
 
 def not_exact(evidence: Evidence) -> str:
-    """Why a resume after a fault cannot be judged: one without a fault is not exact either; "" if it is."""
+    """Why a resume after a fault cannot be judged: one without a fault is not exact either; "" if
+    it is.
+    """
     pair = first_steps(evidence)
     if isinstance(pair, str):
         return pair

@@ -1,4 +1,6 @@
-"""What rules on resumes share: the first step of a resumed run, and the lines that save and load."""
+"""What rules on resumes share: the first step of a resumed run, and the lines that save and
+load.
+"""
 
 from abc import abstractmethod
 
@@ -12,7 +14,9 @@ RAISED = "Correct what ended the resumed run first: what it restores is judged a
 
 
 class ResumeRule(Rule):
-    """A rule that compares the first step of the resumed run with the train run's step after the save, rank by rank."""
+    """A rule that compares the first step of the resumed run with the train run's step after the
+    save, rank by rank.
+    """
 
     needs = NEEDS
 
@@ -26,7 +30,9 @@ class ResumeRule(Rule):
 
 
 def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
-    """For each rank (the train run's step after the save, the resumed run's first step), or why there are none."""
+    """For each rank (the train run's step after the save, the resumed run's first step), or why
+    there are none.
+    """
     if evidence.resume is None:
         return evidence.missing.get("resume", "the script was not resumed")
     resumed = evidence.resume.at_step(Step, 1)
@@ -34,7 +40,10 @@ def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
         return "the resumed run stopped before its first optimizer step (see run-completes)"
     after = evidence.resumed_after()
     if after is None:
-        return "the train run saved nothing before its last step, so a resume has no step to be compared with"
+        return (
+            "the train run saved nothing before its last step, so a resume has no step to be"
+            " compared with"
+        )
     if reason := begins_elsewhere(evidence.trained, evidence.resume, after):
         return reason
     saved = evidence.trained.at_step(Step, after + 1)
@@ -42,7 +51,9 @@ def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
 
 
 def not_resumed(evidence: Evidence, seen: object, reason: str) -> str:
-    """Why a rule does not apply: train run and resume came to their end and show nothing of the kind; "" otherwise."""
+    """Why a rule does not apply: train run and resume came to their end and show nothing of the
+    kind; "" otherwise.
+    """
     return absent(evidence.resume, seen, absent(evidence.trained, seen, reason))
 
 
@@ -58,7 +69,9 @@ def not_shown(evidence: Evidence) -> str:
 
 
 def keeps_no_state(run: Run, key: str = "") -> str:
-    """Why a rule on optimizer state (of a `key`) does not apply: no step after the first has any; "" if one may."""
+    """Why a rule on optimizer state (of a `key`) does not apply: no step after the first has any;
+    "" if one may.
+    """
     steps = run.all(Step)
     seen = any(
         key in state if key else state for record in steps for state in record.state.values()
@@ -70,7 +83,9 @@ def keeps_no_state(run: Run, key: str = "") -> str:
 
 
 def load_line(evidence: Evidence, run: Run | None = None) -> Place | None:
-    """The user's line that loads in a resumed run (by default that at the same world size), else the one that saves."""
+    """The user's line that loads in a resumed run (by default that at the same world size), else
+    the one that saves.
+    """
     resumed = run or evidence.resume
     lines = (
         [resumed.line_of(Checkpoint, op=operation) for operation in LOADS]

@@ -1,4 +1,6 @@
-"""What rules on saves share: to which saves a rule applies, and whether a checkpoint contains what a save was given."""
+"""What rules on saves share: to which saves a rule applies, and whether a checkpoint contains what
+a save was given.
+"""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -88,7 +90,8 @@ class ContentRule(KindRule):
             lacks = "no checkpoint existed after the run, so none was read back"
             return self.unknown(unreadable or evidence.missing.get("inspect", lacks))
         return self.passed(
-            f"{count(tensors, 'tensor')} in {count(folders, 'checkpoint')} read back as they were given"
+            f"{count(tensors, 'tensor')} in {count(folders, 'checkpoint')} read back as they were"
+            " given"
         )
 
 

@@ -9,8 +9,9 @@ from ._saved import SaveRule
 class AsyncSaveProcessGroup(SaveRule):
     """`dcp.async_save` has a process group of its own.
 
-    Why: `async_save` issues collectives in a thread. On the group that training uses they interleave with those of the
-    main thread, in a different order on every rank: sooner or later a deadlock. With NCCL alone, torch raises at once.
+    Why: `async_save` issues collectives in a thread. On the group that training uses they
+    interleave with those of the main thread, in a different order on every rank: sooner or later a
+    deadlock. With NCCL alone, torch raises at once.
     Wrong:
         future = dcp.async_save({"model": get_model_state_dict(model)}, checkpoint_id=path)
         model(batch)  # collectives on the same group while the save is in flight
@@ -20,8 +21,10 @@ class AsyncSaveProcessGroup(SaveRule):
         future = dcp.async_save({"model": get_model_state_dict(model)}, checkpoint_id=path, process_group=group)
         model(batch)
         future.result()
-    Fix: Create one gloo group, `dist.new_group(backend="gloo")`, and pass it to every `async_save` as `process_group`.
-    Source: KempnerInstitute/KempnerForge#104; ByteDance-Seed/VeOmni PR#1176; InternLM/xtuner PR#1703.
+    Fix: Create one gloo group, `dist.new_group(backend="gloo")`, and pass it to every `async_save`
+    as `process_group`.
+    Source: KempnerInstitute/KempnerForge#104; ByteDance-Seed/VeOmni PR#1176; InternLM/xtuner
+    PR#1703.
     """
 
     kind = "asynchronous save"
@@ -63,6 +66,9 @@ class AsyncSaveProcessGroup(SaveRule):
                 and "async_checkpointer_type" not in event.kwargs
             ):
                 yield (
-                    "async_save without process_group runs its collectives on the group of the training",
+                    (
+                        "async_save without process_group runs its collectives on the group of the"
+                        " training"
+                    ),
                     event,
                 )

@@ -4,8 +4,9 @@ from ._recovery import MixtureRule
 class DamagedCheckpointLoaded(MixtureRule):
     """A checkpoint with a truncated file or without metadata is rejected, never loaded in part.
 
-    Why: torch raises on a truncated file, but the tensors that it has read until then are in the model already. A
-    script that catches the error and goes on trains a mixture. (A flipped bit raises nothing: DCP stores no checksum.)
+    Why: torch raises on a truncated file, but the tensors that it has read until then are in the
+    model already. A script that catches the error and goes on trains a mixture. (A flipped bit
+    raises nothing: DCP stores no checksum.)
     Wrong:
         state = {"model": get_model_state_dict(model)}
         try:

@@ -9,8 +9,8 @@ from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run
 class FullStateDictOom(Rule):
     """Only the rank that writes a full state dict holds it, in CPU memory.
 
-    Why: `full_state_dict=True` without `cpu_offload=True` gives every rank the whole model, on its device: what FSDP
-    was used to avoid. With both, only rank 0 gets it, in CPU memory.
+    Why: `full_state_dict=True` without `cpu_offload=True` gives every rank the whole model, on its
+    device: what FSDP was used to avoid. With both, only rank 0 gets it, in CPU memory.
     Wrong:
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         if dist.get_rank() == 0:
@@ -20,7 +20,8 @@ class FullStateDictOom(Rule):
         if dist.get_rank() == 0:
             torch.save(state, path)
     Fix: Add `cpu_offload=True`, or save through DCP.
-    Source: verl-project/verl#1517, PR#1667; meta-pytorch/torchtune PR#1495; axolotl PR#1828; pytorch#142355.
+    Source: verl-project/verl#1517, PR#1667; meta-pytorch/torchtune PR#1495; axolotl PR#1828;
+    pytorch#142355.
     Torch: run on 2.13.0: 16 keys on each of 2 ranks; with `cpu_offload`, 16 and 0.
     """
 
@@ -51,7 +52,10 @@ class FullStateDictOom(Rule):
         ]
         if len(writers) == 1 and waste:
             size, rank, record = max(waste, key=lambda item: item[0])
-            what = f"rank {rank} holds the full state dict, {size:,} bytes, but only rank {min(writers)} writes it"
+            what = (
+                f"rank {rank} holds the full state dict, {size:,} bytes, but only rank"
+                f" {min(writers)} writes it"
+            )
             return self.failed(f"{what} ({run.world_size} ranks)", record.at_line)
         return self.passed("every rank that holds a full state dict writes it")
 
@@ -64,7 +68,10 @@ class FullStateDictOom(Rule):
                 and not _may_have(options, "cpu_offload")
             ):
                 yield (
-                    f"{text(event.node)} without cpu_offload gathers the whole model on every rank's device",
+                    (
+                        f"{text(event.node)} without cpu_offload gathers the whole model on every"
+                        " rank's device"
+                    ),
                     event,
                 )
 

@@ -12,16 +12,19 @@ from ._resumed import load_line
 class IncompleteCheckpointChosen(Rule):
     """After a crash during a save the script resumes from the last complete checkpoint.
 
-    Why: "the newest folder" may be one that a crash left half written: every restart stops with `.metadata` or `failed
-    finding central directory` until somebody removes it. That is a warning: no wrong model is trained. It is a failure
-    if the resume starts from the beginning, or if the complete checkpoint was deleted before the new one was there.
+    Why: "the newest folder" may be one that a crash left half written: every restart stops with
+    `.metadata` or `failed finding central directory` until somebody removes it. That is a warning:
+    no wrong model is trained. It is a failure if the resume starts from the beginning, or if the
+    complete checkpoint was deleted before the new one was there.
     Wrong:
         newest = max(Path(path).glob("step_*"), default=None)
     Right:
         complete = [p.parent for p in Path(path).glob("step_*/.metadata")]  # DCP writes it last
         newest = max(complete, default=None)
-    Fix: Choose among folders that hold `.metadata`, or write to a temporary folder and rename it; then delete old ones.
-    Source: awslabs/awsome-distributed-ai#190, PR#251; KempnerInstitute/KempnerForge#102; meta-pytorch/tnt PR#559.
+    Fix: Choose among folders that hold `.metadata`, or write to a temporary folder and rename it;
+    then delete old ones.
+    Source: awslabs/awsome-distributed-ai#190, PR#251; KempnerInstitute/KempnerForge#102;
+    meta-pytorch/tnt PR#559.
     """
 
     needs = frozenset({"train", "resume", "crash"})
@@ -56,7 +59,10 @@ class IncompleteCheckpointChosen(Rule):
             refused = outcome.steps == 0 and not resumed.completed
             if apart and (refused or (outcome.fresh and not not_exact(evidence))):
                 line = load_line(evidence)
-                what = f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume"
+                what = (
+                    f"{crash.note}: the save after step {apart[-1].after} is complete, but the"
+                    " resume"
+                )
                 if not refused:
                     return self.failed(f"{what} starts from the beginning", _removal(crash) or line)
                 cause = root_cause(resumed)
@@ -77,19 +83,26 @@ class IncompleteCheckpointChosen(Rule):
         for event in flow.ops("dcp.async_save"):
             if event.discarded:
                 yield (
-                    "the future of async_save is discarded: nothing checks whether the save completed",
+                    (
+                        "the future of async_save is discarded: nothing checks whether the save"
+                        " completed"
+                    ),
                     event,
                 )
 
 
 def _is_kept(save: Save, crash: Run, evidence: Evidence) -> bool:
-    """Whether a save is still there after the crash; one that is not below the folder of `{checkpoint}` is not looked for."""
+    """Whether a save is still there after the crash; one that is not below the folder of
+    `{checkpoint}` is not looked for.
+    """
     path, folder = final_path(crash, save), evidence.course.checkpoint
     return not path.startswith(folder + os.sep) or os.path.relpath(path, folder) in crash.left
 
 
 def _removal(crash: Run) -> Place | None:
-    """The line that removes an earlier save, if a rank was killed before it gave its place to the next one, which is complete."""
+    """The line that removes an earlier save, if a rank was killed before it gave its place to the
+    next one, which is complete.
+    """
     killed = next((trace for trace in crash.traces if trace.first(Killed) is not None), None)
     if killed is None or killed.of(Killed)[0].moment != "before-rename":
         return None

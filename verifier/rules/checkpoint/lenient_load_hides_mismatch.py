@@ -18,8 +18,8 @@ _WRAPPERS = (
 class LenientLoadHidesMismatch(Rule):
     """A load that allows missing keys finds every parameter that the checkpoint has.
 
-    Why: `allow_partial_load=True` and `strict=False` ignore missing keys. With one prefix too many on either side
-    nothing is loaded, the model keeps its weights, and torch prints nothing.
+    Why: `allow_partial_load=True` and `strict=False` ignore missing keys. With one prefix too many
+    on either side nothing is loaded, the model keeps its weights, and torch prints nothing.
     Wrong:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
         state = {"module": get_model_state_dict(model)}  # another prefix than the checkpoint's
@@ -28,8 +28,10 @@ class LenientLoadHidesMismatch(Rule):
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
         state = {"model": get_model_state_dict(model)}
         dcp.load(state, checkpoint_id=path)
-    Fix: Load strictly with the same keys as at the save; where keys may be missing, list them and check that list.
-    Source: measured on `DefaultLoadPlanner` and `StateDictOptions(strict=False)`; pytorch#192224, #192202.
+    Fix: Load strictly with the same keys as at the save; where keys may be missing, list them and
+    check that list.
+    Source: measured on `DefaultLoadPlanner` and `StateDictOptions(strict=False)`; pytorch#192224,
+    #192202.
     """
 
     wants = "run"
@@ -65,7 +67,10 @@ class LenientLoadHidesMismatch(Rule):
                 if pairs:
                     how = f"the load asks for `{pairs[0][0]}`, the checkpoint has `{pairs[0][1]}`"
                 elif nothing:
-                    how = f"the load asks for `{record.missing[0]}`, the checkpoint has `{record.unused[0]}`"
+                    how = (
+                        f"the load asks for `{record.missing[0]}`, the checkpoint has"
+                        f" `{record.unused[0]}`"
+                    )
                 else:
                     how = f"{some(lost)} came back with other values than were saved"
                 what = (
@@ -87,7 +92,10 @@ class LenientLoadHidesMismatch(Rule):
             planner = made_by(event.kwargs.get("planner"), "dcp.DefaultLoadPlanner")
             if planner is not None and is_const(planner.kwargs.get("allow_partial_load"), True):
                 yield (
-                    "allow_partial_load: keys that the checkpoint lacks silently keep their initial values",
+                    (
+                        "allow_partial_load: keys that the checkpoint lacks silently keep their"
+                        " initial values"
+                    ),
                     planner,
                 )
         for event in flow.ops(*SETTERS[:2]):
@@ -98,7 +106,10 @@ class LenientLoadHidesMismatch(Rule):
                 and event.discarded
             ):
                 yield (
-                    f"{text(event.node)} is not strict, and the missing keys that it returns are not checked",
+                    (
+                        f"{text(event.node)} is not strict, and the missing keys that it returns"
+                        " are not checked"
+                    ),
                     event,
                 )
 
@@ -108,7 +119,9 @@ def _lenient(run: Run | None) -> list[Lenient]:
 
 
 def _same_but_for_a_wrapper(asked: list[str], unused: list[str]) -> list[tuple[str, str]]:
-    """Pairs of keys that are one name with another wrapper's prefix, or with one part more: `qkv.base.weight` of `qkv.weight`."""
+    """Pairs of keys that are one name with another wrapper's prefix, or with one part more:
+    `qkv.base.weight` of `qkv.weight`.
+    """
     there = {_bare(key): key for key in unused}
     pairs = [(key, there[bare]) for key in asked if (bare := _bare(key)) in there]
     known = {key for key, _ in pairs}
@@ -133,7 +146,9 @@ def _bare(key: str) -> str:
 
 
 def _not_back(evidence: Evidence, missing: list[str]) -> list[str]:
-    """Parameters of a resumed model that a lenient load did not find and that are not as they were saved."""
+    """Parameters of a resumed model that a lenient load did not find and that are not as they were
+    saved.
+    """
     pair = first_steps(evidence)
     if isinstance(pair, str):
         return []

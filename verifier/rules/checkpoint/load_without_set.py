@@ -9,16 +9,16 @@ from ..base import Event, Evidence, Finding, Flow, Hits, count, some
 from ._resumed import ResumeRule, load_line, saved_at
 from .saved_while_replaced import replaced
 
-_BFLOAT16 = (
-    2.0**-8
-)  # rounding changes no value by more of it; a distance that is estimated may be twice the true one
+# rounding changes no value by more of it; a distance that is estimated may be twice the true one
+_BFLOAT16 = 2.0**-8
 
 
 class LoadWithoutSet(ResumeRule):
     """After a resume the model has the saved weights.
 
-    Why: `dcp.load` fills the dict that it is given. A full or copied state dict (`full_state_dict=True`, a clone, a
-    CPU copy) is not the model's own memory: unless it is set back, the model goes on training from fresh weights.
+    Why: `dcp.load` fills the dict that it is given. A full or copied state dict
+    (`full_state_dict=True`, a clone, a CPU copy) is not the model's own memory: unless it is set
+    back, the model goes on training from fresh weights.
     Wrong:
         options = StateDictOptions(full_state_dict=True)
         state = {"model": get_model_state_dict(model, options=options)}
@@ -43,12 +43,18 @@ class LoadWithoutSet(ResumeRule):
         still = f"; {initial} of them still have their initial values" if initial else ""
         which = f"{len(wrong)} of {len(saved[0].weights)} parameters ({some(wrong)})"
         if _rounded(pairs, wrong) and all(set(wrong) <= set(r.halved) for r in resumed):
-            fix = "Save the weights in the type in which they are held: something between them and the file casts them."
+            fix = (
+                "Save the weights in the type in which they are held: something between them and"
+                " the file casts them."
+            )
             what = f"{which} are what was saved, rounded to a 16-bit type{saved_at(evidence)}"
             return self.failed(what, load_line(evidence), fix=fix)
         if not _not_in_the_save(evidence, saved[0], wrong):
             return self.failed(f"{which} are not what was saved{still}", load_line(evidence))
-        fix = "Save and restore this model too, or build it so that a resumed run initialises it to the same values."
+        fix = (
+            "Save and restore this model too, or build it so that a resumed run initialises it to"
+            " the same values."
+        )
         what = f"{which} differ from their values at the save, and no save contains this model"
         return self.failed(f"{what}{still}{saved_at(evidence)}", load_line(evidence), fix=fix)
 
@@ -70,7 +76,10 @@ class LoadWithoutSet(ResumeRule):
             ]
             if copies and not flow.escapes(state, event.index):
                 yield (
-                    f"dcp.load fills the copy of {text(copies[0].node)}, which is never set into the model",
+                    (
+                        f"dcp.load fills the copy of {text(copies[0].node)}, which is never set"
+                        " into the model"
+                    ),
                     event,
                 )
 
@@ -92,7 +101,9 @@ def _rounded(pairs: list[tuple[dict[str, Sketch], dict[str, Sketch]]], names: li
 
 
 def _not_in_the_save(evidence: Evidence, before: Step, wrong: list[str]) -> bool:
-    """Whether other weights of rank 0 are found among what it gave to the saves, and none of these."""
+    """Whether other weights of rank 0 are found among what it gave to the saves, and none of
+    these.
+    """
     saves = evidence.trained.traces[0].of(Saving)
     given = {
         tuple(entry.sketch) for save in saves for entry in save.entries.values() if entry.sketch

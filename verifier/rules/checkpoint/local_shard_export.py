@@ -13,8 +13,9 @@ from ._saved import SaveRule, parameter_of
 class LocalShardExport(SaveRule):
     """A parameter is saved whole, or with all of its shards.
 
-    Why: `torch.save` of a DTensor or of `to_local()` writes one rank's part. If only rank 0 saves, or all ranks save to
-    one file, the rest of the model is lost; the file has the right keys, and the loss shows only when it is loaded.
+    Why: `torch.save` of a DTensor or of `to_local()` writes one rank's part. If only rank 0 saves,
+    or all ranks save to one file, the rest of the model is lost; the file has the right keys, and
+    the loss shows only when it is loaded.
     Wrong:
         if dist.get_rank() == 0:
             torch.save(model.state_dict(), path)
@@ -22,8 +23,10 @@ class LocalShardExport(SaveRule):
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if dist.get_rank() == 0:
             torch.save(state, path)
-    Fix: Make a full state dict on all ranks and write it on rank 0, or use DCP; shards need one file for each rank.
-    Source: axolotl#1947; huggingface/accelerate#3487; RLinf PR#1569; verl PR#7612; Megatron-LM PR#4888.
+    Fix: Make a full state dict on all ranks and write it on rank 0, or use DCP; shards need one
+    file for each rank.
+    Source: axolotl#1947; huggingface/accelerate#3487; RLinf PR#1569; verl PR#7612; Megatron-LM
+    PR#4888.
     """
 
     kind = "save to a file"
@@ -88,7 +91,9 @@ class LocalShardExport(SaveRule):
 
 
 def _stored_shards(run: Run, saves: list[Save]) -> dict[str, tuple[int, int, Save]]:
-    """{tensor given as a shard: (elements that the files hold, elements of the whole, a save of it)}."""
+    """{tensor given as a shard: (elements that the files hold, elements of the whole, a save of
+    it)}.
+    """
     kept: dict[tuple[str, str], tuple[str, tuple[int, ...], int, int, Save]] = {}
     for save in saves:
         for key, entry in save.entries.items():
@@ -115,23 +120,26 @@ def _stored_shards(run: Run, saves: list[Save]) -> dict[str, tuple[int, int, Sav
 
 
 def _shard_of(run: Run, rank: int, key: str, entry: SavedEntry) -> tuple[str, int, int] | None:
-    """(parameter, elements here, elements in all) if this plain tensor is a rank's part of a sharded parameter."""
+    """(parameter, elements here, elements in all) if this plain tensor is a rank's part of a
+    sharded parameter.
+    """
     name = parameter_of(run, key) or ""
     mine = next((e for e in run.parameters.get(name, []) if e.rank == rank), None)
     if mine is None or not mine.sharded or mine.local_numel in (0, mine.numel):
         return None  # all of it is on one rank
     same = math.prod(entry.shape) == mine.local_numel and len(entry.shape) == len(mine.shape)
     tail = "." + re.sub(r"^model\d+\.", "", name)
-    others = (
-        held[0] for one, held in run.parameters.items() if f".{one}".endswith(tail)
-    )  # in other models
+    # in other models
+    others = (held[0] for one, held in run.parameters.items() if f".{one}".endswith(tail))
     if any(other.shape == list(entry.shape) for other in others):
         return None
     return (name, mine.local_numel, mine.numel) if same else None
 
 
 def _written_out(value: Value) -> Iterator[Value]:
-    """What goes into a file: a value and its parts, not what a state dict is made of, or what is counted."""
+    """What goes into a file: a value and its parts, not what a state dict is made of, or what is
+    counted.
+    """
     queue, seen = [value], {id(value)}
     while queue:
         current = queue.pop()

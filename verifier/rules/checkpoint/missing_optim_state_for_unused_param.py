@@ -9,8 +9,9 @@ from ._resumed import NEEDS, keeps_no_state, not_shown
 class MissingOptimState(RaisedRule):
     """Every trainable parameter gets gradients, or the resume allows missing optimizer state.
 
-    Why: a parameter that never got a gradient has no optimizer state, so the checkpoint has none; the resume asks
-    for it, because the state-dict functions initialise the state of all trainable parameters.
+    Why: a parameter that never got a gradient has no optimizer state, so the checkpoint has none;
+    the resume asks for it, because the state-dict functions initialise the state of all trainable
+    parameters.
     Wrong:
         whole = StateDictOptions(full_state_dict=True)
         model.unused = nn.Linear(8, 8)
@@ -30,14 +31,16 @@ class MissingOptimState(RaisedRule):
         loss_of(model, batch).backward()
         optimizer.step()
         states = get_state_dict(model, optimizer)
-    Fix: Freeze the parameter (`requires_grad_(False)`) or remove it; else leave its state out of the template.
+    Fix: Freeze the parameter (`requires_grad_(False)`) or remove it; else leave its state out of
+    the template.
     Source: pytorch#192224; pytorch#192202; verl PR#7283; InternLM/xtuner PR#2018.
     """
 
     simulated = False
     needs = NEEDS
     pattern = (
-        r"Missing key in checkpoint state_dict: \S*state\.(?P<key>\S+?)\.(step|exp_avg|exp_avg_sq|momentum_buffer)\b|"
+        r"Missing key in checkpoint state_dict:"
+        r" \S*state\.(?P<key>\S+?)\.(step|exp_avg|exp_avg_sq|momentum_buffer)\b|"
         r"Missing optimizer state for parameter '(?P<name>[^']+)'|"
         r"float\(\) argument must be a string or a real number, not 'dict'"
     )
@@ -68,7 +71,9 @@ class MissingOptimState(RaisedRule):
 
 
 def _never_used(run: Run | None) -> list[str]:
-    """Trainable parameters without a gradient at any step, on any rank, of a run that made steps."""
+    """Trainable parameters without a gradient at any step, on any rank, of a run that made
+    steps.
+    """
     if run is None or run.steps() == 0:
         return []
     used = {n for r in run.all(Step) for n, g in r.grads_at_step.items() if g is not None}

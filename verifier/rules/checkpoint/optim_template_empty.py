@@ -8,8 +8,9 @@ from ._resumed import ResumeRule, keeps_no_state, load_line
 class OptimTemplateEmpty(ResumeRule):
     """After a resume the optimizer has the saved state.
 
-    Why: `dcp.load` reads only the keys of the dict that it is given, and the raw `state_dict()` of a new optimizer has
-    no state keys. The moments silently start from zero, and the first loss after the resume is still exact.
+    Why: `dcp.load` reads only the keys of the dict that it is given, and the raw `state_dict()` of
+    a new optimizer has no state keys. The moments silently start from zero, and the first loss
+    after the resume is still exact.
     Wrong:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}  # a new optimizer: no state to fill
         dcp.load(state, checkpoint_id=path)
@@ -19,8 +20,10 @@ class OptimTemplateEmpty(ResumeRule):
         state = {"model": model_state, "optimizer": optimizer_state}
         dcp.load(state, checkpoint_id=path)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    Fix: Build the template with `get_state_dict(model, optimizer)` and give the loaded dict to `set_state_dict`.
-    Source: meta-pytorch/torchtune#2553; pytorch#114299; measured: 16 entries saved, 0 restored, no error.
+    Fix: Build the template with `get_state_dict(model, optimizer)` and give the loaded dict to
+    `set_state_dict`.
+    Source: meta-pytorch/torchtune#2553; pytorch#114299; measured: 16 entries saved, 0 restored, no
+    error.
     """
 
     shown_by = "resume-is-exact"
@@ -61,8 +64,14 @@ class OptimTemplateEmpty(ResumeRule):
                 "is not what was saved",
             )
             if rank > 0 and all(record.state == saved[0].state for record in resumed):
-                fix = "Let each rank save and load its own part, or gather the whole state before rank 0 saves it."
-                others = f"all ranks hold what rank 0 has saved, and rank {rank} had other values in its shard"
+                fix = (
+                    "Let each rank save and load its own part, or gather the whole state before"
+                    " rank 0 saves it."
+                )
+                others = (
+                    f"all ranks hold what rank 0 has saved, and rank {rank} had other values in its"
+                    " shard"
+                )
                 return self.failed(
                     f"the optimizer state of {which}: {others}", load_line(evidence), fix=fix
                 )
@@ -87,7 +96,10 @@ class OptimTemplateEmpty(ResumeRule):
                 made = [o for o, _ in flow.optimizers if o.result in choices(part.event.on)]
                 if any(o.op.startswith("torch.optim.") and not _stateless(o) for o in made):
                     yield (
-                        f"{text(part.event.node)} before the first step is empty: dcp.load fills nothing",
+                        (
+                            f"{text(part.event.node)} before the first step is empty: dcp.load"
+                            " fills nothing"
+                        ),
                         part.event,
                     )
                     break

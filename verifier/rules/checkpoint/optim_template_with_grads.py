@@ -6,8 +6,8 @@ from ._resumed import NEEDS, keeps_no_state, not_resumed, not_shown
 class OptimTemplateWithGrads(Rule):
     """The optimizer's state dict is taken while no gradient exists, or after a step.
 
-    Why: torch's helpers create missing optimizer state for a template, unless any `.grad` exists: then they silently
-    return an empty state, and the load into it restores nothing.
+    Why: torch's helpers create missing optimizer state for a template, unless any `.grad` exists:
+    then they silently return an empty state, and the load into it restores nothing.
     Wrong:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         loss_of(model, batch).backward()  # a warm-up before the load
@@ -17,7 +17,8 @@ class OptimTemplateWithGrads(Rule):
         loss_of(model, batch).backward()
         optimizer.zero_grad(set_to_none=True)
         state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
-    Fix: Call `optimizer.zero_grad(set_to_none=True)` before the helper, or load before any backward.
+    Fix: Call `optimizer.zero_grad(set_to_none=True)` before the helper, or load before any
+    backward.
     Source: pytorch#140898.
     """
 

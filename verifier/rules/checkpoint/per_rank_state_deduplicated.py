@@ -15,8 +15,9 @@ _GENERATORS = (5056, 16)  # bytes of the state of a generator of the CPU, and of
 class PerRankStateDeduplicated(ResumeRule):
     """After a resume every rank has its own random state and data position, not another rank's.
 
-    Why: DCP takes equal keys of plain tensors and objects on several ranks for replicas and stores one. A random state
-    or a sampler position saved under one key comes back as one rank's on all ranks: same dropout masks, same samples.
+    Why: DCP takes equal keys of plain tensors and objects on several ranks for replicas and stores
+    one. A random state or a sampler position saved under one key comes back as one rank's on all
+    ranks: same dropout masks, same samples.
     Wrong:
         state = {"model": model_state, "rng": torch.get_rng_state()}  # one key, another value on every rank
         dcp.save(state, checkpoint_id=path)
@@ -25,7 +26,8 @@ class PerRankStateDeduplicated(ResumeRule):
         dist.all_gather_object(states, torch.get_rng_state())  # the same list on every rank
         state = {"model": model_state, "rng": states}
         dcp.save(state, checkpoint_id=path)
-    Fix: Save per-rank values as one gathered list (or under a key with the rank) and let each rank take its own entry.
+    Fix: Save per-rank values as one gathered list (or under a key with the rank) and let each rank
+    take its own entry.
     Source: pytorch#120356, #146566; NVIDIA/Megatron-LM PR#6858 (252 of 256 ranks wrong).
     """
 
@@ -81,7 +83,9 @@ class PerRankStateDeduplicated(ResumeRule):
 
 
 def _one_of_several(run: Run) -> tuple[str, str, Place | None] | None:
-    """(key, what it is, line) of a save by all ranks together that holds another tensor on each of them under one key."""
+    """(key, what it is, line) of a save by all ranks together that holds another tensor on each of
+    them under one key.
+    """
     ranks = [[save for save in saves_of(trace) if save.together] for trace in run.traces]
     for saves in zip(*ranks, strict=False):
         states = [save.record.random for save in saves]

@@ -11,14 +11,16 @@ _WRITERS = tuple(
 class PickledFsdpModel(RaisedRule):
     """A sharded model is saved as a state dict, not pickled as an object.
 
-    Why: `fully_shard` gives the module a class created at run time, which Python's object serialiser cannot find by its name.
+    Why: `fully_shard` gives the module a class created at run time, which Python's object
+    serialiser cannot find by its name.
     Wrong:
         import io
 
         torch.save(model, io.BytesIO())  # raises PicklingError
     Right:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
-    Fix: Save `get_model_state_dict(model)` with `dcp.save`, or with `full_state_dict=True` and `torch.save` on rank 0.
+    Fix: Save `get_model_state_dict(model)` with `dcp.save`, or with `full_state_dict=True` and
+    `torch.save` on rank 0.
     Source: the message of torch 2.13.0; `torch.distributed.checkpoint.state_dict`.
     """
 

@@ -15,8 +15,9 @@ _VARIES = (*_TIMES, "uuid.uuid1", "uuid.uuid4", "tempfile.mkdtemp", "os.getpid")
 class RankDependentCheckpointPath(KindRule):
     """All ranks pass the same path to a save, and every file that its metadata names exists.
 
-    Why: a path that contains the rank, a time or a random name differs between ranks: each writes its shards into a
-    folder of its own, one of them gets the metadata, and the missing shards show only at the resume.
+    Why: a path that contains the rank, a time or a random name differs between ranks: each writes
+    its shards into a folder of its own, one of them gets the metadata, and the missing shards show
+    only at the resume.
     Wrong:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=f"{path}/{time.time_ns()}")
     Right:
@@ -24,7 +25,8 @@ class RankDependentCheckpointPath(KindRule):
         dist.broadcast_object_list(names, src=0)
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=names[0])
     Fix: Make the path on rank 0 and broadcast it; write to storage that all ranks share.
-    Source: measured: FileNotFoundError on `__1_0.distcp` at the resume; the save itself raises nothing.
+    Source: measured: FileNotFoundError on `__1_0.distcp` at the resume; the save itself raises
+    nothing.
     """
 
     needs = frozenset({"train", "inspect"})
@@ -76,6 +78,9 @@ class RankDependentCheckpointPath(KindRule):
             if (path.rank == GLOBAL or varies is not None) and not shared(path):
                 what = "the rank" if path.rank == GLOBAL or varies is None else f"{varies.name}()"
                 yield (
-                    f"the checkpoint path contains {what}: every rank writes into a folder of its own",
+                    (
+                        f"the checkpoint path contains {what}: every rank writes into a folder of"
+                        " its own"
+                    ),
                     event,
                 )

@@ -6,9 +6,10 @@ from ._resumed import ResumeRule, load_line
 class SavedWhileReplaced(ResumeRule):
     """A checkpoint holds the weights that training goes on with.
 
-    Why: An evaluation on averaged weights puts them into the model and takes them out again. A save in between, such as that
-    of a callback that runs first, stores them as the model. The uninterrupted run is right; a resumed one trains on
-    from other weights, with the optimizer state of the first.
+    Why: An evaluation on averaged weights puts them into the model and takes them out again. A save
+    in between, such as that of a callback that runs first, stores them as the model. The
+    uninterrupted run is right; a resumed one trains on from other weights, with the optimizer state
+    of the first.
     Wrong:
         trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         model.load_state_dict(average)
@@ -22,7 +23,8 @@ class SavedWhileReplaced(ResumeRule):
         model.load_state_dict(trained)
         dcp.save({"model": model.state_dict()}, checkpoint_id=path)
     Fix: Save before other weights are put into the model, or after the training weights are back.
-    Source: law L6; in scripts of others three times (a save in the swap, callbacks in the wrong order).
+    Source: law L6; in scripts of others three times (a save in the swap, callbacks in the wrong
+    order).
     """
 
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
@@ -32,7 +34,10 @@ class SavedWhileReplaced(ResumeRule):
                 f"{count(len(saved[0].weights), 'parameter')} saved as training goes on with them"
             )
         which = f"{len(names)} of {len(saved[0].weights)} parameters ({some(sorted(names))})"
-        what = f"the save after step {saved[0].step - 1} holds other values of {which} than training went on with"
+        what = (
+            f"the save after step {saved[0].step - 1} holds other values of {which} than training"
+            " went on with"
+        )
         inside, own = next(((i, o) for i, o in names.values() if o), next(iter(names.values())))
         same = f"; the save has the same values as {some(inside)}" if len(inside) > 1 else ""
         where = f"; those of the training are there as {some(own)}" if own else ""
@@ -45,7 +50,8 @@ class SavedWhileReplaced(ResumeRule):
 def replaced(
     evidence: Evidence, saved: list[Step], resumed: list[Step]
 ) -> tuple[dict[str, tuple[list[str], list[str]]], Place | None]:
-    """{a parameter of which the save has other values than training went on with: their keys, the keys of the right values}, saving line.
+    """{a parameter of which the save has other values than training went on with: their keys, the
+    keys of the right values}, saving line.
 
     These are the values that the model had when it was saved and that the resumed run starts with.
     """

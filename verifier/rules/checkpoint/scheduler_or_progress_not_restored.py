@@ -6,14 +6,18 @@ from ...trace.events import Step
 from ..base import Evidence, Finding, Flow, Hits
 from ._resumed import ResumeRule, load_line, saved_at
 
-_RATE = "Restore the optimizer's param_groups too: load its whole state dict, or set each group's `lr` from `scheduler.get_last_lr()`."
+_RATE = (
+    "Restore the optimizer's param_groups too: load its whole state dict, or set each group's `lr`"
+    " from `scheduler.get_last_lr()`."
+)
 
 
 class SchedulerOrProgressNotRestored(ResumeRule):
     """After a resume the learning rate and the data continue where they stopped.
 
-    Why: with a checkpoint of model and optimizer alone, the schedule starts again (a second warm-up, a jump of the
-    learning rate), and so does the data: some samples are seen twice, others never.
+    Why: with a checkpoint of model and optimizer alone, the schedule starts again (a second
+    warm-up, a jump of the learning rate), and so does the data: some samples are seen twice, others
+    never.
     Wrong:
         state = {"model": model_state, "optimizer": optimizer_state}
         dcp.save(state, checkpoint_id=path)
@@ -21,7 +25,8 @@ class SchedulerOrProgressNotRestored(ResumeRule):
         state = {"model": model_state, "optimizer": optimizer_state}
         state |= {"scheduler": scheduler.state_dict(), "samples": samples_seen}
         dcp.save(state, checkpoint_id=path)
-    Fix: Save and restore the scheduler's state_dict, the step and the data position (in global samples) too; shuffle for the loaded epoch.
+    Fix: Save and restore the scheduler's state_dict, the step and the data position (in global
+    samples) too; shuffle for the loaded epoch.
     Source: pytorch/torchtitan PR#275, #809; Modalities/modalities#315; pytorch#119168.
     """
 
@@ -43,11 +48,13 @@ class SchedulerOrProgressNotRestored(ResumeRule):
         if apart:
             mine, theirs = rates[apart[0]]
             wrong.append(
-                f"the learning rate of step {step + apart[0]} is {_list(mine)} after the resume, {_list(theirs)} without"
+                f"the learning rate of step {step + apart[0]} is {_list(mine)} after the resume,"
+                f" {_list(theirs)} without"
             )
         if apart == [0] and len(rates) > 1:
             wrong[0] += (
-                ", and right again in the next step: the schedule goes on, the optimizer's own rate is not restored"
+                ", and right again in the next step: the schedule goes on, the optimizer's own rate"
+                " is not restored"
             )
             fix = {"fix": _RATE}
         if all(a != b for a, b in zip(train.rows(step), resume.rows(1), strict=True)):
@@ -95,7 +102,10 @@ class SchedulerOrProgressNotRestored(ResumeRule):
             in_loop = len(steps) == 1 and steps[0].loops and not steps[0].caught
             if in_loop and not kept and not held and not flow.escapes(made.result):
                 yield (
-                    f"{text(made.node)}: the script saves and loads its optimizer, but not this schedule",
+                    (
+                        f"{text(made.node)}: the script saves and loads its optimizer, but not this"
+                        " schedule"
+                    ),
                     made,
                 )
 

@@ -11,15 +11,17 @@ from ._resumed import keeps_no_state
 class Step0SaveAdvancesAdam(Rule):
     """Adam's step counter equals the number of optimizer steps.
 
-    Why: torch's state-dict helpers create missing optimizer state by a step with zero gradients, which sets its counter
-    to 1. A save (or an unfilled load template) before the first step makes Adam's first update 1.34 times too small.
+    Why: torch's state-dict helpers create missing optimizer state by a step with zero gradients,
+    which sets its counter to 1. A save (or an unfilled load template) before the first step makes
+    Adam's first update 1.34 times too small.
     Wrong:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=path)  # before any step
     Right:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
-    Fix: Do not take the optimizer's state before its first step, or set `state["step"]` back to 0 afterwards.
+    Fix: Do not take the optimizer's state before its first step, or set `state["step"]` back to 0
+    afterwards.
     Source: measured: 1.34 times; the same in NVIDIA/Megatron-LM#5974, PR#5976.
     """
 
@@ -74,7 +76,10 @@ class Step0SaveAdvancesAdam(Rule):
             ]
             if any(covers(event, e) and e.index < steps[0].index for e in saved):
                 yield (
-                    f"{text(event.node)} before the first step sets the optimizer's step counter to 1",
+                    (
+                        f"{text(event.node)} before the first step sets the optimizer's step"
+                        " counter to 1"
+                    ),
                     event,
                 )
 
@@ -85,9 +90,11 @@ def _ahead(run: Run) -> bool:
 
 
 def _firsts(trace: Trace) -> list[tuple[Step, dict[str, float]]]:
-    """(the first step of an optimizer, the steps that are counted before it by parameter, where there are any) of each.
+    """(the first step of an optimizer, the steps that are counted before it by parameter, where
+    there are any) of each.
 
-    One that comes after the others may have got the state of another: its own counts if a state-dict helper has made its state.
+    One that comes after the others may have got the state of another: its own counts if a
+    state-dict helper has made its state.
     """
     found: dict[int, tuple[Step, dict[str, float]]] = {}
     for record in trace.of(Step):

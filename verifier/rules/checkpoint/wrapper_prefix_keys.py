@@ -15,16 +15,19 @@ _TAKE_OFF = ("removeprefix", "replace", "startswith", "split", "partition", "sub
 class WrapperPrefixKeys(SaveRule):
     """The keys of a checkpoint are the parameter names of the model, without wrapper prefixes.
 
-    Why: `torch.compile`, activation checkpointing and DDP-like wrappers put `_orig_mod`, `_checkpoint_wrapped_module`
-    or `module` into the names. A checkpoint with such keys loads only into a model that is wrapped in the same order.
+    Why: `torch.compile`, activation checkpointing and DDP-like wrappers put `_orig_mod`,
+    `_checkpoint_wrapped_module` or `module` into the names. A checkpoint with such keys loads only
+    into a model that is wrapped in the same order.
     Wrong:
         model = torch.compile(model, backend="eager")
         torch.save({name: p.full_tensor() for name, p in model.named_parameters()}, path)
     Right:
         model.compile(backend="eager")
         torch.save({name: p.full_tensor() for name, p in model.named_parameters()}, path)
-    Fix: Save `get_model_state_dict(model)`, whose keys have no prefixes; compile in place (`model.compile()`).
-    Source: pytorch/torchtitan#2622; pytorch-image-models PR#2003; mosaicml/composer PR#2745; pytorch#124546.
+    Fix: Save `get_model_state_dict(model)`, whose keys have no prefixes; compile in place
+    (`model.compile()`).
+    Source: pytorch/torchtitan#2622; pytorch-image-models PR#2003; mosaicml/composer PR#2745;
+    pytorch#124546.
     """
 
     kind = "save of a tensor"
@@ -79,7 +82,10 @@ class WrapperPrefixKeys(SaveRule):
                     and any(model is wrapped.args[0] for model in loads)
                 ):
                     yield (
-                        f"{text(made.node)} has `_orig_mod.` keys and is loaded into the model before compile",
+                        (
+                            f"{text(made.node)} has `_orig_mod.` keys and is loaded into the model"
+                            " before compile"
+                        ),
                         made,
                     )
                     break

@@ -7,8 +7,8 @@ from ..raised import by_norm
 class ClipMixedMesh(RaisedRule):
     """Gradients are clipped together only if they are on one mesh.
 
-    Why: with tensor or expert parallelism some weights are on the (dp, tp) mesh and the rest on dp alone. One norm over
-    both stacks DTensors of different meshes, which raises an error.
+    Why: with tensor or expert parallelism some weights are on the (dp, tp) mesh and the rest on dp
+    alone. One norm over both stacks DTensors of different meshes, which raises an error.
     Wrong:
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)  # some weights on (dp, tp), some on dp
     Right:
@@ -19,8 +19,9 @@ class ClipMixedMesh(RaisedRule):
         total = torch.stack([norm.full_tensor() for norm in norms]).norm()
         for mesh, grads in by_mesh.items():
             torch.nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.device_mesh == mesh], max_norm, total)
-    Fix: Take one norm for each mesh with `get_total_norm`, join them with `.full_tensor()`, and clip each mesh's
-    parameters by the joint norm; or give the remaining modules a plan on the tp mesh too.
+    Fix: Take one norm for each mesh with `get_total_norm`, join them with `.full_tensor()`, and
+    clip each mesh's parameters by the joint norm; or give the remaining modules a plan on the tp
+    mesh too.
     Source: pytorch#180346; meta-pytorch/torchtune#2420; huggingface/accelerate PR#4219.
     """
 

@@ -7,17 +7,19 @@ from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run, count
 class GradNormItemPartial(Rule):
     """A scalar read from a Partial DTensor is one rank's part.
 
-    Why: `p.grad.norm()`, `p.sum()` and the like give a DTensor that is not reduced yet (`Partial`). `.item()` and
-    `float()` read the local part: a norm too small by about the square root of the world size, and different on every
-    rank. Logs are wrong, and the ranks decide differently at a threshold.
+    Why: `p.grad.norm()`, `p.sum()` and the like give a DTensor that is not reduced yet (`Partial`).
+    `.item()` and `float()` read the local part: a norm too small by about the square root of the
+    world size, and different on every rank. Logs are wrong, and the ranks decide differently at a
+    threshold.
     Wrong:
         norms = [p.grad.norm().item() for p in model.parameters()]
     Right:
         norms = [p.grad.norm().full_tensor().item() for p in model.parameters()]
-    Fix: Call `.full_tensor()` (on all ranks) before `.item()` or `float()`; for the norm of all gradients use the
-    result of `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.get_total_norm`.
-    Source: radixark/miles_diffusion PR#35; pytorch#170862; baidu-baige/LoongForge PR#152; hiyouga/LlamaFactory
-    PR#10366. On 2.7.1 also the result of `clip_grad_norm_` is `Partial`; on 2.13.0 it is not.
+    Fix: Call `.full_tensor()` (on all ranks) before `.item()` or `float()`; for the norm of all
+    gradients use the result of `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.get_total_norm`.
+    Source: radixark/miles_diffusion PR#35; pytorch#170862; baidu-baige/LoongForge PR#152;
+    hiyouga/LlamaFactory PR#10366. On 2.7.1 also the result of `clip_grad_norm_` is `Partial`; on
+    2.13.0 it is not.
     Torch: run on 2.13.0 and 2.7.1.
     """
 
@@ -31,14 +33,18 @@ class GradNormItemPartial(Rule):
         reads = _rank_local(evidence.trained)
         if not reads:
             return self.passed(
-                "no scalar was read from a Partial DTensor, or it was the same condition on all ranks"
+                "no scalar was read from a Partial DTensor, or it was the same condition on all"
+                " ranks"
             )
         first, ranks = reads[0], evidence.trained.world_size
         lines = count(
             len({(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}),
             "such line",
         )
-        read = f"`{_CALLS.get(first.op, first.op)}` reads the local part of a DTensor ({', '.join(first.placements)})"
+        read = (
+            f"`{_CALLS.get(first.op, first.op)}` reads the local part of a DTensor"
+            f" ({', '.join(first.placements)})"
+        )
         return self.failed(
             f"{read}: another value on each of the {ranks} ranks ({lines})", first.at_line
         )
@@ -62,7 +68,9 @@ class GradNormItemPartial(Rule):
 
 
 def _rank_local(run: Run) -> list[PartialRead]:
-    """The reads, without conditions that came out alike on all ranks: with `any()` false everywhere, so is the whole."""
+    """The reads, without conditions that came out alike on all ranks: with `any()` false
+    everywhere, so is the whole.
+    """
     truths: dict[tuple[str, int], set[frozenset[bool | None]]] = {}
     for trace in run.traces:
         own: dict[tuple[str, int], set[bool | None]] = {}

@@ -19,8 +19,9 @@ from ..base import Event, Evidence, Finding, Flow, Hits, Rule, count, some
 class ManualLocalNormClip(Rule):
     """Gradient clipping scales every shard of a gradient by the same factor.
 
-    Why: a norm over `to_local()` shards is the norm of one rank's part. Each rank then scales by its own factor, and
-    the clipped gradient has another direction. The loss still falls, and nothing shows until the clip is reached.
+    Why: a norm over `to_local()` shards is the norm of one rank's part. Each rank then scales by
+    its own factor, and the clipped gradient has another direction. The loss still falls, and
+    nothing shows until the clip is reached.
     Wrong:
         norm = torch.sqrt(sum(p.grad.to_local().norm() ** 2 for p in model.parameters()))
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -29,8 +30,10 @@ class ManualLocalNormClip(Rule):
     Right:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    Fix: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`, whose norm of DTensors is over all ranks.
-    Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. A separate run makes the gradients 1e6 times as large.
+    Fix: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`, whose norm of DTensors
+    is over all ranks.
+    Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. A separate run makes the gradients
+    1e6 times as large.
     """
 
     needs = frozenset({"train", "provoked"})
@@ -47,9 +50,15 @@ class ManualLocalNormClip(Rule):
             step.cls and grad is not None for step in steps for grad in step.grads.values()
         )  # after a backward
         if steps and not any(step.cls for step in steps):
-            return "the script updates its weights without an optimizer of torch: its updates are compared with one process"
+            return (
+                "the script updates its weights without an optimizer of torch: its updates are"
+                " compared with one process"
+            )
         if not seen and find_local_norm(evidence.sources) is None:
-            return "the script updates its weights within the backward, and takes no norm of local shards"
+            return (
+                "the script updates its weights within the backward, and takes no norm of local"
+                " shards"
+            )
         touched = evidence.gradients or changes_gradients(run)
         return "" if touched else "the script changes no gradient between backward and the step"
 
@@ -62,11 +71,17 @@ class ManualLocalNormClip(Rule):
         run = evidence.trained
         if empty := run.places(ClipOfNothing):
             fix = "Pass a list, or call model.parameters() again for each clip."
-            text = f"clip_grad_norm_ is given no parameter in step {empty[0].step}: the generator is exhausted"
+            text = (
+                f"clip_grad_norm_ is given no parameter in step {empty[0].step}: the generator is"
+                " exhausted"
+            )
             return self.failed(text, empty[0].at_line, fix=fix)
         scales, whole = _scales(evidence)
         if not _clipped(scales) and not whole and not may_clip(evidence.sources):
-            none = "the script was not seen to clip, and its sources have no clip and no norm of gradients"
+            none = (
+                "the script was not seen to clip, and its sources have no clip and no norm of"
+                " gradients"
+            )
             return self.not_applicable(none)
         if not whole and clip_is_open(evidence) and not _clipped(scales):
             lacks = "no run with gradients 1e6 times as large reached its optimizer step"
@@ -82,7 +97,10 @@ class ManualLocalNormClip(Rule):
             name = max(ratios, key=lambda name: ratios[name])
             factors = some(f"{v:.4g}" for v in scales[name])
             huge = "; gradients were made 1e6 times as large to reach the clip" if whole else ""
-            text = f"the ranks scale their shards of {name} by different factors: {factors} (allowed: {limit:.2g} relative), "
+            text = (
+                f"the ranks scale their shards of {name} by different factors: {factors} (allowed:"
+                f" {limit:.2g} relative), "
+            )
             text += f"as in {len(apart)} of {count(len(scales), 'parameter')}{huge}"
             line = find_local_norm(evidence.sources) or run.line_of(Clips) or run.line_of(Step)
             return self.failed(text, line, measured=ratios[name] - 1.0, limit=limit)
@@ -123,7 +141,9 @@ class ManualLocalNormClip(Rule):
 
 
 def _is_norm(part: Value) -> bool:
-    """Whether it is a norm, or a part of one, not of rows alone (a dim from 1 on): these lie on one rank each."""
+    """Whether it is a norm, or a part of one, not of rows alone (a dim from 1 on): these lie on one
+    rank each.
+    """
     name, event = part.name.rpartition(".")[2], part.event
     if name not in ("norm", "vector_norm", "square", "pow", "Pow"):
         return False
@@ -132,7 +152,9 @@ def _is_norm(part: Value) -> bool:
 
 
 def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:
-    """({parameter: its factor on each rank}, whether they are those of huge gradients, in a run that completed)."""
+    """({parameter: its factor on each rank}, whether they are those of huge gradients, in a run
+    that completed).
+    """
     run = evidence.provoked
     found = [t.first(Stress) for t in run.traces] if run is not None else []
     records = [record for record in found if record is not None]

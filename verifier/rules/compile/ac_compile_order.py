@@ -6,8 +6,9 @@ from ..base import Hits, SourceRule
 class AcCompileOrder(SourceRule):
     """Each block is wrapped for activation checkpointing, then compiled, then sharded.
 
-    Why: checkpointing a compiled block leaves `_orig_mod` in its parameter names, also in saved state dicts, and may
-    recompute other tensors than the forward kept. Checkpointing a sharded block runs FSDP's all-gathers once more.
+    Why: checkpointing a compiled block leaves `_orig_mod` in its parameter names, also in saved
+    state dicts, and may recompute other tensors than the forward kept. Checkpointing a sharded
+    block runs FSDP's all-gathers once more.
     Wrong:
         for number, block in enumerate(model.blocks):
             fully_shard(block)
@@ -19,7 +20,8 @@ class AcCompileOrder(SourceRule):
             model.blocks[number].compile(backend="eager")  # in place: the names stay as they are
             fully_shard(model.blocks[number])
         fully_shard(model)
-    Fix: For each block call `checkpoint_wrapper`, then its method `compile` (if used), then `fully_shard`; shard the root last.
+    Fix: For each block call `checkpoint_wrapper`, then its method `compile` (if used), then
+    `fully_shard`; shard the root last.
     Source: Modalities/modalities#361; pytorch/torchtitan#472, #2622.
     Torch: the names were seen on 2.13.0.
     """
@@ -34,9 +36,15 @@ class AcCompileOrder(SourceRule):
             compiled = [e for e in flow.ops("torch.compile") if e.args and e.result is module]
             compiled += [e for e in flow.methods("compile") if e.on is module and covers(e, event)]
             if (shard := flow.managed_by(module, event)) is not None:
-                what = f"sharded in line {shard.line}, before it is wrapped for activation checkpointing here"
+                what = (
+                    f"sharded in line {shard.line}, before it is wrapped for activation"
+                    " checkpointing here"
+                )
             elif compiled:
-                what = f"compiled in line {compiled[0].line}, before it is wrapped for activation checkpointing here"
+                what = (
+                    f"compiled in line {compiled[0].line}, before it is wrapped for activation"
+                    " checkpointing here"
+                )
             else:
                 continue
             yield f"{first_text(event)} is {what}", event

@@ -18,8 +18,9 @@ _SEEDS = (
 class SaltedHashSeed(SourceRule):
     """A seed that ranks share is not made by `hash` of a string.
 
-    Why: Python salts the hashes of strings anew in each process. Ranks that shuffle with `hash(name)` have different
-    orders: some samples are seen twice, others never. A resumed run has another order again.
+    Why: Python salts the hashes of strings anew in each process. Ranks that shuffle with
+    `hash(name)` have different orders: some samples are seen twice, others never. A resumed run has
+    another order again.
     Wrong:
         generator = torch.Generator().manual_seed(hash("train-0") % 2**31)
         order = torch.randperm(64, generator=generator)
@@ -27,9 +28,10 @@ class SaltedHashSeed(SourceRule):
         import zlib
         generator = torch.Generator().manual_seed(zlib.crc32(b"train-0"))
         order = torch.randperm(64, generator=generator)
-    Fix: Use a hash without salt (`zlib.crc32`, `hashlib.sha256`), or a number; PYTHONHASHSEED must be equal on all ranks.
-    Source: docs.python.org/3/reference/datamodel.html#object.__hash__; law L9. Forked ranks share one salt, torchrun's do
-    not: only the sources, or --launcher torchrun, show it.
+    Fix: Use a hash without salt (`zlib.crc32`, `hashlib.sha256`), or a number; PYTHONHASHSEED must
+    be equal on all ranks.
+    Source: docs.python.org/3/reference/datamodel.html#object.__hash__; law L9. Forked ranks share
+    one salt, torchrun's do not: only the sources, or --launcher torchrun, show it.
     """
 
     named_by = ("hash",)

@@ -17,16 +17,19 @@ CHANCE = (
 class SameDataOnEveryRank(Rule):
     """Data-parallel ranks train on different samples.
 
-    Why: without a sampler that uses the rank, or with generators seeded alike, every rank computes the same gradient.
-    The loss falls as usual, N ranks do the work of one, and the global batch is N times smaller than configured.
+    Why: without a sampler that uses the rank, or with generators seeded alike, every rank computes
+    the same gradient. The loss falls as usual, N ranks do the work of one, and the global batch is
+    N times smaller than configured.
     Wrong:
         torch.manual_seed(0)
         tokens = torch.randint(0, vocabulary, (batch_size, sequence_length))  # the same on every rank
     Right:
         start = step * batch_size * dist.get_world_size() + dist.get_rank() * batch_size
         tokens = dataset[start : start + batch_size]  # each rank its own slice of the global batch
-    Fix: Give each rank its own slice of the global batch (`DistributedSampler`), or seed its data with seed + rank.
-    Source: the official pytorch/examples FSDP2 script (all ranks seeded alike); mehta-lab/VisCy PR#408.
+    Fix: Give each rank its own slice of the global batch (`DistributedSampler`), or seed its data
+    with seed + rank.
+    Source: the official pytorch/examples FSDP2 script (all ranks seeded alike); mehta-lab/VisCy
+    PR#408.
     """
 
     reads = frozenset({"single"})
@@ -67,7 +70,8 @@ class SameDataOnEveryRank(Rule):
         if _other_targets(evidence.full_precision or run, a, b, same[a, b]):
             inputs = count(batch.total(), "sample")
             return self.passed(
-                f"ranks {a} and {b} are given the same {inputs} and compute other losses: other targets"
+                f"ranks {a} and {b} are given the same {inputs} and compute other losses: other"
+                " targets"
             )
         always = often == len(rows)
         when = (
@@ -77,7 +81,10 @@ class SameDataOnEveryRank(Rule):
         )
         text = f"ranks {a} and {b} were given the same {count(batch.total(), 'sample')} in {when}"
         if not always and _by_chance(batch, len(seen), len(pairs) * len(rows)) > CHANCE:
-            chance = f"random draws from {count(len(seen), 'sample')} may give this: make more steps, or larger batches"
+            chance = (
+                f"random draws from {count(len(seen), 'sample')} may give this: make more steps, or"
+                " larger batches"
+            )
             return self.unknown(f"{text}; {chance}")
         return self.failed(text, run.data_line())
 
@@ -109,7 +116,10 @@ class SameDataOnEveryRank(Rule):
                 continue
             if event.result in loaded and all(_is_map(flow, one) for one in choices(dataset)):
                 yield (
-                    f"{text(event.node)} has no sampler, and nothing in the script splits the data by rank",
+                    (
+                        f"{text(event.node)} has no sampler, and nothing in the script splits the"
+                        " data by rank"
+                    ),
                     event,
                 )
 
@@ -125,7 +135,9 @@ _MAPS = ("data.TensorDataset", "data.Subset", "data.random_split", "data.ConcatD
 
 
 def _trained_on(run: Run, step: int) -> list[Counter[int]]:
-    """For each rank its samples of a step, without those of a loss of exactly zero (dummy batches)."""
+    """For each rank its samples of a step, without those of a loss of exactly zero (dummy
+    batches).
+    """
     micros = run.micros(step)
     return [
         Counter(row for micro in own if micro.loss != 0.0 for row in micro.rows) for own in micros
@@ -133,7 +145,9 @@ def _trained_on(run: Run, step: int) -> list[Counter[int]]:
 
 
 def _batches_of_one_process(evidence: Evidence) -> set[int]:
-    """The steps whose samples, over all ranks, are those that one process takes: what two ranks share is twice in the data."""
+    """The steps whose samples, over all ranks, are those that one process takes: what two ranks
+    share is twice in the data.
+    """
     run, single = evidence.trained, evidence.single
     shared = range(1, min(run.steps(), single.steps()) + 1) if single is not None else ()
     return {
@@ -144,7 +158,9 @@ def _batches_of_one_process(evidence: Evidence) -> set[int]:
 
 
 def _other_targets(run: Run, a: int, b: int, steps: list[int]) -> bool:
-    """Whether two ranks compute other losses from equal samples and equal states of the generators, as parts of a graph do."""
+    """Whether two ranks compute other losses from equal samples and equal states of the generators,
+    as parts of a graph do.
+    """
     made = [run.micros(step) for step in steps if step <= run.steps()]
     pairs = [pair for micros in made for pair in zip(micros[a], micros[b], strict=False)]
     losses = [(x.loss, y.loss) for x, y in pairs if x.random == y.random]
@@ -153,7 +169,9 @@ def _other_targets(run: Run, a: int, b: int, steps: list[int]) -> bool:
 
 
 def _by_chance(batch: Counter[int], samples: int, trials: int) -> float:
-    """The largest probability that one of `trials` pairs of batches is this one, each drawn from so many samples."""
+    """The largest probability that one of `trials` pairs of batches is this one, each drawn from so
+    many samples.
+    """
     return min(1.0, math.exp(math.log(trials) + log_equal_batches(batch.total(), samples)))
 
 

@@ -10,8 +10,9 @@ from ..base import Evidence, Finding, Hits, Rule, count
 class SetEpochMissing(Rule):
     """`set_epoch` is called on a shuffling DistributedSampler before each epoch.
 
-    Why: its order is a function of seed and epoch, so that all ranks agree on it. Without `set_epoch` every epoch has
-    the order of epoch 0: the batches never change, and a run that stops early in each epoch never sees the rest.
+    Why: its order is a function of seed and epoch, so that all ranks agree on it. Without
+    `set_epoch` every epoch has the order of epoch 0: the batches never change, and a run that stops
+    early in each epoch never sees the rest.
     Wrong:
         sampler = DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True)
         for epoch in range(2):
@@ -21,8 +22,10 @@ class SetEpochMissing(Rule):
         for epoch in range(2):
             sampler.set_epoch(epoch)
             batches = list(sampler)
-    Fix: Call `sampler.set_epoch(epoch)` before every epoch (also after a resume), on the sampler that the loader uses.
-    Source: huggingface/nanoVLM PR#124; mehta-lab/VisCy PR#408; the documentation of `DistributedSampler`.
+    Fix: Call `sampler.set_epoch(epoch)` before every epoch (also after a resume), on the sampler
+    that the loader uses.
+    Source: huggingface/nanoVLM PR#124; mehta-lab/VisCy PR#408; the documentation of
+    `DistributedSampler`.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -43,7 +46,10 @@ class SetEpochMissing(Rule):
                     "never called" if trace.first(SetEpoch) is None else "not called in between"
                 )
                 order = f"(seed {again.seed}, {count(again.samples, 'sample')} on this rank)"
-                text = f"the sampler repeats the order of epoch {again.epoch} {order}: set_epoch was {called}"
+                text = (
+                    f"the sampler repeats the order of epoch {again.epoch} {order}: set_epoch was"
+                    f" {called}"
+                )
                 return self.failed(text, again.at_line)
         if max(map(len, begun)) == 1 and not run.all(SetEpoch):
             return self.unknown(
@@ -80,7 +86,8 @@ def _begun(trace: Trace) -> list[Sampler]:
 def _repeated(trace: Trace) -> Sampler | None:
     """The sampler record that begins an order on which this rank has trained before.
 
-    An order of which only a first batch is read (for its shape), or on which nothing is trained, does not count.
+    An order of which only a first batch is read (for its shape), or on which nothing is trained,
+    does not count.
     """
     begun: dict[
         tuple[int, int, int], int

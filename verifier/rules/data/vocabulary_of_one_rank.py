@@ -13,18 +13,20 @@ _ENTRY = re.compile(r"(.+)\[(['\"].*['\"])\]$")  # of a dict whose keys are text
 class VocabularyOfOneRank(Rule):
     """Ranks that number words or categories number them alike.
 
-    Why: a vocabulary in order of first appearance that each rank builds from its own part of the data gives the same
-    word another number on each rank. All ranks train one embedding table, each for another meaning of its rows; the
-    saved vocabulary fits one rank.
+    Why: a vocabulary in order of first appearance that each rank builds from its own part of the
+    data gives the same word another number on each rank. All ranks train one embedding table, each
+    for another meaning of its rows; the saved vocabulary fits one rank.
     Wrong:
         vocabulary = {}
         for word in words[rank::world_size]:
             vocabulary.setdefault(word, len(vocabulary))
     Right:
         vocabulary = {word: number for number, word in enumerate(sorted(set(words)))}  # of all words
-    Fix: Build it from the whole data set in a fixed order, or on rank 0 and `broadcast_object_list`.
-    Source: law L5: dicts from texts to consecutive whole numbers that the training loop can reach, on every rank at the
-    first forward, where the samples of the first step are others than those of one process.
+    Fix: Build it from the whole data set in a fixed order, or on rank 0 and
+    `broadcast_object_list`.
+    Source: law L5: dicts from texts to consecutive whole numbers that the training loop can reach,
+    on every rank at the first forward, where the samples of the first step are others than those of
+    one process.
     """
 
     needs = frozenset({"train", "single"})
@@ -49,11 +51,15 @@ class VocabularyOfOneRank(Rule):
             return self.unknown(evidence.missing.get("single", "no run of one process was made"))
         if run.same_batch(1, single):
             return self.passed(
-                f"ranks number the texts of {some(found)} otherwise, and train on the samples of one process"
+                f"ranks number the texts of {some(found)} otherwise, and train on the samples of"
+                " one process"
             )
         path, (text, numbers) = next(iter(found.items()))
         others = f"; so do {len(found) - 1} more" if len(found) > 1 else ""
-        what = f"`{path}` gives {text} the numbers {', '.join(map(str, numbers))} on ranks 0 to {len(ranks) - 1}{others}"
+        what = (
+            f"`{path}` gives {text} the numbers {', '.join(map(str, numbers))} on ranks 0 to"
+            f" {len(ranks) - 1}{others}"
+        )
         place = run.data_line() or run.places(State)[0].at_line
         return self.failed(f"{what}; the samples of step 1 are not those of one process", place)
 
@@ -73,7 +79,9 @@ def _consecutive(numbers: Iterable[int]) -> bool:
 
 
 def _apart(ranks: list[dict[str, int]]) -> tuple[str, list[int]] | None:
-    """The first text that all ranks number, and not alike, with their numbers; None if there is none or they share too few."""
+    """The first text that all ranks number, and not alike, with their numbers; None if there is
+    none or they share too few.
+    """
     shared = [text for text in ranks[0] if all(text in other for other in ranks)]
     apart = (
         (text, [rank[text] for rank in ranks])

@@ -6,8 +6,9 @@ from ..base import Hits, SourceRule
 class CpuOffloadNcclOnly(SourceRule):
     """With CPUOffloadPolicy the process group has a CPU backend.
 
-    Why: `CPUOffloadPolicy` keeps shards and gradients in host memory, which NCCL does not support. The first collective
-    on them (gradient norm, checkpoint), after the first step, raises "No backend type associated with device type cpu".
+    Why: `CPUOffloadPolicy` keeps shards and gradients in host memory, which NCCL does not support.
+    The first collective on them (gradient norm, checkpoint), after the first step, raises "No
+    backend type associated with device type cpu".
     Wrong:
         def build():
             dist.init_process_group("nccl")

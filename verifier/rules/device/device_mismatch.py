@@ -5,8 +5,9 @@ from ..base import Evidence, RaisedRule
 class DeviceMismatch(RaisedRule):
     """Tensors that meet in an operation lie on one device.
 
-    Why: FSDP2 moves the inputs of the root module to its device, and nothing else: targets, masks and positions that are
-    made without `device=` stay on the CPU. On a GPU this raises; on the CPU nobody notices.
+    Why: FSDP2 moves the inputs of the root module to its device, and nothing else: targets, masks
+    and positions that are made without `device=` stay on the CPU. On a GPU this raises; on the CPU
+    nobody notices.
     Wrong:
         embedding = nn.Embedding(sequence_length, 64, device=device)
         positions = torch.arange(batch.shape[1])  # on the CPU
@@ -15,7 +16,8 @@ class DeviceMismatch(RaisedRule):
         embedding = nn.Embedding(sequence_length, 64, device=device)
         positions = torch.arange(batch.shape[1], device=batch.device)
         x = embedding(positions)
-    Fix: Make the tensor with `device=x.device`, register it as a buffer, or move the batch and its targets to the device.
+    Fix: Make the tensor with `device=x.device`, register it as a buffer, or move the batch and its
+    targets to the device.
     Source: the message of torch 2.13.0; raised by the verifier where CUDA computes on the CPU.
     """
 

@@ -6,8 +6,8 @@ from ..base import Flow, Hits, SourceRule
 class SetDeviceMissing(SourceRule):
     """Every rank sets its GPU before it moves anything to CUDA.
 
-    Why: `.cuda()` and `.to("cuda")` mean the current device, which is GPU 0 in every process by default. All ranks of a
-    node then use one GPU, or NCCL raises "Duplicate GPU detected".
+    Why: `.cuda()` and `.to("cuda")` mean the current device, which is GPU 0 in every process by
+    default. All ranks of a node then use one GPU, or NCCL raises "Duplicate GPU detected".
     Wrong:
         def build():
             dist.init_process_group("nccl")
@@ -18,9 +18,10 @@ class SetDeviceMissing(SourceRule):
             torch.cuda.set_device(device)
             dist.init_process_group("nccl", device_id=device)
             return shard(Decoder().to(device))
-    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first; pass `device_id` to `init_process_group`.
-    Source: awslabs/awsome-distributed-ai#1041; verl-project/verl#1752; pytorch#175531. `init_device_mesh("cuda", ...)`
-    sets the device itself, if nothing was moved to a GPU before.
+    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first; pass `device_id` to
+    `init_process_group`.
+    Source: awslabs/awsome-distributed-ai#1041; verl-project/verl#1752; pytorch#175531.
+    `init_device_mesh("cuda", ...)` sets the device itself, if nothing was moved to a GPU before.
     Torch: read from the sources alone; not run, it needs two GPUs.
     """
 

@@ -8,9 +8,10 @@ from ..base import Evidence, Finding, Rule, Run
 class GlooAvgIsSum(Rule):
     """`ReduceOp.AVG` averages in gloo's `reduce_scatter_tensor`.
 
-    Why: with older torch versions gloo silently computes the sum. FSDP2 averages gradients with it, so on CPU every
-    gradient is too large by a factor of the world size, whatever the script does. NCCL is right. The verifier averages
-    in gloo's place, so that every other rule judges the script as on a torch that is right: this is a warning.
+    Why: with older torch versions gloo silently computes the sum. FSDP2 averages gradients with it,
+    so on CPU every gradient is too large by a factor of the world size, whatever the script does.
+    NCCL is right. The verifier averages in gloo's place, so that every other rule judges the script
+    as on a torch that is right: this is a warning.
     Wrong:
         whole, part = torch.ones(dist.get_world_size()), torch.empty(1)
         dist.reduce_scatter_tensor(part, whole, op=dist.ReduceOp.AVG)  # torch 2.7.1, gloo: the sum
@@ -21,7 +22,8 @@ class GlooAvgIsSum(Rule):
     Fix: Use a newer torch (2.13.0 is right), or run on GPUs with NCCL; else call
     `set_force_sum_reduction_for_comms(True)` on every FSDP module, if this torch has it.
     Source: pytorch#162338; pytorch PR#162344; PR#149781.
-    Torch: run on 2.13.0 and 2.14.1 (right, by version and by measurement); 2.7.1 and 2.8.0 (wrong: 3 for 1.5).
+    Torch: run on 2.13.0 and 2.14.1 (right, by version and by measurement); 2.7.1 and 2.8.0 (wrong:
+    3 for 1.5).
     """
 
     wants = "run"
@@ -40,7 +42,10 @@ class GlooAvgIsSum(Rule):
         text = f"gloo gives {average:g} for the average of 1 and 2"
         if abs(average - MEAN) <= 1e-6:
             return self.passed(text, measured=average, limit=MEAN)
-        text += f" (expected: {MEAN:g}): without fsdp2, gradients on CPU are {run.world_size} times too large with this torch"
+        text += (
+            f" (expected: {MEAN:g}): without fsdp2, gradients on CPU are {run.world_size} times too"
+            " large with this torch"
+        )
         text += "; here they were averaged in its place"
         return self.failed(text, measured=average, limit=MEAN, required=False)
 

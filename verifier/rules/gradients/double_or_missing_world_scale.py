@@ -12,15 +12,18 @@ from ._base import ScaleRule
 class DoubleOrMissingWorldScale(ScaleRule):
     """The gradient is divided once by the world size and once by the number of micro-batches.
 
-    Why: FSDP averages over ranks. Dividing the loss by the world size averages twice; not dividing it by the number
-    of micro-batches gives their sum; `set_gradient_divide_factor` does not recurse. With AdamW, and with an active
-    clip, the loss curve hides a constant factor; weight decay, SGD and the clip threshold do not.
+    Why: FSDP averages over ranks. Dividing the loss by the world size averages twice; not dividing
+    it by the number of micro-batches gives their sum; `set_gradient_divide_factor` does not
+    recurse. With AdamW, and with an active clip, the loss curve hides a constant factor; weight
+    decay, SGD and the clip threshold do not.
     Wrong:
         loss = loss_of(model, batch) / dist.get_world_size()  # FSDP averages over ranks already
     Right:
         loss = loss_of(model, batch) / accumulation_steps
-    Fix: Divide the mean loss of the micro-batch by the number of micro-batches of the step; FSDP averages over ranks.
-    Source: pytorch/torchtitan#2318; meta-pytorch/torchtune PR#2172; the docstring of `set_gradient_divide_factor`.
+    Fix: Divide the mean loss of the micro-batch by the number of micro-batches of the step; FSDP
+    averages over ranks.
+    Source: pytorch/torchtitan#2318; meta-pytorch/torchtune PR#2172; the docstring of
+    `set_gradient_divide_factor`.
     """
 
     needs = frozenset({"train", "full_precision", "reference", "single"})
@@ -37,7 +40,10 @@ class DoubleOrMissingWorldScale(ScaleRule):
                 continue
             for field, name, ratio in _ratios(run, oracle):
                 if found := readings(ratio, run, oracle):
-                    text = f"the gradient of {name} is {ratio:.4g} times that of {label} on the same batch"
+                    text = (
+                        f"the gradient of {name} is {ratio:.4g} times that of {label} on the same"
+                        " batch"
+                    )
                     return self._scaled(evidence, run, field, ratio, found, text)
             seen.append(label)
         total = total_weight(run) if "one process" not in seen else None
@@ -91,15 +97,19 @@ class DoubleOrMissingWorldScale(ScaleRule):
 
 
 def _scaled_before_clip(run: Run) -> float:
-    """The factor by which the script changes the norm of the gradients between the first backward and a clip; 1.0 without one."""
+    """The factor by which the script changes the norm of the gradients between the first backward
+    and a clip; 1.0 without one.
+    """
     before, after = run.grad_norm(1, "after_backward"), run.grad_norm(1)
     return after / before if before and after else 1.0
 
 
 def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:
-    """(field, parameter, factor) where the first gradient is a multiple of the oracle's, after backward or at the step.
+    """(field, parameter, factor) where the first gradient is a multiple of the oracle's, after
+    backward or at the step.
 
-    Without those after backward that the script itself scales, beside others that need it not (experts of one rank).
+    Without those after backward that the script itself scales, beside others that need it not
+    (experts of one rank).
     """
     after, at_step = (dict(_multiples(run, oracle, field)) for field in ("grads", "grads_at_step"))
     right = {name for name, ratio in at_step.items() if near(ratio, 1.0)}

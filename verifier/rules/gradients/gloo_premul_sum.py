@@ -6,7 +6,8 @@ from ..base import Evidence, RaisedRule, RootCause, Run
 class GlooPremulSum(RaisedRule):
     """With gloo, `set_gradient_divide_factor` needs forced sum reduction.
 
-    Why: FSDP passes a custom factor to the reduction as PREMUL_SUM, which NCCL has and gloo does not.
+    Why: FSDP passes a custom factor to the reduction as PREMUL_SUM, which NCCL has and gloo does
+    not.
     Wrong:
         model.set_gradient_divide_factor(1.0)
         loss_of(model, batch).backward()  # at two ranks: Cannot use ReduceOp.PREMUL_SUM with Gloo
@@ -16,7 +17,8 @@ class GlooPremulSum(RaisedRule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         loss_of(model, batch).backward()
-    Fix: Call `set_force_sum_reduction_for_comms(True)` on every FSDPModule that has a divide factor.
+    Fix: Call `set_force_sum_reduction_for_comms(True)` on every FSDPModule that has a divide
+    factor.
     Source: the docstring of `set_gradient_divide_factor`; verl PR#7917.
     """
 

@@ -17,7 +17,8 @@ class NoSyncIdiom(RaisedRule):
         loss_of(model, micros[0]).backward()
         model.set_requires_gradient_sync(True)
         loss_of(model, micros[1]).backward()
-    Fix: Call `model.set_requires_gradient_sync(is_last_micro_batch)` before each forward, without `no_sync`.
+    Fix: Call `model.set_requires_gradient_sync(is_last_micro_batch)` before each forward, without
+    `no_sync`.
     Source: huggingface/accelerate PR#3762; NVIDIA/cosmos-framework#161.
     """
 

@@ -12,8 +12,9 @@ UNEVEN = 1.05  # times as many targets in one micro-batch of a step as in anothe
 class TokenMeanOfMeans(ScaleRule):
     """The loss of a step is the mean over all its targets, not a mean of per-micro-batch means.
 
-    Why: with ignored targets (`ignore_index`, padding) micro-batches and ranks hold different numbers of targets. If
-    each divides by its own, a target in a short one weighs more. DDP does the same, so comparing with DDP hides it.
+    Why: with ignored targets (`ignore_index`, padding) micro-batches and ranks hold different
+    numbers of targets. If each divides by its own, a target in a short one weighs more. DDP does
+    the same, so comparing with DDP hides it.
     Wrong:
         loss = F.cross_entropy(logits, targets, ignore_index=-100) / accumulation_steps
         loss.backward()
@@ -22,7 +23,8 @@ class TokenMeanOfMeans(ScaleRule):
         dist.all_reduce(total)
         loss = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum") * dist.get_world_size() / total
         loss.backward()
-    Fix: Sum the loss, divide by the targets of the step over all ranks (one all-reduce), multiply by the world size.
+    Fix: Sum the loss, divide by the targets of the step over all ranks (one all-reduce), multiply
+    by the world size.
     Source: pytorch/torchtitan PR#1803; meta-pytorch/torchtune PR#2172.
     """
 
@@ -51,7 +53,9 @@ class TokenMeanOfMeans(ScaleRule):
         )
 
     def shared(self, evidence: Evidence) -> bool:
-        """One process that accumulates may do the same: each micro-batch counts alike, however many targets it has."""
+        """One process that accumulates may do the same: each micro-batch counts alike, however many
+        targets it has.
+        """
         return any(
             max(counts) > UNEVEN * min(counts)
             and max(weights) - min(weights) <= NEAR * max(weights)
@@ -72,7 +76,10 @@ class TokenMeanOfMeans(ScaleRule):
             per_target = [weight / valid for weight, valid in weights]
             worst = max(per_target) / min(per_target) - 1.0 if min(per_target) > 0 else math.inf
             if max(counts) > min(counts) and worst > NEAR:
-                text = f"at step {step} some targets weigh {1.0 + worst:.3g} times as much as others (expected: 1)"
+                text = (
+                    f"at step {step} some targets weigh {1.0 + worst:.3g} times as much as others"
+                    " (expected: 1)"
+                )
                 text += f": micro-batches of {min(counts)} to {max(counts)} targets"
                 return self.failed(text, run.line_of(Micro), measured=worst, limit=NEAR)
         return self.passed(
@@ -81,7 +88,9 @@ class TokenMeanOfMeans(ScaleRule):
 
 
 def _weights(run: Run | None) -> dict[int, list[tuple[float, int]]]:
-    """{step: `weight` of each micro-batch on each rank whose gradients the step consumes} where all of a step are known."""
+    """{step: `weight` of each micro-batch on each rank whose gradients the step consumes} where all
+    of a step are known.
+    """
     if run is None:
         return {}
     found = {

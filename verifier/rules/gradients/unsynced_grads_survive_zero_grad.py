@@ -7,8 +7,9 @@ from ._base import UnreducedRule
 class UnsyncedGradsSurviveZeroGrad(UnreducedRule):
     """`zero_grad` does not clear gradients that FSDP has not reduced yet.
 
-    Why: backwards without sync accumulate in FSDP's unsharded parameters, which `zero_grad` does not reach. Those of an
-    abandoned window (the epoch ends in it, a step is skipped, an error is caught) are added to the next window's.
+    Why: backwards without sync accumulate in FSDP's unsharded parameters, which `zero_grad` does
+    not reach. Those of an abandoned window (the epoch ends in it, a step is skipped, an error is
+    caught) are added to the next window's.
     Wrong:
         for i, micro in enumerate(micros):
             last = (i + 1) % accumulation_steps == 0  # never true in a short last window
@@ -26,10 +27,12 @@ class UnsyncedGradsSurviveZeroGrad(UnreducedRule):
             if last:
                 optimizer.step()
                 optimizer.zero_grad()
-    Fix: Sync on the last micro-batch of the epoch too, or drop an incomplete window before its first backward. To
-    abandon a window that has begun, also call `model.reset_iter_state()` (torch 2.13), not only `zero_grad()`. Where
-    another model's loss passes through these parameters, freeze them (`requires_grad_(False)`) instead.
-    Source: measured (a relative error of 1.02 in the next gradient); the docstring of `FSDPModule.reset_iter_state`.
+    Fix: Sync on the last micro-batch of the epoch too, or drop an incomplete window before its
+    first backward. To abandon a window that has begun, also call `model.reset_iter_state()` (torch
+    2.13), not only `zero_grad()`. Where another model's loss passes through these parameters,
+    freeze them (`requires_grad_(False)`) instead.
+    Source: measured (a relative error of 1.02 in the next gradient); the docstring of
+    `FSDPModule.reset_iter_state`.
     """
 
     explains = ("double-or-missing-world-scale", "token-mean-of-means")
@@ -51,7 +54,8 @@ class UnsyncedGradsSurviveZeroGrad(UnreducedRule):
 def _leaked(trace: Trace) -> Zeroed | None:
     """The first `zero_grad` that left unreduced gradients for a later step.
 
-    What the optimizer of the step before it held unreduced already is the fault of that step, and of accum-never-resynced.
+    What the optimizer of the step before it held unreduced already is the fault of that step, and
+    of accum-never-resynced.
     """
     left: Zeroed | None = None
     known: set[str] = set()

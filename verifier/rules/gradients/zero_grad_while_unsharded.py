@@ -7,8 +7,8 @@ class ZeroGradWhileUnsharded(Rule):
     """`model.zero_grad()` is not called while parameters are unsharded.
 
     Why: between forward and backward some groups are unsharded (the root always, the others with
-    `reshard_after_forward=False`). `model.zero_grad()` then clears temporary tensors: the gradients of embedding, norm
-    and head accumulate from step to step, those of the blocks do not.
+    `reshard_after_forward=False`). `model.zero_grad()` then clears temporary tensors: the gradients
+    of embedding, norm and head accumulate from step to step, those of the blocks do not.
     Wrong:
         loss = loss_of(model, batch)
         model.zero_grad()  # the root group is unsharded here
@@ -34,6 +34,9 @@ class ZeroGradWhileUnsharded(Rule):
             left = trace.first(NotCleared)
             if left is not None and any(r.seq > left.seq for r in trace.of(Step)):
                 names = f"{count(len(left.names), 'parameter')} ({some(left.names)})"
-                text = f"`model.zero_grad()` did not clear the gradients of {names}: their groups were unsharded"
+                text = (
+                    f"`model.zero_grad()` did not clear the gradients of {names}: their groups were"
+                    " unsharded"
+                )
                 return self.failed(text, left.at_line)
         return self.passed("every `zero_grad` of a model cleared its gradients")

@@ -52,7 +52,10 @@ def _by_rank(sources: Sources, part: Parting) -> Named | None:
         for frame in event.frames if event is not None and event.op != "step" else ():
             guard = rank_guard(sources, frame[0], frame[1])
             if event is not None and guard is not None:
-                what = f"only some ranks call {event.op}, under `{guard.text}` (line {guard.line}): {part.text()}"
+                what = (
+                    f"only some ranks call {event.op}, under `{guard.text}` (line {guard.line}):"
+                    f" {part.text()}"
+                )
                 return "rank-conditional-collective", what, location(frame)
     return None
 
@@ -68,7 +71,10 @@ def _by_data(part: Parting) -> Named | None:
         return None
     rank, end = done[0]
     batches = f"{end.value or 0} batch{'' if end.value == 1 else 'es'}"
-    what = f"the loader at {place(end)} ended on rank {rank} after {batches}, while other ranks have more"
+    what = (
+        f"the loader at {place(end)} ended on rank {rank} after {batches}, while other ranks have"
+        " more"
+    )
     return "uneven-batches-hang", f"{what}: {part.text()}", location(end.frames[0])
 
 
@@ -84,7 +90,9 @@ def _by_branch(sources: Sources, part: Parting) -> Named | None:
 def _ways(
     before: ProgressEvent | None, missed: ProgressEvent | None
 ) -> list[tuple[str, int | None, int, str]]:
-    """(file, line before, line missed, function): where two events part, and in every function entered after that."""
+    """(file, line before, line missed, function): where two events part, and in every function
+    entered after that.
+    """
     if before is None or missed is None or (at := fork(before, missed)) is None:
         return []
     (file, line, _), (_, target, function) = at
@@ -106,7 +114,10 @@ def _by_loop(sources: Sources, part: Parting) -> Named | None:
                 continue
             if (branch := leaving_branch(sources, file, line)) is not None:
                 return _took(branch.text, part, (file, branch.line, function))
-            what = f"rank {gone} has left the loop at line {loop[0]}, and rank {rank} is still in it: {part.text()}"
+            what = (
+                f"rank {gone} has left the loop at line {loop[0]}, and rank {rank} is still in it:"
+                f" {part.text()}"
+            )
             return "uneven-batches-hang", what, location((file, loop[0], function))
     return None
 
@@ -114,12 +125,17 @@ def _by_loop(sources: Sources, part: Parting) -> Named | None:
 def _inside(
     event: ProgressEvent | None, file: str, loop: tuple[int, int], part: Parting, rank: int
 ) -> bool:
-    """Whether a rank is still in a loop: by the lines of its event, or because nothing shows that it has left."""
+    """Whether a rank is still in a loop: by the lines of its event, or because nothing shows that
+    it has left.
+    """
     if event is None:
         return rank not in part.left
     return any(f[0] == file and loop[0] <= f[1] <= loop[1] for f in event.frames)
 
 
 def _took(condition: str, part: Parting, frame: tuple[str, int, str]) -> Named:
-    what = f"some ranks took the branch `{condition}` (line {frame[1]}) and others did not: {part.text()}"
+    what = (
+        f"some ranks took the branch `{condition}` (line {frame[1]}) and others did not:"
+        f" {part.text()}"
+    )
     return "rank-local-control-flow", what, location(frame)

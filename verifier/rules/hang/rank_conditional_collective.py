@@ -17,9 +17,9 @@ _GROUPED = ("group", "process_group", "no_dist")
 class RankConditionalCollective(HangRule):
     """Every rank calls every collective; only the use of its result depends on the rank.
 
-    Why: `full_tensor`, state dicts, `dcp.save`, a forward of a sharded model and a barrier wait for all ranks. Under
-    `if rank == 0:`, or after an early `return` of the others, one rank waits for ever, or it is matched with the next
-    collective of the others and gets wrong numbers or aborts.
+    Why: `full_tensor`, state dicts, `dcp.save`, a forward of a sharded model and a barrier wait for
+    all ranks. Under `if rank == 0:`, or after an early `return` of the others, one rank waits for
+    ever, or it is matched with the next collective of the others and gets wrong numbers or aborts.
     Wrong:
         if dist.get_rank() == 0:
             print(model.head.weight.full_tensor().norm())  # a collective
@@ -27,7 +27,8 @@ class RankConditionalCollective(HangRule):
         norm = model.head.weight.full_tensor().norm()
         if dist.get_rank() == 0:
             print(norm)
-    Fix: Call it on all ranks, above the condition on the rank; keep only the use of its result (print, write) below.
+    Fix: Call it on all ranks, above the condition on the rank; keep only the use of its result
+    (print, write) below.
     Source: huggingface/transformers PR#35234; pytorch#143536; pytorch#134095; axolotl#3476.
     """
 
@@ -68,7 +69,9 @@ def _collective(flow: Flow, event: Event) -> str:
 
 
 def _counts_its_ranks(event: Event) -> bool:
-    """Whether a process group is made with a fixed number of ranks: some of the processes, which it may leave others out of."""
+    """Whether a process group is made with a fixed number of ranks: some of the processes, which it
+    may leave others out of.
+    """
     size = event.kwargs.get("world_size") if event.op == "dist.init_process_group" else None
     return size is not None and size.kind == "const"
 

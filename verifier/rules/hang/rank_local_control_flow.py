@@ -11,8 +11,8 @@ _ASKS = ("isnan", "isfinite", "isinf", "Lt", "LtE", "Gt", "GtE")
 class RankLocalControlFlow(HangRule):
     """All ranks take the decision to skip, repeat or stop together.
 
-    Why: a NaN, an empty batch, an out-of-memory error or a low loss happens on one rank. If that rank alone skips its
-    backward or leaves the loop, the others wait for it in theirs.
+    Why: a NaN, an empty batch, an out-of-memory error or a low loss happens on one rank. If that
+    rank alone skips its backward or leaves the loop, the others wait for it in theirs.
     Wrong:
         loss = loss_of(model, batch)
         if torch.isfinite(loss):
@@ -23,13 +23,14 @@ class RankLocalControlFlow(HangRule):
         dist.all_reduce(good, op=dist.ReduceOp.MIN)
         if good:
             loss.backward()
-    Fix: All-reduce the decision (MIN of "good", or MAX of "stop") before the branch, and branch on the result.
-    Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on exceptions.
+    Fix: All-reduce the decision (MIN of "good", or MAX of "stop") before the branch, and branch on
+    the result.
+    Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on
+    exceptions.
     """
 
-    explains = (
-        "manual-local-norm-clip",
-    )  # of a step that only some ranks make, each clips its own
+    # of a step that only some ranks make, each clips its own
+    explains = ("manual-local-norm-clip",)
 
     def detect(self, flow: Flow) -> Hits:
         """A step left out, or the end, on ranks whose own loss is not finite, or small enough."""
@@ -45,7 +46,10 @@ class RankLocalControlFlow(HangRule):
                 inside = any(guard.node in ast.walk(loop) for loop in leave.loops[-1:])
                 if inside and _from_forward(flow, test) and _skips(flow, leave):
                     yield (
-                        f"a rank whose own value meets {said(guard)} skips a step that the others wait in",
+                        (
+                            f"a rank whose own value meets {said(guard)} skips a step that the"
+                            " others wait in"
+                        ),
                         leave,
                     )
                     break

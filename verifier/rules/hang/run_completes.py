@@ -6,8 +6,9 @@ from ..base import Evidence, Finding, Rule, count
 class RunCompletes(Rule):
     """Every rank reaches the end of the run: none crashes, hangs, is killed or exits early.
 
-    Why: a collective that only some ranks call waits for ever, and launchers name the wrong rank: torchrun always exits
-    1 and reports the rank that it stopped itself when another exited silently.
+    Why: a collective that only some ranks call waits for ever, and launchers name the wrong rank:
+    torchrun always exits 1 and reports the rank that it stopped itself when another exited
+    silently.
     Wrong:
         if dist.get_rank() == 0:
             torch.save(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), path)  # a collective
@@ -15,8 +16,10 @@ class RunCompletes(Rule):
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if dist.get_rank() == 0:
             torch.save(state, path)
-    Fix: Read the stack of the rank that is named first: it raised, exited, or is not in the collective of the others.
-    Source: huggingface/transformers PR#35234; pytorch#143536; measured on `sys.exit(7)` and `os._exit(0)`.
+    Fix: Read the stack of the rank that is named first: it raised, exited, or is not in the
+    collective of the others.
+    Source: huggingface/transformers PR#35234; pytorch#143536; measured on `sys.exit(7)` and
+    `os._exit(0)`.
     """
 
     wants = "nothing"

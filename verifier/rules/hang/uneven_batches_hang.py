@@ -8,8 +8,9 @@ from ._named import HangRule
 class UnevenBatchesHang(HangRule):
     """Every rank runs the same number of forwards and backwards.
 
-    Why: each forward and backward of a sharded model gathers and reduces over all ranks. A rank with one batch more
-    than the others hangs in it: a dataset that the ranks do not divide evenly, packing, `drop_last=False`.
+    Why: each forward and backward of a sharded model gathers and reduces over all ranks. A rank
+    with one batch more than the others hangs in it: a dataset that the ranks do not divide evenly,
+    packing, `drop_last=False`.
     Wrong:
         shard_of_rank = dataset[dist.get_rank() :: dist.get_world_size()]
         for batch in torch.utils.data.DataLoader(shard_of_rank, batch_size=batch_size):
@@ -19,13 +20,16 @@ class UnevenBatchesHang(HangRule):
         shard_of_rank = dataset[dist.get_rank() :: dist.get_world_size()][:count]
         for batch in torch.utils.data.DataLoader(shard_of_rank, batch_size=batch_size):
             loss_of(model, batch).backward()
-    Fix: Give all ranks the same number of batches: use a DistributedSampler, cut each rank's share to the smallest
-    (all-reduce the length with MIN), or feed batches of weight zero until the end.
-    Source: PrimeIntellect-ai/prime-rl#2515; verl-project/verl#6176; huggingface/transformers PR#33483.
+    Fix: Give all ranks the same number of batches: use a DistributedSampler, cut each rank's share
+    to the smallest (all-reduce the length with MIN), or feed batches of weight zero until the end.
+    Source: PrimeIntellect-ai/prime-rl#2515; verl-project/verl#6176; huggingface/transformers
+    PR#33483.
     """
 
     def foreseen(self, sources: Sources, run: Run) -> Finding:
-        """Loaders of different lengths whose loop takes all of them: the end of the epoch would hang."""
+        """Loaders of different lengths whose loop takes all of them: the end of the epoch would
+        hang.
+        """
         loaders = [[e for e in events if e.op == "data"] for events in run.progress.values()]
         for made in zip(*loaders, strict=False):
             lengths = [e.value for e in made]
@@ -35,14 +39,21 @@ class UnevenBatchesHang(HangRule):
                 or any(e.frames != made[0].frames for e in made)
             ):
                 continue
-            what = f"the ranks' loaders at {place(made[0])} have {', '.join(map(str, lengths[:8]))} batches"
+            what = (
+                f"the ranks' loaders at {place(made[0])} have {', '.join(map(str, lengths[:8]))}"
+                " batches"
+            )
             for frame in made[0].frames[:1]:
                 loop = loop_is_plain(sources, frame[0], frame[1])
                 if loop is not None and _runs_model(run, frame[0], loop):
-                    end = "and its loop runs the model on all of them: some ranks will hang at its end"
+                    end = (
+                        "and its loop runs the model on all of them: some ranks will hang at"
+                        " its end"
+                    )
                     return self.failed(f"{what}, {end}", location(frame))
             return self.passed(
-                f"no run was stopped by this cause; {what}, but no loop takes all of them to the model"
+                f"no run was stopped by this cause; {what}, but no loop takes all of them to the"
+                " model"
             )
         return super().foreseen(sources, run)
 

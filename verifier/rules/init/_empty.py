@@ -35,7 +35,10 @@ class EmptyRule(Rule):
         if unset := [name for name, is_unset in self.parts(filled) if is_unset]:
             called = run.line_of(ToEmpty)
             line = f" (line {called.line} of {Path(called.file).name})" if called else ""
-            what = f"{some(unset)}: allocated by to_empty{line} and not initialised before the first forward"
+            what = (
+                f"{some(unset)}: allocated by to_empty{line} and not initialised before the first"
+                " forward"
+            )
             made = next(
                 (r.at_line for r in filled.places(Unset) if r.name == unset[0].partition(" ")[0]),
                 None,

@@ -7,9 +7,10 @@ from ..base import Evidence, Finding, Rule, Run, count, some
 class DtensorRngIdenticalShardsCpu(Rule):
     """Sharded initialisation uses a different random stream on every rank.
 
-    Why: DTensor gives each rank its own random stream on CUDA-like meshes only. On a CPU mesh, or with shards that
-    `CPUOffloadPolicy` keeps on the CPU, all ranks draw the same numbers: the rows of a weight repeat from rank to rank,
-    and torch only warns `DTensor random operators may not have complete support on cpu device mesh`.
+    Why: DTensor gives each rank its own random stream on CUDA-like meshes only. On a CPU mesh, or
+    with shards that `CPUOffloadPolicy` keeps on the CPU, all ranks draw the same numbers: the rows
+    of a weight repeat from rank to rank, and torch only warns `DTensor random operators may not
+    have complete support on cpu device mesh`.
     Wrong:
         with torch.device("meta"):
             model = Decoder()
@@ -26,9 +27,11 @@ class DtensorRngIdenticalShardsCpu(Rule):
             full = torch.randn(param.shape) * 0.1  # one seed on all ranks: the same full tensor
             param.data.copy_(distribute_tensor(full, param.device_mesh, param.placements))
         model.init_buffers()
-    Fix: On a CPU mesh draw the full tensor with one seed and `distribute_tensor` it, or initialise before sharding.
-    Source: pytorch/torchtitan#3106, PR#4600; the warning of torch's DTensor RNG on a CPU mesh. Fewer than half of the
-    parameters may begin as copies on purpose; they fail if training has moved them and not parted them.
+    Fix: On a CPU mesh draw the full tensor with one seed and `distribute_tensor` it, or initialise
+    before sharding.
+    Source: pytorch/torchtitan#3106, PR#4600; the warning of torch's DTensor RNG on a CPU mesh.
+    Fewer than half of the parameters may begin as copies on purpose; they fail if training has
+    moved them and not parted them.
     """
 
     wants = "models"
@@ -77,7 +80,9 @@ def _sharded(run: Run) -> dict[str, list[int]]:
 
 
 def _moved_alike(run: Run, name: str, ranks: list[int]) -> bool:
-    """Whether training has changed a parameter, and its shards on these ranks have the same length to the last bit."""
+    """Whether training has changed a parameter, and its shards on these ranks have the same length
+    to the last bit.
+    """
     own = {
         trace.rank: [s.weights[name][0] for s in trace.of(Stepped) if name in s.weights]
         for trace in run.traces

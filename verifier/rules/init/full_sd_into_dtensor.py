@@ -16,7 +16,8 @@ LOADERS = (
 
 
 class FullSdIntoDtensor(MixedRule):
-    """Full tensors are loaded into a sharded model or optimizer by the distributed state-dict functions.
+    """Full tensors are loaded into a sharded model or optimizer by the distributed state-dict
+    functions.
 
     Why: after `fully_shard` the weights are DTensors; `model.load_state_dict`, `param.copy_` and
     `optimizer.load_state_dict` take full tensors as they are and do not shard them.
@@ -28,8 +29,9 @@ class FullSdIntoDtensor(MixedRule):
         whole = {name: value.clone() for name, value in model.state_dict().items()}
         shard(model)
         set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True))
-    Fix: Use `set_model_state_dict` or `set_optimizer_state_dict` with `options=StateDictOptions(full_state_dict=True)`
-    (and `broadcast_from_rank0=True` if only rank 0 has the tensors), or load before sharding.
+    Fix: Use `set_model_state_dict` or `set_optimizer_state_dict` with
+    `options=StateDictOptions(full_state_dict=True)` (and `broadcast_from_rank0=True` if only rank 0
+    has the tensors), or load before sharding.
     Source: pytorch#136336; pytorch PR#124651.
     """
 

@@ -10,8 +10,9 @@ from ._empty import EmptyRule
 class MetaBuffersGarbage(EmptyRule):
     """Every buffer that `to_empty` allocates is initialised before the first forward.
 
-    Why: `to_empty` allocates uninitialised memory. A non-persistent buffer (a RoPE table, a causal mask) is in no state
-    dict and no `reset_parameters` rebuilds it, so the model runs on garbage: finite, wrong, different on every rank.
+    Why: `to_empty` allocates uninitialised memory. A non-persistent buffer (a RoPE table, a causal
+    mask) is in no state dict and no `reset_parameters` rebuilds it, so the model runs on garbage:
+    finite, wrong, different on every rank.
     Wrong:
         with torch.device("meta"):
             model = Decoder()
@@ -26,7 +27,8 @@ class MetaBuffersGarbage(EmptyRule):
         model.init_weights()
         model.init_buffers()  # recompute what no state dict holds
     Fix: After `to_empty`, recompute every buffer in the function that initialises the parameters.
-    Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; a separate run fills that memory with NaN.
+    Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; a separate run fills that
+    memory with NaN.
     """
 
     kind = "buffer"
@@ -45,7 +47,10 @@ class MetaBuffersGarbage(EmptyRule):
                     name = made.args[0].const if made.on is holder and made.args else None
                     lost = isinstance(name, str) and is_const(made.arg(2, "persistent"), False)
                     if lost and not _named_elsewhere(flow, str(name)):
-                        buffer = f"{holder.name}.{name}, which is in no state dict and is not computed again"
+                        buffer = (
+                            f"{holder.name}.{name}, which is in no state dict and is not computed"
+                            " again"
+                        )
                         yield f"{text(event.node)} leaves uninitialised memory in {buffer}", event
                         return
 

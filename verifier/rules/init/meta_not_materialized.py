@@ -6,7 +6,8 @@ from ..base import Evidence, RaisedRule, RootCause, Run
 class MetaNotMaterialized(RaisedRule):
     """A model built on the meta device is materialized and initialised before its first forward.
 
-    Why: tensors on the meta device have a shape and no data. `fully_shard` leaves them there; the first forward raises.
+    Why: tensors on the meta device have a shape and no data. `fully_shard` leaves them there; the
+    first forward raises.
     Wrong:
         with torch.device("meta"):
             model = Decoder()
@@ -20,12 +21,15 @@ class MetaNotMaterialized(RaisedRule):
         model.init_weights()
         model.init_buffers()
         model(batch)
-    Fix: After `fully_shard` call `model.to_empty(device=...)`, then initialise every parameter and every buffer (with
-    the model's own initialisation, or from a checkpoint).
+    Fix: After `fully_shard` call `model.to_empty(device=...)`, then initialise every parameter and
+    every buffer (with the model's own initialisation, or from a checkpoint).
     Source: pytorch PR#120351.
     """
 
-    pattern = r"FSDP parameters should be materialized from meta device|Cannot copy out of meta tensor; no data!"
+    pattern = (
+        r"FSDP parameters should be materialized from meta device|Cannot copy out of meta tensor;"
+        r" no data!"
+    )
     after_sharding = True
     needs_sharding = True
 

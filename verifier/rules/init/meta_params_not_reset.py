@@ -10,8 +10,8 @@ _TOUCHES_IN_LOOP = ("parameters", "named_parameters")  # else they go straight i
 class MetaParamsNotReset(EmptyRule):
     """Every parameter that `to_empty` allocates is initialised before the first forward.
 
-    Why: an initialisation that visits `nn.Linear` and `nn.Embedding` misses a raw `nn.Parameter`, which then holds
-    uninitialised memory. The loss is NaN, or it falls with one tensor wrong.
+    Why: an initialisation that visits `nn.Linear` and `nn.Embedding` misses a raw `nn.Parameter`,
+    which then holds uninitialised memory. The loss is NaN, or it falls with one tensor wrong.
     Wrong:
         with torch.device("meta"):
             model = Decoder()
@@ -28,8 +28,10 @@ class MetaParamsNotReset(EmptyRule):
         model.to_empty(device="cpu")
         model.init_weights()  # walks over named_parameters(), so it writes model.scale too
         model.init_buffers()
-    Fix: Initialise in a loop over `named_parameters()`, which leaves none out, or load a checkpoint that has them all.
-    Source: ByteDance-Seed/VeOmni#118; pytorch/torchtitan docs/fsdp.md; the probe fills that memory with NaN.
+    Fix: Initialise in a loop over `named_parameters()`, which leaves none out, or load a checkpoint
+    that has them all.
+    Source: ByteDance-Seed/VeOmni#118; pytorch/torchtitan docs/fsdp.md; the probe fills that memory
+    with NaN.
     """
 
     kind = "parameter"

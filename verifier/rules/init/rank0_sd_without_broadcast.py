@@ -9,8 +9,9 @@ SETTERS = ("set_model_state_dict", "set_state_dict")
 class Rank0SdWithoutBroadcast(Rule):
     """A state dict that only rank 0 has is set with `broadcast_from_rank0=True`.
 
-    Why: `set_model_state_dict` is a collective. If rank 0 has read the file and the others hold an empty dict, the
-    others raise or do nothing while rank 0 waits for them until a time-out, or `Connection closed by peer`.
+    Why: `set_model_state_dict` is a collective. If rank 0 has read the file and the others hold an
+    empty dict, the others raise or do nothing while rank 0 waits for them until a time-out, or
+    `Connection closed by peer`.
     Wrong:
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         state = state if dist.get_rank() == 0 else {}
@@ -44,7 +45,10 @@ class Rank0SdWithoutBroadcast(Rule):
             empty = [rank for rank, r in enumerate(records) if r.given == 0]
             if empty and len(empty) < len(records) and not all(r.broadcast for r in records):
                 full = next(r for r in records if r.given)
-                given = f"{count(full.given, 'key')} on some ranks and none on rank {some(map(str, empty))}"
+                given = (
+                    f"{count(full.given, 'key')} on some ranks and none on rank"
+                    f" {some(map(str, empty))}"
+                )
                 return self.failed(
                     f"{full.op} without broadcast_from_rank0 is given {given}", full.at_line
                 )

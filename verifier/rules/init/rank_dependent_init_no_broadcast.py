@@ -9,7 +9,8 @@ from ...trace import Run, Sketch, difference
 from ...trace.events import Checkpoint, Shard
 from ..base import Finding, Hits, Rule, count, some
 
-# Of the norm of a tensor: more than bfloat16 takes from it, less than other random numbers differ by.
+# Of the norm of a tensor: more than bfloat16 takes from it, less than other random numbers differ
+# by.
 ROUNDING = 2.0**-7
 _LOADS = ("dsd.set_model_state_dict", "dsd.set_state_dict", "dcp.load")
 _SETS_ALL = (
@@ -32,8 +33,9 @@ _WRITES = (
 class RankDependentInitNoBroadcast(Rule):
     """All ranks shard the same initial weights.
 
-    Why: `fully_shard` neither broadcasts nor compares. If ranks build different weights (`manual_seed(seed + rank)`
-    before the model), each shards its own: no other world size reproduces the model, and HSDP's replicas never agree.
+    Why: `fully_shard` neither broadcasts nor compares. If ranks build different weights
+    (`manual_seed(seed + rank)` before the model), each shards its own: no other world size
+    reproduces the model, and HSDP's replicas never agree.
     Wrong:
         torch.manual_seed(seed + dist.get_rank())
         model = Decoder()
@@ -43,8 +45,10 @@ class RankDependentInitNoBroadcast(Rule):
         model = Decoder()
         shard(model)
         torch.manual_seed(seed + dist.get_rank())  # from here on ranks may differ, for dropout
-    Fix: Use one seed on all ranks until the model is sharded, seed by rank after that; or broadcast rank 0's weights.
-    Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; `fully_shard` has no `sync_module_states` (FSDP1).
+    Fix: Use one seed on all ranks until the model is sharded, seed by rank after that; or broadcast
+    rank 0's weights.
+    Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; `fully_shard` has no
+    `sync_module_states` (FSDP1).
     """
 
     needs = frozenset({"train", "single"})
@@ -77,7 +81,8 @@ class RankDependentInitNoBroadcast(Rule):
             return self.failed(
                 f"{some(diverged)}: replicas on different ranks have different initial values", line
             )
-        # What differs between the replicas of a hybrid mesh, and not within one, is hsdp-replicas-diverge-at-init.
+        # What differs between the replicas of a hybrid mesh, and not within one, is
+        # hsdp-replicas-diverge-at-init.
         alike = _first_replica(run)
         per_rank = [t.of(Shard) for t in run.traces if t.rank in alike]
         if len({len(records) for records in per_rank}) > 1:
@@ -89,7 +94,8 @@ class RankDependentInitNoBroadcast(Rule):
                 return self.unknown(evidence.missing.get("single", lacks))
             if not _as_one_process(run, evidence.single):
                 return self.unknown(
-                    f"{late}, and a single process initialises others: they depend on the world size"
+                    f"{late}, and a single process initialises others: they depend on the world"
+                    " size"
                 )
             return self.passed(f"{late}, and a single process initialises the same")
         calls = zip(*per_rank, strict=True)
@@ -116,11 +122,13 @@ class RankDependentInitNoBroadcast(Rule):
             )
         if (giver := _rank_that_gave_all(run, per_rank)) is not None:
             return self.passed(
-                f"different on the ranks before sharding, but rank {giver}'s are set on all after it"
+                f"different on the ranks before sharding, but rank {giver}'s are set on all"
+                " after it"
             )
         if evidence.single is not None and _as_one_process(run, evidence.single):
             return self.passed(
-                "different on the ranks before sharding, but set after it: a single process begins with the same"
+                "different on the ranks before sharding, but set after it: a single process begins"
+                " with the same"
             )
         return self.failed(
             f"before fully_shard the ranks hold different values of {some(differing)}", line
@@ -152,7 +160,10 @@ class RankDependentInitNoBroadcast(Rule):
             loaded = any(e.index > shard.index and not e.guards for e in loads)
             if not loaded and not flow.escapes(root) and not _written(flow, root, born, shard):
                 yield (
-                    f"{text(seed.node)} before the model is built: every rank shards different initial weights",
+                    (
+                        f"{text(seed.node)} before the model is built: every rank shards different"
+                        " initial weights"
+                    ),
                     seed,
                 )
 
@@ -175,7 +186,9 @@ def _as_one_process(run: Run, single: Run) -> bool:
 
 
 def _rank_that_gave_all(run: Run, per_rank: list[list[Shard]]) -> int | None:
-    """The rank whose weights from before sharding are, all of them, the model's at the first forward."""
+    """The rank whose weights from before sharding are, all of them, the model's at the first
+    forward.
+    """
     now = list(_whole(run).values())
     for rank, records in enumerate(per_rank):
         before = [entry.sketch for record in records for entry in record.parameters]
@@ -199,7 +212,9 @@ def _near(a: Sketch, b: Sketch) -> bool:
 
 
 def _first_replica(run: Run) -> list[int]:
-    """The ranks that hold the first replica of the sharded parameters, all ranks if nothing is sharded."""
+    """The ranks that hold the first replica of the sharded parameters, all ranks if nothing is
+    sharded.
+    """
     entries = next((e for e in run.parameters.values() if e[0].sharded), None)
     return (
         list(range(run.world_size))

@@ -5,8 +5,9 @@ from ..base import Evidence, Finding, Rule
 class WeightsNoLongerTied(Rule):
     """Weights that are tied when the model is built are tied when it is trained.
 
-    Why: `to_empty` gives each place of a tied weight a tensor of its own. The head is then trained apart from the
-    embedding: another model, with more parameters, whose loss falls as usual on any number of ranks.
+    Why: `to_empty` gives each place of a tied weight a tensor of its own. The head is then trained
+    apart from the embedding: another model, with more parameters, whose loss falls as usual on any
+    number of ranks.
     Wrong:
         with torch.device("meta"):
             model = nn.ModuleDict({"tokens": nn.Embedding(32, 16), "head": nn.Linear(16, 32, bias=False)})
@@ -18,8 +19,9 @@ class WeightsNoLongerTied(Rule):
         model.to_empty(device="cpu")
         model.head.weight = model.tokens.weight
     Fix: Tie the weights again after `to_empty`, before the optimizer is built.
-    Source: law L3: the places that hold one parameter before `fully_shard` or `to_empty` are compared with those at the
-    first forward. huggingface/transformers calls `tie_weights` after each load for this reason.
+    Source: law L3: the places that hold one parameter before `fully_shard` or `to_empty` are
+    compared with those at the first forward. huggingface/transformers calls `tie_weights` after
+    each load for this reason.
     """
 
     wants = "models"

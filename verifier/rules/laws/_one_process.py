@@ -1,4 +1,6 @@
-"""What rules start from that compare other values than losses and weights with those of one process."""
+"""What rules start from that compare other values than losses and weights with those of one
+process.
+"""
 
 from abc import abstractmethod
 
@@ -9,7 +11,9 @@ from ..parity._oracle import OracleRule
 
 
 class OneProcessRule(OracleRule):
-    """A rule on state of the full-precision run, where its losses and weights are those of one process."""
+    """A rule on state of the full-precision run, where its losses and weights are those of one
+    process.
+    """
 
     def judge(self, evidence: Evidence) -> Finding:
         run, single = evidence.full_precision, evidence.single
@@ -21,7 +25,10 @@ class OneProcessRule(OracleRule):
             compare(run, single).measures
         ):  # on the same samples, if padded otherwise
             return self.compare(evidence, run, single)
-        already = "losses, gradients or weights differ from those of one process already: see matches-single-process"
+        already = (
+            "losses, gradients or weights differ from those of one process already: see"
+            " matches-single-process"
+        )
         return self.unknown(incomparable(run, single, "single", "one process") or already)
 
     @abstractmethod

@@ -13,8 +13,8 @@ _RECALIBRATES = frozenset({"update_bn", "reset_running_stats"})
 class AverageWithoutBuffers(Rule):
     """A model whose parameters follow those of a trained one has its buffers, too.
 
-    Why: an average that is updated by `parameters()` alone keeps its initial buffers: statistics of batch
-    normalisation, scales of the data. Its weights are right, and what it computes is not.
+    Why: an average that is updated by `parameters()` alone keeps its initial buffers: statistics of
+    batch normalisation, scales of the data. Its weights are right, and what it computes is not.
     Wrong:
         for mean, param in zip(teacher.parameters(), model.parameters()):
             mean.lerp_(param.detach(), 0.1)
@@ -23,10 +23,11 @@ class AverageWithoutBuffers(Rule):
             mean.lerp_(param.detach(), 0.1)
         for mean, buffer in zip(teacher.buffers(), model.buffers()):
             mean.copy_(buffer)
-    Fix: Copy the buffers when the average is updated (`AveragedModel(model, use_buffers=True)`), or compute them anew from
-    data before it is evaluated (`torch.optim.swa_utils.update_bn`).
-    Source: the documentation of `torch.optim.swa_utils.AveragedModel` ("use_buffers"); law L6: the probe compares the buffers
-    of a model that no optimizer holds and whose parameters move, with those of the trained model of the same parameters.
+    Fix: Copy the buffers when the average is updated (`AveragedModel(model, use_buffers=True)`), or
+    compute them anew from data before it is evaluated (`torch.optim.swa_utils.update_bn`).
+    Source: the documentation of `torch.optim.swa_utils.AveragedModel` ("use_buffers"); law L6: the
+    probe compares the buffers of a model that no optimizer holds and whose parameters move, with
+    those of the trained model of the same parameters.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -61,16 +62,20 @@ class AverageWithoutBuffers(Rule):
             line = next((r.at_line for r in run.places(Step)), None)
             what = f"{some(kept)} {'keeps its' if len(kept) == 1 else 'keep their'} initial values"
             return self.failed(
-                f"{what}, while the parameters of that model follow those of the trained one, whose buffers move",
+                f"{what}, while the parameters of that model follow those of the trained one, whose"
+                " buffers move",
                 line,
             )
         return self.passed(
-            f"the buffers of {count(len(_followers(run)), 'model')} move with those of the trained one"
+            f"the buffers of {count(len(_followers(run)), 'model')} move with those of the"
+            " trained one"
         )
 
 
 def _followers(run: Run) -> list[tuple[str, str]]:
-    """(name of a root that no optimizer holds and whose parameters move, name of the trained root of the same parameters and buffers)."""
+    """(name of a root that no optimizer holds and whose parameters move, name of the trained root
+    of the same parameters and buffers).
+    """
     steps = run.traces[0].steps if run.traces else []
     held = {name for record in steps for name in record.held}
     moved = {

@@ -9,10 +9,12 @@ EQUAL = 1e-2  # relative: a number that is printed, where one sample more or les
 
 
 class EndingSameInOneProcess(OneProcessRule):
-    """What a script prints and writes behind its training loop is the same on N ranks and in one process.
+    """What a script prints and writes behind its training loop is the same on N ranks and in one
+    process.
 
-    Why: a final evaluation, a restored best model, a merge or an export happens once, behind the last step that any oracle
-    compares. A wrong one leaves losses, gradients and checkpoints right, and delivers a wrong model.
+    Why: a final evaluation, a restored best model, a merge or an export happens once, behind the
+    last step that any oracle compares. A wrong one leaves losses, gradients and checkpoints right,
+    and delivers a wrong model.
     Wrong:
         export = {}
         for name, weight in model.state_dict().items():
@@ -24,10 +26,12 @@ class EndingSameInOneProcess(OneProcessRule):
             whole = weight.full_tensor()
             scale = whole.abs().amax() / 127
             export[name] = (whole / scale).round()
-    Fix: Compute what is reported and exported from whole tensors, and from sums over the samples of all ranks; restore a model
-    in place, outside of `summon` or `unshard` regions whose changes are dropped.
-    Source: law L10: rank 0's `print` and `logging` calls and the files written behind the last step of the survey run are held
-    against those of one process that makes all steps from the same weights.
+    Fix: Compute what is reported and exported from whole tensors, and from sums over the samples of
+    all ranks; restore a model in place, outside of `summon` or `unshard` regions whose changes are
+    dropped.
+    Source: law L10: rank 0's `print` and `logging` calls and the files written behind the last step
+    of the survey run are held against those of one process that makes all steps from the same
+    weights.
     """
 
     names_a_cause = False
@@ -41,7 +45,10 @@ class EndingSameInOneProcess(OneProcessRule):
         if not survey.all(Printed) and not survey.all(Written):
             return "nothing is printed or written as a tensor behind the last step"
         if evidence.kink is not None:
-            return f"one process is compared up to step {evidence.kink - 1} only: see matches-single-process"
+            return (
+                f"one process is compared up to step {evidence.kink - 1} only: see"
+                " matches-single-process"
+            )
         if not comparable_end(evidence):
             return "one process does not make the same first steps, or not in full precision"
         if evidence.ending is None or not evidence.ending.completed:
@@ -49,7 +56,10 @@ class EndingSameInOneProcess(OneProcessRule):
                 "ending", "one process did not come to the script's end in its time"
             )
         if not same_models(survey, evidence.ending):
-            return "the survey run called other models than one process, as where the first run makes a file for later ones"
+            return (
+                "the survey run called other models than one process, as where the first run makes"
+                " a file for later ones"
+            )
         return ""
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
@@ -91,5 +101,6 @@ class EndingSameInOneProcess(OneProcessRule):
                 "nothing that is printed or written behind the last step is comparable"
             )
         return self.passed(
-            f"{count(compared, 'value')} printed or written behind the last step are those of one process"
+            f"{count(compared, 'value')} printed or written behind the last step are those of one"
+            " process"
         )

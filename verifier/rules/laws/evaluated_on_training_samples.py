@@ -7,16 +7,18 @@ CHANCE = 1e-3
 class EvaluatedOnTrainingSamples(Rule):
     """No rank trains on the samples that another holds out for evaluation.
 
-    Why: a split that each rank draws for itself holds out other samples on every rank. What one rank evaluates on, another
-    trains on, and there is one model: its evaluation is too good, and so are the choices that depend on it.
+    Why: a split that each rank draws for itself holds out other samples on every rank. What one
+    rank evaluates on, another trains on, and there is one model: its evaluation is too good, and so
+    are the choices that depend on it.
     Wrong:
         train, held_out = torch.utils.data.random_split(dataset, [0.9, 0.1])  # another split on every rank
     Right:
         generator = torch.Generator().manual_seed(0)
         train, held_out = torch.utils.data.random_split(dataset, [0.9, 0.1], generator=generator)
     Fix: Split the data with a seed that all ranks share, before any part is taken by rank.
-    Source: law L9: the probe hashes the samples of each step and of each forward without gradients. A rank that evaluates
-    on samples of its own training, or on some that no rank trains on only by chance, does so on purpose: no breach.
+    Source: law L9: the probe hashes the samples of each step and of each forward without gradients.
+    A rank that evaluates on samples of its own training, or on some that no rank trains on only by
+    chance, does so on purpose: no breach.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -44,7 +46,10 @@ class EvaluatedOnTrainingSamples(Rule):
             )
             elsewhere = sum(len(rows & everyone) for rows in evaluated)
             if held_out and (1 - 1 / len(traces)) ** elsewhere < CHANCE:
-                what = f"{len(both)} of the {len(set().union(*evaluated))} samples that ranks hold out for evaluation"
+                what = (
+                    f"{len(both)} of the {len(set().union(*evaluated))} samples that ranks hold out"
+                    " for evaluation"
+                )
                 place = next(record.at_line for own in records for record in own)
                 return self.failed(f"{what} are trained on, each by other ranks alone", place)
         if known:

@@ -13,8 +13,9 @@ from ._one_process import OneProcessRule
 class EvaluationSameInOneProcess(OneProcessRule):
     """A number that an evaluation computes is the same on N ranks and in one process.
 
-    Why: a mean of the ranks' means weighs the samples of a short last batch more, a sampler that pads counts some twice,
-    and a number that is not reduced is that of one rank's part. Checkpoints and learning rates are chosen by it.
+    Why: a mean of the ranks' means weighs the samples of a short last batch more, a sampler that
+    pads counts some twice, and a number that is not reduced is that of one rank's part. Checkpoints
+    and learning rates are chosen by it.
     Wrong:
         value = torch.stack([loss_of(model, batch) for batch in loader]).mean()  # this rank's batches
         dist.all_reduce(value, op=dist.ReduceOp.AVG)
@@ -24,9 +25,11 @@ class EvaluationSameInOneProcess(OneProcessRule):
             total += torch.tensor([loss_of(model, batch) * len(batch), len(batch)])
         dist.all_reduce(total)
         value = total[0] / total[1]
-    Fix: Sum values and counts over all batches and ranks, then divide once; give every sample to exactly one rank.
-    Source: law L10: the probe records the numbers that the training loop holds and that change only with forwards
-    without gradients, and those that calls without a training step return, on all ranks and in one process from the same weights.
+    Fix: Sum values and counts over all batches and ranks, then divide once; give every sample to
+    exactly one rank.
+    Source: law L10: the probe records the numbers that the training loop holds and that change only
+    with forwards without gradients, and those that calls without a training step return, on all
+    ranks and in one process from the same weights.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -61,8 +64,14 @@ class EvaluationSameInOneProcess(OneProcessRule):
                 ):
                     continue  # a sum over ranks
                 if value > max(1.0, worst) * limit:
-                    numbers = f"{mine[path].value:.6g} on {run.world_size} ranks, {theirs[path].value:.6g} in one process"
-                    text = f"before step {step}: `{path}` = {numbers} with the same weights (allowed: {limit:.1g} apart)"
+                    numbers = (
+                        f"{mine[path].value:.6g} on {run.world_size} ranks,"
+                        f" {theirs[path].value:.6g} in one process"
+                    )
+                    text = (
+                        f"before step {step}: `{path}` = {numbers} with the same weights (allowed:"
+                        f" {limit:.1g} apart)"
+                    )
                     worst, found = value / limit, self.failed(text, measured=value, limit=limit)
         if found is None:
             returned, found = self._returned(evidence, run, single)
@@ -70,7 +79,10 @@ class EvaluationSameInOneProcess(OneProcessRule):
         if found is not None:
             return found
         if parts and not compared:
-            what = "every number that was seen is one rank's part, from which the script computes another"
+            what = (
+                "every number that was seen is one rank's part, from which the script computes"
+                " another"
+            )
             return self.not_applicable(what)
         if not compared and not paths:
             return self.not_applicable(
@@ -83,7 +95,9 @@ class EvaluationSameInOneProcess(OneProcessRule):
         return self.passed(f"{compared} numbers of evaluations are those of one process")
 
     def _returned(self, evidence: Evidence, run: Run, single: Run) -> tuple[int, Finding | None]:
-        """How many numbers that calls return were compared, and the finding on the one furthest off."""
+        """How many numbers that calls return were compared, and the finding on the one furthest
+        off.
+        """
         mine, theirs = measured(run, evidence.sources), measured(single, evidence.sources)
         again = (
             measured(evidence.reference, evidence.sources) if evidence.reference is not None else {}
@@ -105,8 +119,9 @@ class EvaluationSameInOneProcess(OneProcessRule):
             if differ(here, there) > worst * limit:
                 step, function, path = key
                 text = (
-                    f"before step {step}: {function}() makes `{path}` = {here:.6g} on {run.world_size} ranks, {there:.6g} "
-                    f"in one process with the same weights (allowed: {limit:.1g} apart)"
+                    f"before step {step}: {function}() makes `{path}` = {here:.6g} on"
+                    f" {run.world_size} ranks, {there:.6g} in one process with the same weights"
+                    f" (allowed: {limit:.1g} apart)"
                 )
                 worst = differ(here, there) / limit
                 found = self.failed(

@@ -7,9 +7,9 @@ from ..base import Evidence, Finding, Rule, Run
 class GradientOfMeanLoss(Rule):
     """The gradient of a step is that of the mean loss over its samples, not of a multiple.
 
-    Why: a sum over micro-batches that is never divided, or a division that is made twice, multiplies every gradient by
-    a constant. DDP and one process make the same mistake, so that no comparison shows it; the clip threshold, SGD and
-    weight decay feel it.
+    Why: a sum over micro-batches that is never divided, or a division that is made twice,
+    multiplies every gradient by a constant. DDP and one process make the same mistake, so that no
+    comparison shows it; the clip threshold, SGD and weight decay feel it.
     Wrong:
         for micro in micros:
             loss_of(model, micro).backward()  # the sum of len(micros) means
@@ -18,10 +18,10 @@ class GradientOfMeanLoss(Rule):
         for micro in micros:
             (loss_of(model, micro) / len(micros)).backward()
         optimizer.step()
-    Fix: Divide each micro-batch's mean loss by the number of micro-batches of the step, or the gradients before they are
-    clipped; FSDP averages over ranks.
-    Source: law L2: the losses that go into backward, added up over ranks and micro-batches, are held against the mean of
-    the cross entropies of the same samples.
+    Fix: Divide each micro-batch's mean loss by the number of micro-batches of the step, or the
+    gradients before they are clipped; FSDP averages over ranks.
+    Source: law L2: the losses that go into backward, added up over ranks and micro-batches, are
+    held against the mean of the cross entropies of the same samples.
     """
 
     needs = frozenset({"train", "full_precision"})
@@ -56,18 +56,27 @@ class GradientOfMeanLoss(Rule):
             and _as_one_process(evidence, run)
         ):
             return self.passed(
-                f"the losses of the ranks add up to {total:.4g} times their mean, as one process needs it"
+                f"the losses of the ranks add up to {total:.4g} times their mean, as one process"
+                " needs it"
             )
         if found:
-            what = f"the losses of step 1 add up to {total:.4g} times its mean cross entropy (expected: 1)"
-            what += f"{', and nothing divides the gradients before the clip' if clips else ''}: {words(found)}"
+            what = (
+                f"the losses of step 1 add up to {total:.4g} times its mean cross entropy"
+                " (expected: 1)"
+            )
+            what += (
+                f"{', and nothing divides the gradients before the clip' if clips else ''}:"
+                f" {words(found)}"
+            )
             return self.failed(what, run.line_of(Micro), measured=total, limit=1.0)
         what = f"{total:.4g} times the mean cross entropy of a step"
         return self.passed(f"the losses that went into backward add up to {what}")
 
 
 def _as_one_process(evidence: Evidence, run: Run) -> bool:
-    """Whether one process has the same gradients: a loss of gathered samples has a gradient of each rank's rows alone."""
+    """Whether one process has the same gradients: a loss of gathered samples has a gradient of each
+    rank's rows alone.
+    """
     single = evidence.single
     if single is None or incomparable(run, single, "single", "one process") is not None:
         return False

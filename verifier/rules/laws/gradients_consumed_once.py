@@ -8,9 +8,10 @@ from ..base import Evidence, Finding, Rule, Run, count, some
 class GradientsConsumedOnce(Rule):
     """Every gradient is used by exactly one optimizer step, whole and unedited.
 
-    Why: what the optimizer uses in a step must be the sum of what the backward passes since its last step produced.
-    A gradient that is never cleared counts again in every later step; one that is cleared or clipped between two
-    micro-batches of a step loses a part. DDP and one process do the same wrong sum, so that no comparison shows it.
+    Why: what the optimizer uses in a step must be the sum of what the backward passes since its
+    last step produced. A gradient that is never cleared counts again in every later step; one that
+    is cleared or clipped between two micro-batches of a step loses a part. DDP and one process do
+    the same wrong sum, so that no comparison shows it.
     Wrong:
         for batch in loader:
             loss_of(model, batch).backward()
@@ -20,10 +21,10 @@ class GradientsConsumedOnce(Rule):
             optimizer.zero_grad()
             loss_of(model, batch).backward()
             optimizer.step()
-    Fix: Call `optimizer.zero_grad()` exactly once for each optimizer step: after `step()`, or before the first
-    micro-batch. Clip once, after the last micro-batch and before `step()`.
-    Source: law L1: at the first backward of each step the probe looks for gradients that the last step used, and
-    between two backward passes for gradients that were changed.
+    Fix: Call `optimizer.zero_grad()` exactly once for each optimizer step: after `step()`, or
+    before the first micro-batch. Clip once, after the last micro-batch and before `step()`.
+    Source: law L1: at the first backward of each step the probe looks for gradients that the last
+    step used, and between two backward passes for gradients that were changed.
     """
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -37,7 +38,10 @@ class GradientsConsumedOnce(Rule):
         if kept:
             first, names = kept[0]
             steps = count(len({record.step for record, _ in kept}), "step")
-            what = f"step {first.step} begins with the gradients that step {first.step - 1} already used"
+            what = (
+                f"step {first.step} begins with the gradients that step {first.step - 1} already"
+                " used"
+            )
             return self.failed(
                 f"{what}: {count(len(names), 'parameter')} ({some(names)}), in {steps}",
                 first.at_line,
@@ -45,9 +49,15 @@ class GradientsConsumedOnce(Rule):
         if left := _left(run):
             record, other = left
             which = f"{count(len(other.names), 'parameter')} ({some(other.names)})"
-            what = f"step {record.step} of an optimizer also uses gradients of {which} that another loss left there"
+            what = (
+                f"step {record.step} of an optimizer also uses gradients of {which} that another"
+                " loss left there"
+            )
             place = f" at line {other.at_line.line}" if other.at_line is not None else ""
-            text = f"{what}: they were there when another optimizer stepped{place}; its first step had none"
+            text = (
+                f"{what}: they were there when another optimizer stepped{place}; its first step had"
+                " none"
+            )
             return self.failed(
                 text,
                 record.at_line,
@@ -55,7 +65,10 @@ class GradientsConsumedOnce(Rule):
             )
         if lost := _lost(run):
             step, micros, line = lost
-            thrown = f"throws away those of {count(micros, 'micro-batch')} whose samples no later one has"
+            thrown = (
+                f"throws away those of {count(micros, 'micro-batch')} whose samples no later"
+                " one has"
+            )
             what = f"in each step gradients are cleared between micro-batches: step {step} {thrown}"
             return self.failed(what, line, fix="Clear gradients only between optimizer steps.")
         clips = [record for record in run.all(EditedGradients) if _scaled_down(record)]
@@ -63,7 +76,10 @@ class GradientsConsumedOnce(Rule):
             factors = some(
                 [f"{factor:.4g}" for factor in clips[0].factors.values() if factor is not None]
             )
-            what = f"step {clips[0].step}, before micro-batch {clips[0].micro}: the gradients accumulated so far"
+            what = (
+                f"step {clips[0].step}, before micro-batch {clips[0].micro}: the gradients"
+                " accumulated so far"
+            )
             fix = "Clip or scale once, after the last micro-batch and before `step()`."
             text = f"{what} were scaled by {factors} ({some(clips[0].factors)})"
             return self.failed(text, clips[0].at_line, fix=fix)
@@ -81,13 +97,17 @@ class GradientsConsumedOnce(Rule):
 
 
 def _used_again(steps: list[Step], kept: KeptGradients) -> list[str]:
-    """Of the gradients that were kept those that an optimizer uses in this step, too, and did not clear until then."""
+    """Of the gradients that were kept those that an optimizer uses in this step, too, and did not
+    clear until then.
+    """
     using = [record for record in steps if record.step == kept.step]
     return [name for name in kept.names if any(name in record.held for record in using)]
 
 
 def _left(run: Run) -> tuple[Step, Leftover] | None:
-    """The second step of an optimizer that uses, in every step but its first, what the loss of another has left in its gradients."""
+    """The second step of an optimizer that uses, in every step but its first, what the loss of
+    another has left in its gradients.
+    """
     for trace in run.traces:
         found = {(record.optimizer, record.step): record for record in trace.of(Leftover)}
         for number in {number for number, _ in found}:
@@ -101,10 +121,11 @@ def _left(run: Run) -> tuple[Step, Leftover] | None:
 
 
 def _lost(run: Run) -> tuple[int, int, Place | None] | None:
-    """(step, how many, line) of micro-batches whose gradients never reach a step, if it is so in every step but the first.
+    """(step, how many, line) of micro-batches whose gradients never reach a step, if it is so in
+    every step but the first.
 
-    In the first a script may try itself. Where the same samples come again (SAM, gradient surgery), or the script puts the
-    gradients together, none are lost.
+    In the first a script may try itself. Where the same samples come again (SAM, gradient surgery),
+    or the script puts the gradients together, none are lost.
     """
     for trace in run.traces:
         found = []
@@ -126,7 +147,9 @@ def _lost(run: Run) -> tuple[int, int, Place | None] | None:
 
 
 def _assembled(record: Step) -> bool:
-    """Whether the optimizer finds other gradients than multiples of those that the last backward left."""
+    """Whether the optimizer finds other gradients than multiples of those that the last backward
+    left.
+    """
     before, after = record.after_backward or record.grads, record.grads_at_step
     pairs = [
         (a, b) for n, a in before.items() if a and (b := after.get(n)) and a[0] > 0.0 and b[0] > 0.0
@@ -148,7 +171,9 @@ def _scaled_down(edit: EditedGradients) -> bool:
 
 
 def _used_twice(trace: Trace, record: Step) -> bool:
-    """Whether a step of an optimizer uses a gradient of its step before, and no backward ran since."""
+    """Whether a step of an optimizer uses a gradient of its step before, and no backward ran
+    since.
+    """
     before = next(
         (r for r in trace.steps if r.step == record.step - 1 and r.optimizer == record.optimizer),
         None,

@@ -4,21 +4,25 @@ from itertools import pairwise
 from ...trace.events import RandomStream
 from ..base import Evidence, Finding, Rule, some
 
-AGAIN = 3  # times that one state is met, unless an evaluation sets it: a script may repeat a phase on purpose
+# times that one state is met, unless an evaluation sets it: a script may repeat a phase on purpose
+AGAIN = 3
 
 
 class RandomNumbersRepeat(Rule):
     """Training draws new random numbers in each step.
 
-    Why: an evaluation or a preview that seeds the default generator, to be comparable, sets it back for the training, too:
-    after each one the same noise, dropout masks and shuffles follow, so that the model sees a few of them again and again.
+    Why: an evaluation or a preview that seeds the default generator, to be comparable, sets it back
+    for the training, too: after each one the same noise, dropout masks and shuffles follow, so that
+    the model sees a few of them again and again.
     Wrong:
         torch.manual_seed(1234)  # in an evaluation
         noise = torch.randn(8, 2)
     Right:
         noise = torch.randn(8, 2, generator=torch.Generator().manual_seed(1234))
-    Fix: Give what must be comparable a `torch.Generator` of its own, or run it in `with torch.random.fork_rng():`.
-    Source: law L8: the probe records the state of torch's default generator after each step, and the lines that set it.
+    Fix: Give what must be comparable a `torch.Generator` of its own, or run it in `with
+    torch.random.fork_rng():`.
+    Source: law L8: the probe records the state of torch's default generator after each step, and
+    the lines that set it.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -31,19 +35,26 @@ class RandomNumbersRepeat(Rule):
             for visits in _visits(trace.of(RandomStream)):
                 line, steps = visits[-1].at_line, some([str(record.step) for record in visits], 4)
                 if line is not None:
-                    same = f"on rank {rank} the default generator is in the same state after steps {steps}"
+                    same = (
+                        f"on rank {rank} the default generator is in the same state after steps"
+                        f" {steps}"
+                    )
                     return self.failed(
-                        f"{same} (expected: never again): this line sets it, other steps draw from it",
+                        f"{same} (expected: never again): this line sets it, other steps draw"
+                        " from it",
                         line,
                     )
         made = max((len(trace.of(RandomStream)) for trace in run.traces), default=0)
         return self.passed(
-            f"the default generator is never set back to the state after an earlier step, in {made} steps"
+            f"the default generator is never set back to the state after an earlier step, in {made}"
+            " steps"
         )
 
 
 def _visits(records: list[RandomStream]) -> Iterator[list[RandomStream]]:
-    """The steps with which one state begins, for each that the script sets again and again, while other steps draw freely."""
+    """The steps with which one state begins, for each that the script sets again and again, while
+    other steps draw freely.
+    """
     begins: dict[int, list[int]] = {}
     drew: set[int] = set()
     for number, (before, record) in enumerate(zip([None, *records], records, strict=False)):

@@ -7,26 +7,29 @@ from ...trace.events import State, Step, Stepped
 from ...trace.sketches import difference
 from ..base import Evidence, Finding, Rule, Run, count, some
 
-LATE = 2  # steps of the first optimizer, more than lie before the first step of one that takes turns with it
+# steps of the first optimizer, more than lie before the first step of one that takes turns with it
+LATE = 2
 _ROUNDING = 1e-4  # relative, what taking out again may leave of what was added
 
 
 class SameModelThroughout(Rule):
-    """The same model is trained in every step: each trained parameter has one optimizer, modes and frozen weights do not change.
+    """The same model is trained in every step: each trained parameter has one optimizer, modes and
+    frozen weights do not change.
 
-    Why: a parameter that receives gradients and that no optimizer holds stays at its initial value; one that two
-    optimizers hold moves twice. A model that an evaluation leaves in eval mode trains on without dropout and with frozen
-    statistics. Adapters that a release merges into the frozen weights beside them, and leaves there, count twice from then
-    on. The loss falls in each case.
+    Why: a parameter that receives gradients and that no optimizer holds stays at its initial value;
+    one that two optimizers hold moves twice. A model that an evaluation leaves in eval mode trains
+    on without dropout and with frozen statistics. Adapters that a release merges into the frozen
+    weights beside them, and leaves there, count twice from then on. The loss falls in each case.
     Wrong:
         optimizer = torch.optim.AdamW(model.blocks.parameters())  # and the embedding and the head?
     Right:
         optimizer = torch.optim.AdamW(model.parameters())
-    Fix: Give every parameter that is to be trained to exactly one optimizer, set `requires_grad_(False)` on the others,
-    call `model.train()` before training goes on, and merge adapters into a copy, or put the frozen weights back.
-    Source: law L3: the probe compares, at each step, the parameters that have gradients with those that optimizers hold,
-    and the modules in eval mode with those of the first step; and frozen weights between two steps at which the trained
-    ones of the same module stay.
+    Fix: Give every parameter that is to be trained to exactly one optimizer, set
+    `requires_grad_(False)` on the others, call `model.train()` before training goes on, and merge
+    adapters into a copy, or put the frozen weights back.
+    Source: law L3: the probe compares, at each step, the parameters that have gradients with those
+    that optimizers hold, and the modules in eval mode with those of the first step; and frozen
+    weights between two steps at which the trained ones of the same module stay.
     """
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -39,7 +42,8 @@ class SameModelThroughout(Rule):
         for trace in run.traces:
             records = trace.of(State)
             for record in records[1:]:
-                # the models that are in eval mode as a whole; a part of a model may be frozen on purpose
+                # the models that are in eval mode as a whole; a part of a model may be frozen on
+                # purpose
                 roots = {
                     name for name in record.in_eval if not name or re.fullmatch(r"model\d+\.", name)
                 }
@@ -74,7 +78,10 @@ class SameModelThroughout(Rule):
         alone = [n for n in alone if not changes_later(evidence, n)]
         line = steps[0].at_line if steps else None
         if alone and held and not _take_turns(steps):
-            have = f"{count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'} gradients"
+            have = (
+                f"{count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'}"
+                " gradients"
+            )
             return self.failed(f"no optimizer holds {have} and never changed: {some(alone)}", line)
         twice = sorted(
             n for n, numbers in held.items() if len(numbers) > 1 and _same_gradient(n, steps)
@@ -108,7 +115,10 @@ class SameModelThroughout(Rule):
                 steps
             ):  # a weight that follows others changes with each step
                 record, names = changes[0]
-                what = f"before step {record.step} the script changed {count(len(names), 'frozen parameter')} ({some(names)})"
+                what = (
+                    f"before step {record.step} the script changed"
+                    f" {count(len(names), 'frozen parameter')} ({some(names)})"
+                )
                 stayed = (
                     "and none of the trained ones beside: what was merged into them is still there"
                 )
@@ -117,7 +127,9 @@ class SameModelThroughout(Rule):
 
 
 def _take_turns(steps: list[Step]) -> bool:
-    """Whether parameters are first held when others have made several steps, or no longer held: what no optimizer holds may come later."""
+    """Whether parameters are first held when others have made several steps, or no longer held:
+    what no optimizer holds may come later.
+    """
     rounds = list(accumulate(record.optimizer == steps[0].optimizer for record in steps))
     last = {frozenset(record.held): number for number, record in enumerate(steps)}
     first = {frozenset(record.held): number for number, record in reversed(list(enumerate(steps)))}
@@ -137,13 +149,18 @@ def _beside(name: str, names: set[str]) -> list[str]:
 
 
 def _same_gradient(name: str, steps: list[Step]) -> bool:
-    """Whether two optimizers use one gradient, one after the other. In meta-learning each has gradients of its own."""
+    """Whether two optimizers use one gradient, one after the other.
+
+    In meta-learning each has gradients of its own.
+    """
     using = [(r.optimizer, r.grads_at_step.get(name)) for r in steps if name in r.held]
     return any(a[0] != b[0] and a[1] and a[1] == b[1] for a, b in pairwise(using))
 
 
 def _outermost(trace: Trace) -> list[Step]:
-    """The steps of a rank that were not made within the step of another optimizer, as a wrapper such as Lookahead makes them."""
+    """The steps of a rank that were not made within the step of another optimizer, as a wrapper
+    such as Lookahead makes them.
+    """
     ends = {(r.optimizer, r.step): r.seq for r in reversed(trace.of(Stepped))}
     spans = [(s.seq, ends.get((s.optimizer, s.step), s.seq), s) for s in trace.of(Step)]
     return [

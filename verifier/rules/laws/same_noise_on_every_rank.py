@@ -10,18 +10,20 @@ Draws = dict[tuple[str, int, str], list[Drawn]]  # of each line and function, in
 class SameNoiseOnEveryRank(Rule):
     """Ranks that train on different samples draw different noise for them.
 
-    Why: a generator that is seeded alike on all ranks, from which each draws for its own samples, gives all of them the same
-    noise, times or masks: of a global batch only one rank's share is drawn independently. The loss falls as usual.
+    Why: a generator that is seeded alike on all ranks, from which each draws for its own samples,
+    gives all of them the same noise, times or masks: of a global batch only one rank's share is
+    drawn independently. The loss falls as usual.
     Wrong:
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(inputs.shape, generator=generator)  # the local shape, the same numbers on each rank
     Right:
         generator = torch.Generator().manual_seed(seed + dist.get_rank())
         noise = torch.randn(inputs.shape, generator=generator)
-    Fix: Draw for the global batch on every rank and take this rank's rows, which is independent of the number of ranks, or
-    seed the generator with the rank.
-    Source: law L8: the probe records what the script's own lines draw outside the forward of a model. A draw is for the
-    samples of a rank if one process draws as many times more rows in that line as there are ranks.
+    Fix: Draw for the global batch on every rank and take this rank's rows, which is independent of
+    the number of ranks, or seed the generator with the rank.
+    Source: law L8: the probe records what the script's own lines draw outside the forward of a
+    model. A draw is for the samples of a rank if one process draws as many times more rows in that
+    line as there are ranks.
     """
 
     one_rank = "there is no other rank"
@@ -52,13 +54,17 @@ class SameNoiseOnEveryRank(Rule):
                 whole = " x ".join(
                     map(str, [shares[0].shape[0] * len(ranks), *shares[0].shape[1:]])
                 )
-                what = f"`{shares[0].function}` gives all {len(ranks)} ranks the same {shape} numbers in {count(len(shares), 'draw')}"
+                what = (
+                    f"`{shares[0].function}` gives all {len(ranks)} ranks the same {shape} numbers"
+                    f" in {count(len(shares), 'draw')}"
+                )
                 return self.failed(
                     f"{what} (expected: others on each); one process draws {whole} here",
                     shares[0].at_line,
                 )
         return self.passed(
-            f"{count(len(ranks[0]), 'line')} draw in training, none the same share of the samples on each rank"
+            f"{count(len(ranks[0]), 'line')} draw in training, none the same share of the samples"
+            " on each rank"
         )
 
 

@@ -7,8 +7,8 @@ STEPS = 3
 class SameSamplesEveryStep(Rule):
     """A step does not train on the same samples as the step before while others are there.
 
-    Why: an iterator that is made again in each step, or an index that does not advance, trains on the first batch for
-    ever. The loss falls faster than it should.
+    Why: an iterator that is made again in each step, or an index that does not advance, trains on
+    the first batch for ever. The loss falls faster than it should.
     Wrong:
         for step in range(steps):
             batch = next(iter(loader))  # the first batch, unless the loader shuffles
@@ -16,7 +16,8 @@ class SameSamplesEveryStep(Rule):
         for step, batch in zip(range(steps), loader):
             ...
     Fix: Make the iterator once before the loop, or compute the position from the step.
-    Source: law L9: the probe hashes the samples of each step, and knows how long the data sets of its loaders are.
+    Source: law L9: the probe hashes the samples of each step, and knows how long the data sets of
+    its loaders are.
     """
 
     def applies(self, evidence: Evidence) -> str:

@@ -21,8 +21,9 @@ MANY = 20  # samples that two runs have in common by chance, and times as many a
 class SamplesOncePerEpoch(Rule):
     """Within an epoch each sample is trained on once, by one rank.
 
-    Why: ranks that draw different orders and each take their part of their own, or whose parts overlap in a later step,
-    train on some samples several times and on others never. The loss falls as usual.
+    Why: ranks that draw different orders and each take their part of their own, or whose parts
+    overlap in a later step, train on some samples several times and on others never. The loss falls
+    as usual.
     Wrong:
         generator = torch.Generator().manual_seed(seed + rank)  # another order on every rank
         order = torch.randperm(len(dataset), generator=generator)
@@ -31,9 +32,11 @@ class SamplesOncePerEpoch(Rule):
         generator = torch.Generator().manual_seed(seed + epoch)  # one order that the ranks share
         order = torch.randperm(len(dataset), generator=generator)
         own = order[rank::world]
-    Fix: Draw the order of an epoch from a seed that all ranks share, and advance by the global batch in each step.
-    Source: law L9: the probe hashes the samples of each step, and the orders that each rank draws. Random draws with
-    replacement, several epochs, padding, what is left over, and batches that one process has in the same steps are no breach.
+    Fix: Draw the order of an epoch from a seed that all ranks share, and advance by the global
+    batch in each step.
+    Source: law L9: the probe hashes the samples of each step, and the orders that each rank draws.
+    Random draws with replacement, several epochs, padding, what is left over, and batches that one
+    process has in the same steps are no breach.
     """
 
     reads = frozenset({"single"})
@@ -59,7 +62,8 @@ class SamplesOncePerEpoch(Rule):
         steps = [run.global_batch(step) for step in range(1, run.steps() + 1)]
         samples = count(len(set().union(*steps)), "sample")
         return self.passed(
-            f"{samples} in {count(len(steps), 'step')}: no rank repeats the batches of another, or takes part of an order of its own"
+            f"{samples} in {count(len(steps), 'step')}: no rank repeats the batches of another, or"
+            " takes part of an order of its own"
         )
 
     def _parts(self, run: Run) -> Finding | None:
@@ -83,7 +87,10 @@ class SamplesOncePerEpoch(Rule):
             firsts = [own[key][0] for own in drawn if key in own and own[key][0].seq < last]
             apart = len({one.digest for one in firsts}) > 1
             if len(firsts) == len(drawn) and apart and min(one.parts for one in firsts) > 1:
-                what = f"each rank takes one of {orders[0].parts} parts of an order of its own of {orders[0].samples} samples"
+                what = (
+                    f"each rank takes one of {orders[0].parts} parts of an order of its own of"
+                    f" {orders[0].samples} samples"
+                )
                 return self.failed(what, orders[0].at_line)
         return None
 
@@ -100,14 +107,19 @@ class SamplesOncePerEpoch(Rule):
                 if not changed and (
                     any(own.total() > len(own) for own in rows) or trained == distinct
                 ):
-                    continue  # data with equal samples, or drawn with replacement; or nothing is trained on twice
+                    # data with equal samples, or drawn with replacement; or nothing is trained on
+                    # twice
+                    continue
                 whole = (
                     all(ended for _, ended in ranks) and 2 * max(batches) <= samples and not changed
                 )
                 if (whole and abs(trained - samples) < max(batches)) or _taken_by_rank(
                     evidence.sources, place
                 ):
-                    again = f": {trained - distinct} of {trained} samples were trained on by several ranks"
+                    again = (
+                        f": {trained - distinct} of {trained} samples were trained on by several"
+                        " ranks"
+                    )
                     what = (
                         f"each rank draws its own order of {samples} samples and takes a part of it"
                     )
@@ -115,9 +127,11 @@ class SamplesOncePerEpoch(Rule):
         return None
 
     def _later(self, run: Run, single: Run | None) -> Finding | None:
-        """A rank trains on the batches of another some steps later, while samples are left that no rank has seen.
+        """A rank trains on the batches of another some steps later, while samples are left that no
+        rank has seen.
 
-        Not where one process has the same samples in each step: windows that overlap are the script's own order.
+        Not where one process has the same samples in each step: windows that overlap are the
+        script's own order.
         """
         if single is not None and single.steps() >= run.steps() and parted(run, single) is None:
             return None
@@ -145,14 +159,19 @@ class SamplesOncePerEpoch(Rule):
         trials = math.log(len(ranks) ** 2 * len(rows)) + often * math.log(len(rows))
         if trials + often * log_equal_batches(min(sizes), len(known)) > math.log(CHANCE):
             return None
-        what = f"in {often} of {len(rows)} steps rank {rank} trains on the samples that rank {other} had"
+        what = (
+            f"in {often} of {len(rows)} steps rank {rank} trains on the samples that rank"
+            f" {other} had"
+        )
         return self.failed(
             f"{what} {count(later, 'step')} before, while others were not yet seen", run.data_line()
         )
 
 
 def _are_changed(samples: int, run: Run, single: Run | None) -> bool:
-    """Whether far fewer of so many samples are known again in the run of one process than by chance: reading augments them."""
+    """Whether far fewer of so many samples are known again in the run of one process than by
+    chance: reading augments them.
+    """
     if single is None or single.steps() == 0:
         return False
     mine, alone = (
@@ -164,7 +183,9 @@ def _are_changed(samples: int, run: Run, single: Run | None) -> bool:
 
 
 def _begun(trace: Trace) -> dict[Place | None, list[Sampler]]:
-    """By line, the shuffled orders that samplers of several parts have begun before the last backward."""
+    """By line, the shuffled orders that samplers of several parts have begun before the last
+    backward.
+    """
     last = max((micro.seq for micro in trace.of(Micro)), default=-1)
     found: dict[Place | None, list[Sampler]] = {}
     for record in trace.of(Sampler):
@@ -178,7 +199,9 @@ Used = list[tuple[dict[int, set[int]], bool]]
 
 
 def _own_orders(traces: list[Trace]) -> Iterator[tuple[Place, int, list[Used]]]:
-    """(line, number of samples, what each rank has used of each order) where each rank has drawn other orders from the first on."""
+    """(line, number of samples, what each rank has used of each order) where each rank has drawn
+    other orders from the first on.
+    """
     drawn = [_by_line(trace) for trace in traces]
     for key in drawn[0]:
         orders = [one.get(key, []) for one in drawn]
@@ -219,7 +242,9 @@ def _used(trace: Trace, orders: list[Order]) -> Used:
 
 
 def _taken_by_rank(sources: Sources, place: Place) -> bool:
-    """Whether the code takes by the rank what it has drawn at a line: `order[rank::world]`, `self.order(epoch)[rank]`."""
+    """Whether the code takes by the rank what it has drawn at a line: `order[rank::world]`,
+    `self.order(epoch)[rank]`.
+    """
     tree = sources.tree(place.file)
     around = [
         node

@@ -12,12 +12,13 @@ from ..base import Evidence, Finding, Flow, Hits, Rule, count, some
 class SnapshotIsACopy(Rule):
     """A snapshot of the weights that the loop keeps, such as the best ones so far, is a copy.
 
-    Why: `state_dict()`, `detach()` and `to_local()` give tensors in the memory of the parameters. The next optimizer step
-    changes the "best weights", and what is exported in the end are the last ones. Nothing shows it: the logged number is
-    that of the best step. Weights that are remembered so, overwritten for an evaluation (an average) and put back, keep the
-    average: training goes on from it. Weights from which several trainings are to begin, put back so, are those of the
-    last one. A target network that `load_state_dict(..., assign=True)` updates is in the memory of the trained one, and
-    never lags.
+    Why: `state_dict()`, `detach()` and `to_local()` give tensors in the memory of the parameters.
+    The next optimizer step changes the "best weights", and what is exported in the end are the last
+    ones. Nothing shows it: the logged number is that of the best step. Weights that are remembered
+    so, overwritten for an evaluation (an average) and put back, keep the average: training goes on
+    from it. Weights from which several trainings are to begin, put back so, are those of the last
+    one. A target network that `load_state_dict(..., assign=True)` updates is in the memory of the
+    trained one, and never lags.
     Wrong:
         loss = evaluate(model)
         if loss < best_loss:
@@ -27,9 +28,10 @@ class SnapshotIsACopy(Rule):
         if loss < best_loss:
             best_loss, best = loss, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     Fix: Clone each tensor (`tensor.detach().clone()`), or `copy.deepcopy` the state dict.
-    Source: law L4: at each step the probe looks whether tensors that the loop holds share memory with a parameter; those
-    that the sources assign under a comparison and read elsewhere, assign before a step and read after it, or append to a
-    window while training goes on, are snapshots. Frozen parameters of a model that is called are compared with trained ones.
+    Source: law L4: at each step the probe looks whether tensors that the loop holds share memory
+    with a parameter; those that the sources assign under a comparison and read elsewhere, assign
+    before a step and read after it, or append to a window while training goes on, are snapshots.
+    Frozen parameters of a model that is called are compared with trained ones.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -48,7 +50,10 @@ class SnapshotIsACopy(Rule):
             first = backs[0]
             names = some(sorted({back.name for back in backs if back.step == first.step}))
             over = f" (line {first.over.line})" if first.over is not None else ""
-            what = f"before step {first.step}: {names} got other values{over}, a model ran with them, and what is put back"
+            what = (
+                f"before step {first.step}: {names} got other values{over}, a model ran with them,"
+                " and what is put back"
+            )
             return self.failed(f"{what} is their own memory: the other values stay", first.at_line)
         for own in evidence.trained.places(OntoItself)[:1]:
             moved = sorted(
@@ -61,16 +66,28 @@ class SnapshotIsACopy(Rule):
                     f"{back}: what it remembered changes with each optimizer step", own.at_line
                 )
             what = f"before step {own.step} `{own.op}` averages {which} with themselves"
-            fix = "Clone the weights with which the average begins: `p.detach().clone()`. `detach()` and `.to(dtype)` make no copy."
+            fix = (
+                "Clone the weights with which the average begins: `p.detach().clone()`. `detach()`"
+                " and `.to(dtype)` make no copy."
+            )
             return self.failed(
                 f"{what}: the average is in their memory, and is always the last weights",
                 own.at_line,
                 fix=fix,
             )
         for shared in evidence.trained.places(SharedMemory)[:1]:
-            what = f"from step {shared.step} on {count(len(shared.names), 'frozen parameter')} ({some(shared.names)})"
-            follow = "in the memory of trained parameters of another model: each optimizer step changes them"
-            fix = "Copy the values (`copy_`, or `load_state_dict` without `assign=True`), so that both models have their own memory."
+            what = (
+                f"from step {shared.step} on {count(len(shared.names), 'frozen parameter')}"
+                f" ({some(shared.names)})"
+            )
+            follow = (
+                "in the memory of trained parameters of another model: each optimizer step changes"
+                " them"
+            )
+            fix = (
+                "Copy the values (`copy_`, or `load_state_dict` without `assign=True`), so that"
+                " both models have their own memory."
+            )
             return self.failed(
                 f"{what} {'is' if len(shared.names) == 1 else 'are'} {follow}",
                 shared.at_line,
@@ -108,10 +125,15 @@ class SnapshotIsACopy(Rule):
         )
 
     def detect(self, flow: Flow) -> Hits:
-        """What a function puts back into the parameters is their own memory, which it has overwritten."""
+        """What a function puts back into the parameters is their own memory, which it has
+        overwritten.
+        """
         for module in (one for one in flow.project.modules if not one.installed):
             for function, kept in put_back(module):
-                what = f"`{ast.unparse(kept)}` keeps no copy: after the parameters are overwritten, putting it back changes nothing"
+                what = (
+                    f"`{ast.unparse(kept)}` keeps no copy: after the parameters are overwritten,"
+                    " putting it back changes nothing"
+                )
                 yield what, hit_at("", "", module, kept.lineno, function.name).location
 
 

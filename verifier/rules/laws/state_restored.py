@@ -11,17 +11,19 @@ LATER = 3  # steps after the checkpoint
 class StateRestored(Rule):
     """A resumed run has all the state that the uninterrupted run has at the same step.
 
-    Why: what a loop carries from step to step beside model and optimizer is lost unless it is saved: a moving average
-    of the weights, running statistics, the best score so far, a patience counter, a schedule. If it feeds no loss,
-    the trajectory after the resume is the same, and only the exported or the selected model is wrong.
+    Why: what a loop carries from step to step beside model and optimizer is lost unless it is
+    saved: a moving average of the weights, running statistics, the best score so far, a patience
+    counter, a schedule. If it feeds no loss, the trajectory after the resume is the same, and only
+    the exported or the selected model is wrong.
     Wrong:
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)  # and the average?
     Right:
         dcp.save({"model": model_state, "optimizer": optimizer_state, "average": average}, checkpoint_id=path)
     Fix: Save what is named here in the checkpoint and load it before training continues.
-    Source: law L6: at the first forward of each step every rank records buffers, modules, schedulers, scalers, tensors
-    and numbers that the frames of its training loop reach. Numbers count only if a condition that does more than log
-    depends on them, and tensors of one element likewise.
+    Source: law L6: at the first forward of each step every rank records buffers, modules,
+    schedulers, scalers, tensors and numbers that the frames of its training loop reach. Numbers
+    count only if a condition that does more than log depends on them, and tensors of one element
+    likewise.
     """
 
     needs = frozenset({"train", "resume"})
@@ -39,7 +41,8 @@ class StateRestored(Rule):
             return self.not_applicable(reason)
         if not whole(resume, 1) or not whole(train, after + 1):
             return self.unknown(
-                f"no state was recorded at step {after + 1} of both the train run and the resumed run"
+                f"no state was recorded at step {after + 1} of both the train run and the"
+                " resumed run"
             )
         begins = beginning(evidence, train, resume, after + 1)
         if not begins.compared:
@@ -48,10 +51,16 @@ class StateRestored(Rule):
             )
             return self.not_applicable(what)
         if begins.lost:
-            what = f"step {after + 1} starts after the resume with other values than without it: {some(begins.lost, 4)}"
+            what = (
+                f"step {after + 1} starts after the resume with other values than without it:"
+                f" {some(begins.lost, 4)}"
+            )
             return self.failed(what + saved_at(evidence), load_line(evidence))
         if parted := parting(train, resume, after):
-            what = "what the resumed run makes of its state is not what the uninterrupted run makes of it"
+            what = (
+                "what the resumed run makes of its state is not what the uninterrupted run makes"
+                " of it"
+            )
             return self.failed(
                 f"{what}: {some(parted, 4)}{saved_at(evidence)}", load_line(evidence)
             )
@@ -61,7 +70,9 @@ class StateRestored(Rule):
 
 
 def parting(train: Run, resume: Run, after: int) -> list[str]:
-    """The state, in words, that was restored and is another one steps later, while the weights are still the same ones."""
+    """The state, in words, that was restored and is another one steps later, while the weights are
+    still the same ones.
+    """
     first = whole(resume, 1)
     paths = evolving(train) & evolving(resume) & first.keys()
     paths = {path for path in paths if first[path].sketch and first[path].numel >= LEAST}
@@ -90,7 +101,9 @@ def parting(train: Run, resume: Run, after: int) -> list[str]:
 
 
 def _same_step(train: Run, resume: Run, after: int, step: int) -> bool:
-    """Whether a step of the resumed run has the samples of the uninterrupted run's and makes the same weights."""
+    """Whether a step of the resumed run has the samples of the uninterrupted run's and makes the
+    same weights.
+    """
     pairs = list(zip(train.traces, resume.traces, strict=True))
     reached = all(len(a.stepped) >= after + step and len(b.stepped) >= step for a, b in pairs)
     same_batch = resume.global_batch(step) == train.global_batch(after + step)

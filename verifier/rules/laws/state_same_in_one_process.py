@@ -12,9 +12,9 @@ STATISTICS = 1e-3  # relative, more than another order of summation makes of a s
 class StateSameInOneProcess(OneProcessRule):
     """What evolves beside the weights, such as an average of them, is what one process has.
 
-    Why: an EMA, a running statistic or a routing bias feeds no loss of the next steps, so that losses and gradients agree
-    with any oracle whatever becomes of it. Updated on rank 0 only, or from one rank's samples, it is wrong in what is
-    evaluated and exported.
+    Why: an EMA, a running statistic or a routing bias feeds no loss of the next steps, so that
+    losses and gradients agree with any oracle whatever becomes of it. Updated on rank 0 only, or
+    from one rank's samples, it is wrong in what is evaluated and exported.
     Wrong:
         if dist.get_rank() == 0:  # the other ranks' shards of the average stay as they are
             for name, param in model.named_parameters():
@@ -22,9 +22,11 @@ class StateSameInOneProcess(OneProcessRule):
     Right:
         for name, param in model.named_parameters():
             average[name].lerp_(param.detach(), 0.1)
-    Fix: Update it on all ranks: each rank its own shards, and statistics of samples from an all-reduced sum.
-    Source: laws L5 and L7: the probe records the tensors that the training loop holds and that change from step to step;
-    those of all ranks together are compared with those of one process that has the same weights.
+    Fix: Update it on all ranks: each rank its own shards, and statistics of samples from an
+    all-reduced sum.
+    Source: laws L5 and L7: the probe records the tensors that the training loop holds and that
+    change from step to step; those of all ranks together are compared with those of one process
+    that has the same weights.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -39,9 +41,18 @@ class StateSameInOneProcess(OneProcessRule):
         if not statistics:
             return found
         worst = max(statistics, key=lambda path: statistics[path])
-        apart = f"all ranks hold the same {some(sorted(statistics))}, and one process another one, {statistics[worst]:.2g} apart"
-        fix = "Compute statistics of the data from sums over all ranks (count, sum, sum of squares), not as means of the ranks' own."
-        what = f"before step 1 {apart} relative (allowed: {STATISTICS:.0e}); the samples that the model is given differ as well"
+        apart = (
+            f"all ranks hold the same {some(sorted(statistics))}, and one process another one,"
+            f" {statistics[worst]:.2g} apart"
+        )
+        fix = (
+            "Compute statistics of the data from sums over all ranks (count, sum, sum of squares),"
+            " not as means of the ranks' own."
+        )
+        what = (
+            f"before step 1 {apart} relative (allowed: {STATISTICS:.0e}); the samples that the"
+            " model is given differ as well"
+        )
         return self.failed(what, measured=statistics[worst], limit=STATISTICS, fix=fix)
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
@@ -66,7 +77,10 @@ class StateSameInOneProcess(OneProcessRule):
             worst = max(wrong, key=lambda path: wrong[path] / allowed[path])
             value, limit = wrong[worst], allowed[worst]
             how = f"by up to {value:.2g} (allowed: {limit:.1g}; {len(wrong)} of {tensors})"
-            text = f"{some(sorted(wrong))} differ from those of one process with the same weights, {how}"
+            text = (
+                f"{some(sorted(wrong))} differ from those of one process with the same weights,"
+                f" {how}"
+            )
             return self.failed(text, line, measured=value, limit=limit)
         if not compared:
             return self.not_applicable(
@@ -78,9 +92,11 @@ class StateSameInOneProcess(OneProcessRule):
 
 
 def _statistics(evidence: Evidence) -> dict[str, float]:
-    """{path: relative difference} of constant tensors of objects, equal on all ranks, that one process has other values of.
+    """{path: relative difference} of constant tensors of objects, equal on all ranks, that one
+    process has other values of.
 
-    Only where that process is given other samples from the first step on. A multiple by the number of ranks is intended.
+    Only where that process is given other samples from the first step on. A multiple by the number
+    of ranks is intended.
     """
     run, single = evidence.trained, evidence.single
     if single is None or not single.completed or parted(run, single) != 1 or run.world_size == 1:
@@ -120,13 +136,17 @@ def _statistics(evidence: Evidence) -> dict[str, float]:
 
 
 def _reordered(mine: Held, theirs: Held) -> bool:
-    """Whether two tensors have one norm, as those of a queue that takes the samples of the ranks in another order."""
+    """Whether two tensors have one norm, as those of a queue that takes the samples of the ranks in
+    another order.
+    """
     a, b = mine.sketch, theirs.sketch
     return a is not None and b is not None and a[0] > 0.0 and math.isclose(a[0], b[0], rel_tol=1e-6)
 
 
 def _tensors(evidence: Evidence, run: Run) -> set[str]:
-    """The paths of tensors, of modules and of objects and variables of the loop, that evolve, and are sharded or equal on all ranks."""
+    """The paths of tensors, of modules and of objects and variables of the loop, that evolve, and
+    are sharded or equal on all ranks.
+    """
     first, *others = [states(trace) for trace in run.traces]
     last = max(first, default=0)
     found, passing = set(), of_one_branch(evidence.sources)

@@ -24,10 +24,10 @@ UNREDUCED = ", a parameter outside every fully_shard module, whose gradient noth
 class StateSameOnRanks(Rule):
     """Ranks that hold the same state hold the same values.
 
-    Why: buffers, learning rates and the numbers on which a loop decides are not sharded: every rank has its own copy,
-    and only the same computation on the same numbers keeps the copies equal. Running statistics of local batches, a
-    plateau schedule on a local loss or a best score of one rank let the copies drift apart. The saved model is then
-    that of one rank.
+    Why: buffers, learning rates and the numbers on which a loop decides are not sharded: every rank
+    has its own copy, and only the same computation on the same numbers keeps the copies equal.
+    Running statistics of local batches, a plateau schedule on a local loss or a best score of one
+    rank let the copies drift apart. The saved model is then that of one rank.
     Wrong:
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         scheduler.step(loss.item())  # this rank's loss
@@ -35,11 +35,13 @@ class StateSameOnRanks(Rule):
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         dist.all_reduce(loss, op=dist.ReduceOp.AVG)
         scheduler.step(loss.item())
-    Fix: Reduce what the state is computed from over all ranks (`dist.all_reduce`, `nn.SyncBatchNorm`), or compute it on
-    one rank and broadcast it. Register a parameter that stands alone in the sharded module, or reduce its gradient.
-    Source: law L5: at the first forward of each step the probe records on every rank the buffers of modules, the
-    settings of optimizers, schedulers and scalers, and the numbers on which the loop decides. A tensor of another object may
-    be of one rank (a replay buffer), but not where the samples are those of one process until it differs between ranks.
+    Fix: Reduce what the state is computed from over all ranks (`dist.all_reduce`,
+    `nn.SyncBatchNorm`), or compute it on one rank and broadcast it. Register a parameter that
+    stands alone in the sharded module, or reduce its gradient.
+    Source: law L5: at the first forward of each step the probe records on every rank the buffers of
+    modules, the settings of optimizers, schedulers and scalers, and the numbers on which the loop
+    decides. A tensor of another object may be of one rank (a replay buffer), but not where the
+    samples are those of one process until it differs between ranks.
     """
 
     reads = frozenset({"single"})
@@ -75,9 +77,8 @@ class StateSameOnRanks(Rule):
         buffers = {
             path for path, one in held.items() if _BUFFER.match(path) and one.dtype in _FLOATS
         }
-        buffers = (
-            buffers if len(run.data_ranks) == run.world_size else set()
-        )  # those of a part of a layer may differ
+        # those of a part of a layer may differ
+        buffers = buffers if len(run.data_ranks) == run.world_size else set()
         own = _of_one_rank(
             run
         )  # a table or experts of which each rank has a part, and what they carry along
@@ -108,7 +109,10 @@ class StateSameOnRanks(Rule):
                 found[path] += UNREDUCED if mine.holder == "parameter" else ""
         found |= self._drawn_from(evidence, ranks)
         if found:
-            what = f"at step {last} the {run.world_size} ranks hold different values of {some(found.values(), 3)}"
+            what = (
+                f"at step {last} the {run.world_size} ranks hold different values of"
+                f" {some(found.values(), 3)}"
+            )
             meant = all(
                 path in held and held[path].value is None and _of_an_object(path, held[path])
                 for path in found
@@ -119,7 +123,9 @@ class StateSameOnRanks(Rule):
         )
 
     def _drawn_from(self, evidence: Evidence, ranks: list[dict[int, Values]]) -> dict[str, str]:
-        """{path: in words} of tensors of objects that first differ between ranks when the samples first are not those of one process."""
+        """{path: in words} of tensors of objects that first differ between ranks when the samples
+        first are not those of one process.
+        """
         single = evidence.single
         step = parted(evidence.trained, single) if single is not None and single.completed else None
         if (
@@ -150,7 +156,8 @@ class StateSameOnRanks(Rule):
                 and _apart(before) <= SAME < _apart(now)
             ):
                 found[path] = (
-                    f"`{path}`: from step {step} on the samples are others than those of one process"
+                    f"`{path}`: from step {step} on the samples are others than those of one"
+                    " process"
                 )
         return found
 
@@ -176,12 +183,16 @@ def _inside(path: str, modules: set[str]) -> bool:
 
 
 def _of_an_object(path: str, held: Held) -> bool:
-    """Whether a value is no buffer, parameter or setting, but what the script keeps in objects and lists of its own."""
+    """Whether a value is no buffer, parameter or setting, but what the script keeps in objects and
+    lists of its own.
+    """
     return held.holder in ("object", "local") or (held.holder == "module" and "[" in path)
 
 
 def _is_state(held: Held) -> bool:
-    """Whether a value is state by its holder; a plain number of a module may count what it likes."""
+    """Whether a value is state by its holder; a plain number of a module may count what it
+    likes.
+    """
     return held.holder in KEPT and not (
         held.holder == "module" and held.dtype in ("int", "float", "bool")
     )

@@ -12,18 +12,20 @@ Pair = tuple[
 
 
 class WatchedValuesAgree(Rule):
-    """What `--watch` names has the same value on all ranks, after a resume, on other numbers of ranks and in one process.
+    """What `--watch` names has the same value on all ranks, after a resume, on other numbers of
+    ranks and in one process.
 
-    Why: a suspicion about a value that no rule knows (an average, a best value, a replay buffer) is proved or refuted by
-    one run.
+    Why: a suspicion about a value that no rule knows (an average, a best value, a replay buffer) is
+    proved or refuted by one run.
     Wrong:
         best_loss = min(best_loss, loss.item())  # this rank's loss
     Right:
         dist.all_reduce(loss, op=dist.ReduceOp.AVG)
         best_loss = min(best_loss, loss.item())
-    Fix: Compute the value from what all ranks share (all-reduce it), save and restore it; if ranks may differ, write
-    `rank-local` after the expression.
-    Source: laws L5 and L6: at each step the expression is evaluated in the frames of the training loop.
+    Fix: Compute the value from what all ranks share (all-reduce it), save and restore it; if ranks
+    may differ, write `rank-local` after the expression.
+    Source: laws L5 and L6: at each step the expression is evaluated in the frames of the training
+    loop.
     """
 
     names_a_cause = False
@@ -61,7 +63,10 @@ class WatchedValuesAgree(Rule):
                     value = apart(mine[path], theirs[path])
                     limit = least + (MULTIPLE * known.get(f"watch {path}", 0.0) if least else 0.0)
                     if value > limit and mine[path].numel == theirs[path].numel:
-                        text = f"`{path}` differs {where}, before step {step}: {_shown(mine[path])} and {_shown(theirs[path])}"
+                        text = (
+                            f"`{path}` differs {where}, before step {step}: {_shown(mine[path])}"
+                            f" and {_shown(theirs[path])}"
+                        )
                         line = next(
                             (r.at_line for r in evidence.trained.places(State) if r.step == step),
                             None,

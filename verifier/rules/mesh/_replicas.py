@@ -16,7 +16,8 @@ def replicas_at_start(run: Run) -> dict[str, list[Sketch]]:
 
 
 def replicas_of(run: Run, sketches: dict[str, list[Sketch]]) -> dict[str, list[Sketch]]:
-    """{parameter: sketch of each of its replicas} for parameters that one mesh shards and keeps in several copies.
+    """{parameter: sketch of each of its replicas} for parameters that one mesh shards and keeps in
+    several copies.
 
     `sketches` are in the order of `run.parameters[name]`.
     """

@@ -7,8 +7,9 @@ from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start, replicas_
 class HsdpAllReduceLeftOff(Rule):
     """Every optimizer step on a hybrid mesh uses gradients that are all-reduced over the replicas.
 
-    Why: with `set_requires_all_reduce(False)` gradients are not reduced over the replicas. If it is off in the last
-    micro-batch too, `.grad` stays None and the step changes nothing; if only some are reduced, the replicas diverge.
+    Why: with `set_requires_all_reduce(False)` gradients are not reduced over the replicas. If it is
+    off in the last micro-batch too, `.grad` stays None and the step changes nothing; if only some
+    are reduced, the replicas diverge.
     Wrong:
         model.set_requires_all_reduce(False)
         for micro in micros:
@@ -20,7 +21,8 @@ class HsdpAllReduceLeftOff(Rule):
             loss_of(model, micro).backward()
         optimizer.step()
     Fix: Set the flag before every micro-batch: True for the last one of the step, else False.
-    Source: NVIDIA-NeMo/Automodel PR#3135; pytorch PR#125484; the docstring of `set_requires_all_reduce`.
+    Source: NVIDIA-NeMo/Automodel PR#3135; pytorch PR#125484; the docstring of
+    `set_requires_all_reduce`.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -36,7 +38,10 @@ class HsdpAllReduceLeftOff(Rule):
         line = run.line_of(AllReduce, last=True) or run.line_of(Step)
         held = next((r for r in run.all(Partial) if r.step <= run.steps()), None)
         if held is not None:
-            what = f"at step {held.step} the gradients of {count(len(held.groups), 'group')} are reduced within their replica"
+            what = (
+                f"at step {held.step} the gradients of {count(len(held.groups), 'group')} are"
+                " reduced within their replica"
+            )
             calls = f"{count(flags, 'call')} of set_requires_all_reduce(False)"
             return self.failed(f"{what}, but not over the replicas ({calls})", line)
         before = replicas_at_start(run)

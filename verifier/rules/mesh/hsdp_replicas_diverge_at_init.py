@@ -6,8 +6,9 @@ from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start
 class HsdpReplicasDivergeAtInit(Rule):
     """With a hybrid mesh all replicas start from the same weights.
 
-    Why: `fully_shard` neither broadcasts nor compares over the replicate dim. Replicas with different initial weights get
-    equal gradients and stay different. A resume hides it, since a checkpoint keeps one replica.
+    Why: `fully_shard` neither broadcasts nor compares over the replicate dim. Replicas with
+    different initial weights get equal gradients and stay different. A resume hides it, since a
+    checkpoint keeps one replica.
     Wrong:
         replica = mesh["dp_replicate"].get_local_rank()
         torch.manual_seed(seed + replica)  # different weights in every replica

@@ -9,16 +9,18 @@ from ..base import Evidence, Finding, Flow, Hits, Rule, Run
 class MeshArgumentWrong(Rule):
     """A 2-D mesh for `fully_shard` is (replicate, shard) and has no dim of another parallelism.
 
-    Why: `fully_shard` reads dims by position, not by name: dim 0 replicates, dim 1 shards. With reversed names it
-    replicates over the dim named shard. A whole ("dp", "tp") mesh gives hybrid sharding over the tp dim: no tensor
-    parallelism, and the ranks of a tp group average gradients of the same samples.
+    Why: `fully_shard` reads dims by position, not by name: dim 0 replicates, dim 1 shards. With
+    reversed names it replicates over the dim named shard. A whole ("dp", "tp") mesh gives hybrid
+    sharding over the tp dim: no tensor parallelism, and the ranks of a tp group average gradients
+    of the same samples.
     Wrong:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_shard", "dp_replicate"))
         model = shard(Decoder(), mesh=mesh)
     Right:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp_shard"))
         model = shard(Decoder(), mesh=mesh)
-    Fix: Name and order the mesh ("dp_replicate", "dp_shard"[, "tp"]) and pass only its data-parallel part.
+    Fix: Name and order the mesh ("dp_replicate", "dp_shard"[, "tp"]) and pass only its
+    data-parallel part.
     Source: the docstring of `fully_shard` against pytorch/torchtitan docs/fsdp.md; pytorch#124019.
     """
 
@@ -91,7 +93,10 @@ class MeshArgumentWrong(Rule):
             model = event.arg(0, "module")
             shard = flow.managed_by(model, event) if model is not None else None
             if shard is not None:
-                what = f"parallelize_module is called after fully_shard (line {shard.line}): apply tensor parallelism first"
+                what = (
+                    f"parallelize_module is called after fully_shard (line {shard.line}): apply"
+                    " tensor parallelism first"
+                )
                 yield what, event
 
 

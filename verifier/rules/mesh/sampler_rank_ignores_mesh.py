@@ -8,23 +8,28 @@ from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run, count
 class SamplerRankIgnoresMesh(Rule):
     """The ranks of one tensor-parallel or context-parallel group train on the same samples.
 
-    Why: with tensor parallelism the ranks of a group hold parts of one model and need the same batch. A sampler that uses
-    the global rank gives each rank its own: partial activations of different samples are summed, and nothing is raised.
-    With context parallelism each rank attends to keys and values of the other ranks' samples.
+    Why: with tensor parallelism the ranks of a group hold parts of one model and need the same
+    batch. A sampler that uses the global rank gives each rank its own: partial activations of
+    different samples are summed, and nothing is raised. With context parallelism each rank attends
+    to keys and values of the other ranks' samples.
     Wrong:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         tokens = dataset[rank::ranks]  # a different slice on every rank of a tp group
     Right:
         mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("dp", "tp"))
         tokens = dataset[mesh["dp"].get_local_rank() :: mesh["dp"].size()]
-    Fix: Give the sampler `mesh["dp"].get_local_rank()` and `mesh["dp"].size()`, not the global rank and world size.
+    Fix: Give the sampler `mesh["dp"].get_local_rank()` and `mesh["dp"].size()`, not the global rank
+    and world size.
     Source: huggingface/accelerate#3092; measured on (dp, tp) = (2, 2).
     """
 
     reads = frozenset({"single"})
 
     def applies(self, evidence: Evidence) -> str:
-        none = "no parameter is sharded over a tensor-parallel dim in addition to the mesh of fully_shard"
+        none = (
+            "no parameter is sharded over a tensor-parallel dim in addition to the mesh of"
+            " fully_shard"
+        )
         if evidence.trained.context_groups:
             none += "; context-parallel ranks are given parts of samples"
         return "" if _tensor_parallel_groups(evidence.trained) or _given_whole(evidence) else none
@@ -69,12 +74,17 @@ class SamplerRankIgnoresMesh(Rule):
                 made_by(rank, "dist.get_rank") is not None and rank is not None and rank.rank == 2
             )
             if by_world and not event.open:
-                what = "splits the data over all ranks, but the mesh has a dimension whose ranks need the same samples"
+                what = (
+                    "splits the data over all ranks, but the mesh has a dimension whose ranks need"
+                    " the same samples"
+                )
                 yield f"{text(event.node)} {what}", event
 
 
 def _tensor_parallel_groups(run: Run) -> list[list[int]]:
-    """Ranks at the same position of parallel data meshes, if parameters are sharded over more than those."""
+    """Ranks at the same position of parallel data meshes, if parameters are sharded over more than
+    those.
+    """
     meshes: dict[int, list[int]] = {}
     for trace in run.traces:
         given = [r.mesh.ranks for r in trace.of(Wrap) if r.mesh is not None]
@@ -99,7 +109,9 @@ def _tensor_parallel_groups(run: Run) -> list[list[int]]:
 
 
 def _given_whole(evidence: Evidence) -> list[list[int]]:
-    """The context-parallel groups whose ranks are given whole samples, not parts that the script has cut."""
+    """The context-parallel groups whose ranks are given whole samples, not parts that the script
+    has cut.
+    """
     run, single = evidence.trained, evidence.single
     if not run.context_groups or single is None or not single.steps() or not run.steps():
         return run.sequence_groups

@@ -8,9 +8,10 @@ from ..base import Evidence, Finding, Rule, count, some
 class TpFsdpPermutedWeights(Rule):
     """A resume restores the values of a weight in the order in which they were saved.
 
-    Why: under tensor parallelism and FSDP the shards of a weight are not in the order of the ranks (FSDP shards what
-    tensor parallelism has sharded). Code that concatenates local shards by rank, or splits a fused weight again, permutes
-    rows: all values are there, the shape fits, nothing is raised, and the trained model is lost.
+    Why: under tensor parallelism and FSDP the shards of a weight are not in the order of the ranks
+    (FSDP shards what tensor parallelism has sharded). Code that concatenates local shards by rank,
+    or splits a fused weight again, permutes rows: all values are there, the shape fits, nothing is
+    raised, and the trained model is lost.
     Wrong:
         weight = model.head.weight
         parts = [None] * dist.get_world_size()
@@ -18,8 +19,8 @@ class TpFsdpPermutedWeights(Rule):
         full = torch.cat(parts)  # by rank, ignoring the mesh
     Right:
         full = model.head.weight.full_tensor()
-    Fix: Gather with `full_tensor()` or `get_model_state_dict(full_state_dict=True)`, and shard with `distribute_tensor`
-    or `set_model_state_dict`; do not concatenate local shards.
+    Fix: Gather with `full_tensor()` or `get_model_state_dict(full_state_dict=True)`, and shard with
+    `distribute_tensor` or `set_model_state_dict`; do not concatenate local shards.
     Source: pytorch#129206, PR#130760; pytorch/torchtitan PR#1483.
     """
 
@@ -47,7 +48,10 @@ class TpFsdpPermutedWeights(Rule):
             ]
             if wrong:
                 which = f"{count(len(wrong), 'parameter')} of {len(saved)} ({some(wrong)})"
-                what = f"after the resume on {count(run.world_size, 'rank')} {which} hold the saved values in another order"
+                what = (
+                    f"after the resume on {count(run.world_size, 'rank')} {which} hold the saved"
+                    " values in another order"
+                )
                 return self.failed(what, train.line_of(Checkpoint) or run.line_of(Checkpoint))
         if not runs or not saved:
             return self.unknown("no resumed run reached an optimizer step")

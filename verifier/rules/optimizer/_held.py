@@ -34,6 +34,12 @@ class HeldRule(Rule):
             r.moved for step in range(1, run.steps() + 1) for r in run.at_step(Stepped, step)
         ]
         still = sum(all(moved.get(name, [0.0])[0] == 0.0 for moved in changes) for name in missing)
-        what = f"it does not hold {len(missing)} of {len(run.parameters)} parameters of the model ({some(missing)})"
-        text = f"the optimizer was built {self.built}: {what}; {still} did not change in {count(run.steps(), 'step')}"
+        what = (
+            f"it does not hold {len(missing)} of {len(run.parameters)} parameters of the model"
+            f" ({some(missing)})"
+        )
+        text = (
+            f"the optimizer was built {self.built}: {what}; {still} did not change in"
+            f" {count(run.steps(), 'step')}"
+        )
         return self.failed(text, built.at_line if built is not None else None)

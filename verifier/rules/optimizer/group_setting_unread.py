@@ -9,8 +9,9 @@ from ..base import Evidence, Finding, Rule, some
 class GroupSettingUnread(Rule):
     """An optimizer reads the settings that its parameter groups are given.
 
-    Why: a parameter group takes any key, and no optimizer refuses one that it does not know. `betas` for a Muon whose settings
-    are `beta1` and `beta2`, or `weight_decay` for an optimizer without it, change nothing: the group trains with the defaults.
+    Why: a parameter group takes any key, and no optimizer refuses one that it does not know.
+    `betas` for a Muon whose settings are `beta1` and `beta2`, or `weight_decay` for an optimizer
+    without it, change nothing: the group trains with the defaults.
     Wrong:
         groups = [{"params": [*model.parameters()], "betas": (0.95, 0.98)}]
         optimizer = torch.optim.SGD(groups, lr=0.1)  # SGD has no betas
@@ -18,8 +19,9 @@ class GroupSettingUnread(Rule):
         groups = [{"params": [*model.parameters()], "momentum": 0.95}]
         optimizer = torch.optim.SGD(groups, lr=0.1)
     Fix: Give the setting under the name that the optimizer reads, or remove it.
-    Source: microsoft/dion at 0a059a4, train.py:342 (`betas` of the embedding's group; `_fused_adamw_` gets the defaults). A setting
-    is a number under the name of a setting of torch's own optimizers that the optimizer does not declare in its defaults.
+    Source: microsoft/dion at 0a059a4, train.py:342 (`betas` of the embedding's group;
+    `_fused_adamw_` gets the defaults). A setting is a number under the name of a setting of torch's
+    own optimizers that the optimizer does not declare in its defaults.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -41,7 +43,10 @@ class GroupSettingUnread(Rule):
             }
             if unread:
                 given = ", ".join(f"`{name}` = {value}" for name, value in unread.items())
-                what = f"groups of {record.cls} are given {given}, which none of its {record.step} steps reads"
+                what = (
+                    f"groups of {record.cls} are given {given}, which none of its {record.step}"
+                    " steps reads"
+                )
                 return self.failed(
                     f"{what}; it reads {some(sorted(record.read), 8)}",
                     train.line_of(Optimizer, number=number),
@@ -50,7 +55,9 @@ class GroupSettingUnread(Rule):
 
 
 def _read_by(evidence: Evidence, name: str, cls: str) -> bool:
-    """Whether the project takes the setting out of a group, for a schedule, a log, or at its construction; not in another optimizer."""
+    """Whether the project takes the setting out of a group, for a schedule, a log, or at its
+    construction; not in another optimizer.
+    """
     module, _, own = cls.rpartition(".")
     for file in evidence.sources.project:
         here = own if module == "__main__" or Path(file).stem == module.rpartition(".")[2] else ""

@@ -21,9 +21,10 @@ _FUNCTIONS = (ast.Lambda, ast.FunctionDef)
 class LoopVariableReadLate(SourceRule):
     """A function that a loop makes for later keeps its own value of the loop's variable.
 
-    Why: A lambda or an inner function reads a variable when it is called, not when it is made. Functions that a loop puts
-    into a list, or registers as hooks, all see the value of the last turn: all groups get the learning rates of the last
-    group, all hooks write the statistics of the last layer. Nothing fails.
+    Why: A lambda or an inner function reads a variable when it is called, not when it is made.
+    Functions that a loop puts into a list, or registers as hooks, all see the value of the last
+    turn: all groups get the learning rates of the last group, all hooks write the statistics of the
+    last layer. Nothing fails.
     Wrong:
         groups = [{"params": [p]} for p in model.parameters()]
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
@@ -38,22 +39,28 @@ class LoopVariableReadLate(SourceRule):
         for depth in range(len(groups)):
             curves.append(lambda step, depth=depth: 0.8**depth)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, curves)
-    Fix: Bind the value where the function is made: a default (`lambda step, depth=depth: ...`), `functools.partial`, or a
-    function that takes it and returns the inner one.
-    Source: docs.python.org/3/faq/programming.html ("Why do lambdas defined in a loop with different values all return
-    the same result?"); flake8-bugbear B023.
+    Fix: Bind the value where the function is made: a default (`lambda step, depth=depth: ...`),
+    `functools.partial`, or a function that takes it and returns the inner one.
+    Source: docs.python.org/3/faq/programming.html ("Why do lambdas defined in a loop with different
+    values all return the same result?"); flake8-bugbear B023.
     """
 
     def detect(self, flow: Flow) -> Hits:
         for module in (one for one in flow.project.modules if not one.installed):
             for line, name, function in _in_file(module):
-                what = f"{function} reads `{name}` when it is called: all that this loop makes see its last value"
+                what = (
+                    f"{function} reads `{name}` when it is called: all that this loop makes see its"
+                    " last value"
+                )
                 yield what, hit_at("", "", module, line, "").location
 
 
 @lru_cache(maxsize=4096)
 def _in_file(module: Module) -> tuple[tuple[int, str, str], ...]:
-    """(line, variable, text) of each such function of a file. Many scripts of a project share their files."""
+    """(line, variable, text) of each such function of a file.
+
+    Many scripts of a project share their files.
+    """
     made = {
         word: [n for n, line in enumerate(module.lines, 1) if word in line]
         for word in ("lambda", "def ")
@@ -65,7 +72,9 @@ def _in_file(module: Module) -> tuple[tuple[int, str, str], ...]:
 
 
 def _near(node: ast.AST, made: dict[str, list[int]]) -> Iterator[ast.AST]:
-    """The nodes of a tree, without those parts on whose lines no function is made within another statement."""
+    """The nodes of a tree, without those parts on whose lines no function is made within another
+    statement.
+    """
     above = [one.lineno for one in getattr(node, "decorator_list", ())]
     first, last = (
         min([getattr(node, "lineno", 1), *above]),
@@ -90,7 +99,9 @@ def _text(function: ast.Lambda | ast.FunctionDef) -> str:
 
 
 def _read_late(loop: ast.AST) -> Iterator[tuple[ast.Lambda | ast.FunctionDef, str]]:
-    """The functions that a loop makes and keeps, each with the variable of the loop that it reads."""
+    """The functions that a loop makes and keeps, each with the variable of the loop that it
+    reads.
+    """
     if isinstance(loop, _COMPREHENSIONS):
         variables = set().union(*(_bound(g.target) for g in loop.generators))
         kept = [loop.value if isinstance(loop, ast.DictComp) else loop.elt]
@@ -115,7 +126,9 @@ def _used_at_once(loop: ast.For) -> bool:
 
 
 def _kept(statement: ast.stmt, loop: ast.For) -> Iterator[ast.expr]:
-    """What a statement of a loop keeps beyond its turn: in a list or a mapping that only collects, or as a hook."""
+    """What a statement of a loop keeps beyond its turn: in a list or a mapping that only collects,
+    or as a hook.
+    """
     for node in _own(statement):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             holder: ast.expr | None = node.targets[0].value

@@ -9,17 +9,20 @@ from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack
 class UnsupportedOptimizer(RaisedRule):
     """The optimizer supports DTensor parameters.
 
-    Why: an optimizer that reduces over a parameter (row and column means, norms) gets Partial DTensors, on which some
-    in-place operations are undefined. `torch.optim.Adafactor` raises, and so does one that keeps its state in plain
-    tensors (that of transformers); 8-bit optimizers with custom kernels read shards as if they were whole.
+    Why: an optimizer that reduces over a parameter (row and column means, norms) gets Partial
+    DTensors, on which some in-place operations are undefined. `torch.optim.Adafactor` raises, and
+    so does one that keeps its state in plain tensors (that of transformers); 8-bit optimizers with
+    custom kernels read shards as if they were whole.
     Wrong:
         optimizer = torch.optim.Adafactor(model.parameters())
         optimizer.step()  # raises RuntimeError
     Right:
         optimizer = torch.optim.AdamW(model.parameters())
         optimizer.step()
-    Fix: Use AdamW, SGD or another element-wise optimizer, or a low-bit one that is made for FSDP2 (torchao).
-    Source: bitsandbytes-foundation/bitsandbytes#1633; pytorch/ao#4912; axolotl-ai-cloud/axolotl#2744.
+    Fix: Use AdamW, SGD or another element-wise optimizer, or a low-bit one that is made for FSDP2
+    (torchao).
+    Source: bitsandbytes-foundation/bitsandbytes#1633; pytorch/ao#4912;
+    axolotl-ai-cloud/axolotl#2744.
     """
 
     pattern = rf"{NO_STRATEGY}|{MIXED}"

@@ -19,9 +19,10 @@ from ..base import Evidence, Finding, Hits, Rule, Run, count
 class MatrixOptimizerOnLocalShard(Rule):
     """A custom optimizer computes whole-matrix operations on whole tensors, not on local shards.
 
-    Why: orthogonalisation (Muon), preconditioning (Shampoo) and trust ratios (LAMB, LARS) are functions of the whole
-    matrix. On `to_local()` they see some of its rows: the update is wrong, and differs at every world size (65 to 81 %
-    off where it was measured). The loss still falls. Element-wise updates of shards are right.
+    Why: orthogonalisation (Muon), preconditioning (Shampoo) and trust ratios (LAMB, LARS) are
+    functions of the whole matrix. On `to_local()` they see some of its rows: the update is wrong,
+    and differs at every world size (65 to 81 % off where it was measured). The loss still falls.
+    Element-wise updates of shards are right.
     Wrong:
         with torch.no_grad():
             for p in model.parameters():
@@ -31,8 +32,8 @@ class MatrixOptimizerOnLocalShard(Rule):
         with torch.no_grad():
             for p in model.parameters():
                 p.sub_(0.02 * p.grad / p.grad.norm())  # on the DTensor: the norm of the whole tensor
-    Fix: Compute on the DTensor itself, or gather the matrix with `full_tensor()`, update it and keep the rank's shard
-    (`distribute_tensor`); or use an optimizer that supports DTensor.
+    Fix: Compute on the DTensor itself, or gather the matrix with `full_tensor()`, update it and
+    keep the rank's shard (`distribute_tensor`); or use an optimizer that supports DTensor.
     Source: MoonshotAI/Moonlight#27; NVIDIA/Megatron-LM#5961; microsoft/dion PR#74; axolotl PR#2464.
     """
 
@@ -67,8 +68,14 @@ class MatrixOptimizerOnLocalShard(Rule):
         limit = allowed.allowed["update"]
         if update <= limit and (hidden := first_updates_apart(evidence, self.name)):
             first, (value, most) = next(iter(hidden.items()))
-            which = f"the first update of {first} by {cls}, which uses local shards, is {value:.0%} off those of DDP and of one process"
-            text = f"{which} (allowed: {most:.1g}), as in {count(len(hidden), 'parameter')}, from equal gradients"
+            which = (
+                f"the first update of {first} by {cls}, which uses local shards, is {value:.0%} off"
+                " those of DDP and of one process"
+            )
+            text = (
+                f"{which} (allowed: {most:.1g}), as in {count(len(hidden), 'parameter')}, from"
+                " equal gradients"
+            )
             return self.failed(text, line, measured=value, limit=most)
         if update <= limit:
             text = f"the first update of {cls}, which uses local shards, is that of one process"
@@ -77,12 +84,17 @@ class MatrixOptimizerOnLocalShard(Rule):
             return self.unknown(
                 f"{cls} uses local shards: {undecided('first update', update, allowed)}"
             )
-        text = f"the first update of {cls}, which uses local shards, is {update:.0%} off that of one process (allowed: {limit:.1g})"
+        text = (
+            f"the first update of {cls}, which uses local shards, is {update:.0%} off that of one"
+            f" process (allowed: {limit:.1g})"
+        )
         text += f", from gradients that agree within {gradients:.1e}"
         return self.failed(text, line, measured=update, limit=limit)
 
     def detect(self, flow: Flow) -> Hits:
-        """A `step` of the project's own optimizer that multiplies local shards as if they were whole matrices."""
+        """A `step` of the project's own optimizer that multiplies local shards as if they were
+        whole matrices.
+        """
         done: set[str] = set()
         for event, _ in flow.optimizers:
             info = event.result.cls if event.op == NEW else None

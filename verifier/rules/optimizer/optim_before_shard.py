@@ -8,10 +8,12 @@ from ._held import HeldRule
 
 
 class OptimBeforeShard(HeldRule):
-    """The optimizer is built after the last `fully_shard` (and after `to_empty`), so it holds the sharded parameters.
+    """The optimizer is built after the last `fully_shard` (and after `to_empty`), so it holds the
+    sharded parameters.
 
-    Why: `fully_shard` replaces every parameter by a new DTensor parameter. An optimizer built before holds the old
-    tensors: it steps without error, the model never changes, and `zero_grad` clears nothing, so gradients accumulate.
+    Why: `fully_shard` replaces every parameter by a new DTensor parameter. An optimizer built
+    before holds the old tensors: it steps without error, the model never changes, and `zero_grad`
+    clears nothing, so gradients accumulate.
     Wrong:
         optimizer = torch.optim.AdamW(model.parameters())
         shard(model)
@@ -40,7 +42,10 @@ class OptimBeforeShard(HeldRule):
                     and not _regrouped(flow, event)
                     and not _done_before(flow, event, later[-1])
                 ):
-                    what = f"fully_shard in line {later[-1].line} replaces the parameters that this optimizer holds"
+                    what = (
+                        f"fully_shard in line {later[-1].line} replaces the parameters that this"
+                        " optimizer holds"
+                    )
                     yield what, event
                     break
         # parameters listed before the sharding and passed to an optimizer after it
@@ -72,19 +77,26 @@ class OptimBeforeShard(HeldRule):
                     and all(covers(e, shard) for e in held)
                     and not any(e.index > shard.index for e in taken)
                 ):
-                    what = f"its parameters were listed in line {held[0].line}, before fully_shard in line {shard.line}"
+                    what = (
+                        f"its parameters were listed in line {held[0].line}, before fully_shard in"
+                        f" line {shard.line}"
+                    )
                     yield f"{what} replaced them", event
                     break
 
 
 def _done_before(flow: Flow, event: Event, shard: Event) -> bool:
-    """Whether the optimizer makes its steps before `fully_shard`, and none behind it: a training of its own."""
+    """Whether the optimizer makes its steps before `fully_shard`, and none behind it: a training of
+    its own.
+    """
     steps = [e.index for e in flow.methods("step") if e.on is event.result]
     return bool(steps) and max(steps) < shard.index
 
 
 def _regrouped(flow: Flow, event: Event) -> bool:
-    """Whether the parameter groups are replaced, or the optimizer is passed to code that is not followed."""
+    """Whether the parameter groups are replaced, or the optimizer is passed to code that is not
+    followed.
+    """
     replaced = any(
         "param_groups" in m.source and _stores_groups(m.tree) for m in flow.project.modules
     )

@@ -8,8 +8,9 @@ from ._held import HeldRule
 class OptimBuiltAfterForward(HeldRule):
     """The optimizer is built before any forward, or after `reshard()`.
 
-    Why: a forward leaves the root group unsharded (without gradients, or with `reshard_after_forward=False`, others
-    too). `model.parameters()` then returns temporary tensors: embedding, norm and head do not train, the blocks do.
+    Why: a forward leaves the root group unsharded (without gradients, or with
+    `reshard_after_forward=False`, others too). `model.parameters()` then returns temporary tensors:
+    embedding, norm and head do not train, the blocks do.
     Wrong:
         shard(model)
         with torch.no_grad():
@@ -42,6 +43,9 @@ class OptimBuiltAfterForward(HeldRule):
                     e.method in ("backward", "reshard", "state_dict") or e.op.startswith("dsd.")
                     for e in between
                 ):
-                    what = f"this optimizer holds temporary tensors: {text(ran[0].node)} in line {ran[0].line}"
+                    what = (
+                        f"this optimizer holds temporary tensors: {text(ran[0].node)} in line"
+                        f" {ran[0].line}"
+                    )
                     yield f"{what} left the root unsharded", event
                     break

@@ -21,15 +21,21 @@ from ...trace.events import Micro, Step, Stepped, Stress, ToEmpty
 from ..base import Evidence, Finding, Rule, Run, count, some
 
 UNREPRODUCIBLE = 0.05
-_ON_SHARDS = "Compute what changes gradients or weights (a clip, an optimizer) on whole DTensors, never on `to_local()`."
+_ON_SHARDS = (
+    "Compute what changes gradients or weights (a clip, an optimizer) on whole DTensors, never on"
+    " `to_local()`."
+)
 _NAMED = (
     "Make what is named here of the samples of all ranks and of whole tensors, as one process does."
 )
 _MODULE = (
-    "Look at what this forward reads: parameters that were written while gathered (which are freed again), inputs that"
-    " `mp_policy` casts, values of one rank's shards."
+    "Look at what this forward reads: parameters that were written while gathered (which are freed"
+    " again), inputs that `mp_policy` casts, values of one rank's shards."
 )
-_SUMMED = "Sum losses over all ranks, and draw directions for whole parameters, before they change weights."
+_SUMMED = (
+    "Sum losses over all ranks, and draw directions for whole parameters, before they change"
+    " weights."
+)
 _SECOND = {
     "DDP": ("single", "one process"),
     "one process": ("reference", "DDP"),
@@ -37,7 +43,9 @@ _SECOND = {
 
 
 class OracleRule(Rule):
-    """A rule that compares the full-precision run with an oracle, and so sees a difference and not its cause."""
+    """A rule that compares the full-precision run with an oracle, and so sees a difference and not
+    its cause.
+    """
 
     names_a_cause = False
     needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
@@ -46,7 +54,10 @@ class OracleRule(Rule):
 def judge_against(
     rule: Rule, evidence: Evidence, role: str, label: str, same_batch: str = ""
 ) -> Finding:
-    """Compare the full-precision run with an oracle. `same_batch`: the advice where their global batches differ."""
+    """Compare the full-precision run with an oracle.
+
+    `same_batch`: the advice where their global batches differ.
+    """
     run: Run | None = evidence.full_precision
     oracle: Run | None = getattr(evidence, role)
     if (
@@ -59,7 +70,10 @@ def judge_against(
     ):
         mine, theirs = run.global_batch(1).total(), oracle.global_batch(1).total()
         if mine != theirs and not agrees(evidence, rule.name, run, oracle, role, label):
-            samples = f"{label} takes {count(theirs, 'sample')} a step, {run.world_size} ranks take {mine}"
+            samples = (
+                f"{label} takes {count(theirs, 'sample')} a step, {run.world_size} ranks take"
+                f" {mine}"
+            )
             return rule.unknown(f"{samples}: {same_batch}")
     if run is None or not run.completed:
         return rule.unknown(
@@ -85,7 +99,8 @@ def judge_against(
         return rule.unknown(_not_finite(evidence, run))
     if not oracle.reduces_loss() and losses and losses[-1] >= losses[0]:
         return rule.unknown(
-            "the loss did not fall and the updates do not reduce it to first order: nothing is learned"
+            "the loss did not fall and the updates do not reduce it to first order: nothing is"
+            " learned"
         )
     if limit.noise > UNREPRODUCIBLE:
         moved = f"weights that differ in the last place move the losses by {limit.noise:.0%}"
@@ -98,8 +113,14 @@ def judge_against(
         and (hidden := first_updates_apart(evidence, rule.name))
     ):
         first, (value, most) = next(iter(hidden.items()))
-        which = f"the first update of {len(hidden)} of {count(len(run.parameters), 'parameter')}, first {first}"
-        text = f"differs from {label} in {which}: off by {value:.2g} relative (allowed {most:.1g}), from equal gradients"
+        which = (
+            f"the first update of {len(hidden)} of {count(len(run.parameters), 'parameter')}, first"
+            f" {first}"
+        )
+        text = (
+            f"differs from {label} in {which}: off by {value:.2g} relative (allowed {most:.1g}),"
+            " from equal gradients"
+        )
         text += "; in the sum of all it is hidden by the noise of others"
         return rule.failed(text, run.line_of(Step), measured=value, limit=most, fix=_ON_SHARDS)
     if limit.agree(measures):
@@ -114,8 +135,9 @@ def judge_against(
                 f" ({jump}, as at the kink of a ReLU or a maximum: later steps are not compared)"
             )
         text = (
-            f"agrees with {label} for {count(until, 'step')}{others}: {loss}, "
-            f"gradient norm {measures['gradient norm']:.1e}, update {measures['update']:.1e}; {substance(evidence, run)}"
+            f"agrees with {label} for {count(until, 'step')}{others}: {loss}, gradient norm"
+            f" {measures['gradient norm']:.1e}, update {measures['update']:.1e};"
+            f" {substance(evidence, run)}"
         )
         return rule.passed(text, measured=measures[name], limit=allowed[name])
     name = max(over, key=lambda n: measures[n] / allowed[n])
@@ -126,7 +148,10 @@ def judge_against(
         f"{where(parting)}; {name} off by {over[name]:.2g} relative (allowed {allowed[name]:.1g})"
     )
     same_script = None if label == "the original" else oracle
-    text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script, allowed)}"
+    text = (
+        f"{apart};"
+        f" {meaning(parting, run, label, _second(evidence, run, label, limit), same_script, allowed)}"
+    )
     line = run.line_of(Micro if parting.stage in ("gradient", "loss") else Step)
     fix = {}
     if same_script and parting.stage in ("clip", "optimizer"):
@@ -146,10 +171,16 @@ def _not_finite(evidence: Evidence, run: Run) -> str:
         (n for n, loss in enumerate(run.losses, 1) if loss is not None and not math.isfinite(loss)),
         None,
     )
-    text = f"losses or gradients are not finite{'' if step is None else f', the loss from step {step} on'}"
+    text = (
+        "losses or gradients are not"
+        f" finite{'' if step is None else f', the loss from step {step} on'}"
+    )
     if evidence.provoked is not None or not run.all(ToEmpty):
         return text
-    return f"{text}: the script calls to_empty, and whether all of that memory is filled is shown without --quick"
+    return (
+        f"{text}: the script calls to_empty, and whether all of that memory is filled is shown"
+        " without --quick"
+    )
 
 
 def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | None:
@@ -163,7 +194,9 @@ def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | No
 
 
 def substance(evidence: Evidence, run: Run) -> str:
-    """What a pass rests on: the loss fell, gradients and weights changed, the clip was reached, the data differ."""
+    """What a pass rests on: the loss fell, gradients and weights changed, the clip was reached, the
+    data differ.
+    """
     losses = [loss for loss in run.losses if loss is not None]
     texts = [f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"] if len(losses) > 1 else []
     trainable = [name for name, entries in run.parameters.items() if entries[0].trainable]

@@ -11,8 +11,9 @@ from .matches_single_process import MatchesSingleProcess
 class MatchesDdp(OracleRule):
     """The result equals that of the same script with DDP in place of `fully_shard`.
 
-    Why: FSDP2 changes where tensors are stored, not what is computed. Losses, gradient norms, the gradients of step 1
-    and the weights after the last step must agree with DDP on whole tensors, up to the order of summation.
+    Why: FSDP2 changes where tensors are stored, not what is computed. Losses, gradient norms, the
+    gradients of step 1 and the weights after the last step must agree with DDP on whole tensors, up
+    to the order of summation.
     Wrong:
         for p in model.parameters():
             if p.ndim == 2:  # the mean of one rank's rows: it differs between ranks
@@ -22,8 +23,10 @@ class MatchesDdp(OracleRule):
         for p in model.parameters():
             if p.ndim == 2:
                 p.grad = p.grad - p.grad.mean(dim=0, keepdim=True)
-    Fix: Compute anything that needs a whole tensor on the DTensor (then `full_tensor()`), never on `to_local()`.
-    Source: the same script under `torch.nn.parallel.DistributedDataParallel`, which the probe substitutes.
+    Fix: Compute anything that needs a whole tensor on the DTensor (then `full_tensor()`), never on
+    `to_local()`.
+    Source: the same script under `torch.nn.parallel.DistributedDataParallel`, which the probe
+    substitutes.
     """
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -43,7 +46,8 @@ class MatchesDdp(OracleRule):
             return self.not_applicable(
                 f"DDP averages {some(sorted(own))}, of which the script gives each rank a part"
             )
-        # This is a fault only where one process differs too: code on local shards has no DDP equivalent.
+        # This is a fault only where one process differs too: code on local shards has no DDP
+        # equivalent.
         other = MatchesSingleProcess().judge(evidence)
         line = evidence.reference.line_of(Local) if evidence.reference is not None else None
         if other.status == "fail" or (other.status == "inconclusive" and line is None):

@@ -8,11 +8,13 @@ LOW_UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 class MatchesFullPrecision(Rule):
-    """In low precision the first gradient equals that of float32, up to the rounding of the weights.
+    """In low precision the first gradient equals that of float32, up to the rounding of the
+    weights.
 
-    Why: bfloat16 and float16 are for matrix products. Positions, time steps, running sums, small differences and
-    losses computed in them inside a module are silently wrong: 257 becomes 256 in bfloat16, and an angle of 500 is off
-    by one. The comparisons with DDP and one process run in float32 and cannot show it.
+    Why: bfloat16 and float16 are for matrix products. Positions, time steps, running sums, small
+    differences and losses computed in them inside a module are silently wrong: 257 becomes 256 in
+    bfloat16, and an angle of 500 is off by one. The comparisons with DDP and one process run in
+    float32 and cannot show it.
     Wrong:
         position = torch.arange(1024).to(torch.bfloat16)  # 1, 2, ... 256, 256, 258, 260, 260
         angle = position[:, None] * torch.logspace(0, -4, 8, dtype=torch.bfloat16)
@@ -21,9 +23,10 @@ class MatchesFullPrecision(Rule):
         position = torch.arange(1024, dtype=torch.float32)
         angle = position[:, None] * torch.logspace(0, -4, 8)
         table = angle.sin().to(torch.bfloat16)
-    Fix: Compute positions, angles, long sums, softmax statistics and the loss in float32, and cast the result.
-    Source: the script without mixed precision, on the same weights and samples; the limit is measured with weights
-    rounded to the script's dtype. Near huggingface/transformers#29496.
+    Fix: Compute positions, angles, long sums, softmax statistics and the loss in float32, and cast
+    the result.
+    Source: the script without mixed precision, on the same weights and samples; the limit is
+    measured with weights rounded to the script's dtype. Near huggingface/transformers#29496.
     """
 
     names_a_cause = False

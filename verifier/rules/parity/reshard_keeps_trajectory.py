@@ -19,23 +19,25 @@ from ...trace.events import Micro
 from ..base import Evidence, Finding, Rule, some
 from ..checkpoint._resumed import RAISED, load_line, saved_at
 
-GROWN = 100  # times its limit, what rounding was seen to grow to in right scripts that train as one process does
+# times its limit, what rounding was seen to grow to in right scripts that train as one process does
+GROWN = 100
 LEAST = 4  # samples of a step, from which on it is not by chance that all of them come again
 
 
 class ReshardKeepsTrajectory(Rule):
     """A checkpoint resumed at another world size continues with the same state and losses.
 
-    Why: state kept per rank (one file a rank, a position in each rank's own data stream) does not fit another world
-    size: samples are lost or repeated, or the run does not start. Unless --reshard-to asks for the size, these two are
-    warnings: state or losses that differ are not.
+    Why: state kept per rank (one file a rank, a position in each rank's own data stream) does not
+    fit another world size: samples are lost or repeated, or the run does not start. Unless
+    --reshard-to asks for the size, these two are warnings: state or losses that differ are not.
     Wrong:
         torch.save(model.state_dict(), f"{path}.rank{dist.get_rank()}")  # this rank's shards
     Right:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
     Fix: Save through DCP (which reshards), and keep the data position in global samples.
-    Source: the same checkpoint loaded at other world sizes, compared with the run that made it: the state, the samples
-    and the losses of the next steps, after the first of which another order of summation may have grown.
+    Source: the same checkpoint loaded at other world sizes, compared with the run that made it: the
+    state, the samples and the losses of the next steps, after the first of which another order of
+    summation may have grown.
     """
 
     names_a_cause = False
@@ -46,7 +48,10 @@ class ReshardKeepsTrajectory(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         found = self._judge_steps(evidence)
         if found.status == "fail" and (far := resharded_to_the_same_end(evidence)) <= SAME_END:
-            same = f"the resumed runs end with the weights of the uninterrupted one ({far:.1e} apart, allowed: {SAME_END:.0e})"
+            same = (
+                f"the resumed runs end with the weights of the uninterrupted one ({far:.1e} apart,"
+                f" allowed: {SAME_END:.0e})"
+            )
             return self.passed(
                 f"{same}: their steps were only counted otherwise", measured=far, limit=SAME_END
             )
@@ -108,7 +113,8 @@ class ReshardKeepsTrajectory(Rule):
                     f"{where}: {others}{saved}", line, required=evidence.course.sizes_chosen
                 )
             if not _evenly(run) or (_targets_evenly(base) and not _targets_evenly(run)):
-                continue  # a mean of the ranks' means is another number there: only the state is compared
+                # a mean of the ranks' means is another number there: only the state is compared
+                continue
             last = min(run.steps(), base.steps() - offset) if mine.total() == theirs.total() else 1
             for k in range(
                 1, last + 1
@@ -140,12 +146,17 @@ class ReshardKeepsTrajectory(Rule):
 
 
 def _same_loss(evidence: Evidence) -> bool:
-    """Whether losses mean the same on other numbers of ranks. A script that scales its gradients itself may sum them."""
+    """Whether losses mean the same on other numbers of ranks.
+
+    A script that scales its gradients itself may sum them.
+    """
     return _over_one_process(evidence) != {"loss"}
 
 
 def _over_one_process(evidence: Evidence) -> set[str] | None:
-    """The measures in which the script differs from one process that starts from scratch; None where that cannot be compared."""
+    """The measures in which the script differs from one process that starts from scratch; None
+    where that cannot be compared.
+    """
     run, single = evidence.full_precision, evidence.single
     if (
         run is None
@@ -157,7 +168,9 @@ def _over_one_process(evidence: Evidence) -> set[str] | None:
 
 
 def _draws_by_rank(evidence: Evidence) -> bool:
-    """Whether one process that starts from scratch trains on other samples, such as noise of its own."""
+    """Whether one process that starts from scratch trains on other samples, such as noise of its
+    own.
+    """
     single = evidence.single
     return (
         single is not None
@@ -167,7 +180,9 @@ def _draws_by_rank(evidence: Evidence) -> bool:
 
 
 def _displaced(train: Run, base: Run, run: Run, after: int, offset: int) -> str:
-    """Whether a resume with batches of another size repeats or leaves out samples of an epoch; "" if that is not known."""
+    """Whether a resume with batches of another size repeats or leaves out samples of an epoch; ""
+    if that is not known.
+    """
     before = sum((train.global_batch(step) for step in range(1, after + 1)), Counter[int]())
     following = sum(
         (base.global_batch(step) for step in range(offset + 1, base.steps() + 1)), Counter[int]()
@@ -176,19 +191,26 @@ def _displaced(train: Run, base: Run, run: Run, after: int, offset: int) -> str:
     if len(mine) < LEAST or max((before + following).values(), default=0) > 1:
         return ""  # samples come again without a resume too
     if mine.keys() <= before.keys():
-        return f"its first {mine.total()} samples were trained on before the checkpoint, and others were not yet"
+        return (
+            f"its first {mine.total()} samples were trained on before the checkpoint, and others"
+            " were not yet"
+        )
     late = mine.keys() <= following.keys() and mine.keys().isdisjoint(due)
     return f"the next {due.total()} samples of the uninterrupted run are left out" if late else ""
 
 
 def _evenly(run: Run) -> bool:
-    """Whether the ranks of a run share its samples evenly; its size may be one that the script was not written for."""
+    """Whether the ranks of a run share its samples evenly; its size may be one that the script was
+    not written for.
+    """
     sizes = {run.rows(1)[rank].total() for rank in run.data_ranks if rank < len(run.rows(1))}
     return len(sizes) <= 1
 
 
 def _targets_evenly(run: Run) -> bool:
-    """Whether the mean losses of the ranks are over equally many targets each, in the first step."""
+    """Whether the mean losses of the ranks are over equally many targets each, in the first
+    step.
+    """
     micros = [[m for m in trace.of(Micro) if m.step == 1] for trace in run.traces]
     return (
         len(
@@ -202,7 +224,9 @@ def _targets_evenly(run: Run) -> bool:
 
 
 def _state_differs(base: Run, run: Run, step: int) -> str | None:
-    """Which weights or optimizer state differ between `step` of `base` and the first step of `run`."""
+    """Which weights or optimizer state differ between `step` of `base` and the first step of
+    `run`.
+    """
     for field, owner in (("weights", "model"), ("state", "optimizer")):
         theirs, mine = base.whole_state(field, step), run.whole_state(field, 1)
         if field == "weights":  # a model that the resumed run has not called yet is not known
@@ -223,5 +247,8 @@ def _state_differs(base: Run, run: Run, step: int) -> str | None:
         }
         wrong = [name for name in theirs if name not in near]
         if wrong:
-            return f"{len(wrong)} of {len(theirs)} tensors of the {owner} ({some(wrong)}) are not what was saved"
+            return (
+                f"{len(wrong)} of {len(theirs)} tensors of the {owner} ({some(wrong)}) are not what"
+                " was saved"
+            )
     return None

@@ -7,13 +7,17 @@ from ...trace.events import LoaderStarted, Step, Stepped
 from ..base import Evidence, Finding, Rule, Run, count, some
 from ..checkpoint._resumed import RAISED, load_line, saved_at
 
-OTHER = "Save what is named here, of each rank its own, and load it; if no step reads it, look at the RNG state of every rank."
+OTHER = (
+    "Save what is named here, of each rank its own, and load it; if no step reads it, look at the"
+    " RNG state of every rank."
+)
 
 
 class ResumeIsExact(Rule):
     """At the same world size a resumed run continues bitwise equal.
 
-    Why: whatever a checkpoint lacks (RNG state, an average of the weights, a loss scale) shows in the trajectory.
+    Why: whatever a checkpoint lacks (RNG state, an average of the weights, a loss scale) shows in
+    the trajectory.
     Wrong:
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)  # dropout: other masks
     Right:
@@ -22,7 +26,8 @@ class ResumeIsExact(Rule):
         state = {"model": model_state, "optimizer": optimizer_state, "rng": states}
         dcp.save(state, checkpoint_id=path)
     Fix: Save and restore the RNG state of every rank, and everything else that a step reads.
-    Source: pytorch/torchtitan scripts/checkpoint_compat_test.py; measured: next five losses bitwise equal on gloo.
+    Source: pytorch/torchtitan scripts/checkpoint_compat_test.py; measured: next five losses bitwise
+    equal on gloo.
     """
 
     explains = ("reshard-keeps-trajectory",)
@@ -80,7 +85,9 @@ class ResumeIsExact(Rule):
         )
 
     def _of_a_begun_step(self, evidence: Evidence, train: Run, resume: Run, after: int) -> Finding:
-        """A checkpoint from the middle of a step holds its gradients too: the weights after that step are the same ones."""
+        """A checkpoint from the middle of a step holds its gradients too: the weights after that
+        step are the same ones.
+        """
         pairs = zip(train.at_step(Stepped, after + 1), resume.at_step(Stepped, 1), strict=True)
         if all(
             a.weights[n] == b.weights[n]
@@ -88,10 +95,14 @@ class ResumeIsExact(Rule):
             for n in a.weights.keys() & b.weights.keys()
         ):
             return self.passed(
-                f"saved in the middle of step {after + 1}, after which the weights are bitwise equal"
+                f"saved in the middle of step {after + 1}, after which the weights are bitwise"
+                " equal"
             )
         early, whole = begun_before_save(train, after) or (0, 0)
-        what = f"the save comes after {early} of the {whole} backward passes of step {after + 1}, and the weights after that step"
+        what = (
+            f"the save comes after {early} of the {whole} backward passes of step {after + 1}, and"
+            " the weights after that step"
+        )
         fix = (
             "Save at the end of a step, or save the gradients that are accumulated until then, too."
         )
@@ -101,7 +112,9 @@ class ResumeIsExact(Rule):
 
 
 def _other_samples(train: Run, resume: Run, after: int, k: int) -> str:
-    """That only step k after the resume trains on other samples, in words; "" if it trains on the same ones."""
+    """That only step k after the resume trains on other samples, in words; "" if it trains on the
+    same ones.
+    """
     if train.global_batch(after + k) == resume.global_batch(k):
         return ""
     begins = any(
@@ -110,11 +123,16 @@ def _other_samples(train: Run, resume: Run, after: int, k: int) -> str:
         for r in run.places(LoaderStarted)
     )
     there = ", in which an epoch begins," if begins else ""
-    return f"{count(k - 1, 'step')} after the resume agree, and step {after + k}{there} trains on other samples"
+    return (
+        f"{count(k - 1, 'step')} after the resume agree, and step {after + k}{there} trains on"
+        " other samples"
+    )
 
 
 def _frozen(theirs: list[Step], mine: list[Step]) -> str:
-    """Which parameters have gradients on rank 0 in one of two steps alone, in words; "" if there are none."""
+    """Which parameters have gradients on rank 0 in one of two steps alone, in words; "" if there
+    are none.
+    """
     if not theirs or not mine:
         return ""
     without, after = (
@@ -126,5 +144,8 @@ def _frozen(theirs: list[Step], mine: list[Step]) -> str:
         (after - without, "after the resume alone"),
     ):
         if names and without and after:
-            return f"{count(len(names), 'parameter')} ({some(sorted(names))}) {'has' if len(names) == 1 else 'have'} gradients {where}"
+            return (
+                f"{count(len(names), 'parameter')} ({some(sorted(names))})"
+                f" {'has' if len(names) == 1 else 'have'} gradients {where}"
+            )
     return ""

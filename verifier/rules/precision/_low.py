@@ -27,7 +27,9 @@ class LowRule(Rule):
 
 
 def low_policies_of_trained(flow: Flow, dtypes: tuple[str, ...] = LOW_DTYPES) -> list[Event]:
-    """The policies with such a `param_dtype` with which models that an optimizer holds are sharded."""
+    """The policies with such a `param_dtype` with which models that an optimizer holds are
+    sharded.
+    """
     used = [one for value in policies_of_trained(flow) for one in choices(value)]
     low = [event for event in flow.ops(POLICY) if is_dtype(event.arg(0, "param_dtype"), dtypes)]
     return [event for event in low if event.result in used]

@@ -10,9 +10,10 @@ _MOST_LOST = 0.5  # share of the elements that should have moved
 class AverageInLowPrecision(Rule):
     """An average of the weights is kept in float32.
 
-    Why: an average with decay 0.99 moves by a hundredth of its distance to the weights. bfloat16 has 8 bits: what is less than
-    half a unit in its last place (1/512 of the value) is rounded away, so that most elements stay where they began. The loss does
-    not show it, since the average is only evaluated and exported.
+    Why: an average with decay 0.99 moves by a hundredth of its distance to the weights. bfloat16
+    has 8 bits: what is less than half a unit in its last place (1/512 of the value) is rounded
+    away, so that most elements stay where they began. The loss does not show it, since the average
+    is only evaluated and exported.
     Wrong:
         average = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
         for name, p in model.named_parameters():
@@ -22,8 +23,9 @@ class AverageInLowPrecision(Rule):
         for name, p in model.named_parameters():
             average[name].lerp_(p.detach(), 0.01)
     Fix: Keep the average in float32 and cast a copy of it where it is used or written.
-    Source: law L6: at each step the probe counts, for tensors of 16 bits that the loop holds under the name of a float32
-    parameter, the elements that a change has left as they were although they are more than two units in the last place apart from it.
+    Source: law L6: at each step the probe counts, for tensors of 16 bits that the loop holds under
+    the name of a float32 parameter, the elements that a change has left as they were although they
+    are more than two units in the last place apart from it.
     """
 
     explains = ("state-same-in-one-process",)
@@ -47,16 +49,25 @@ class AverageInLowPrecision(Rule):
             if stuck and any(len(seen) > 1 for seen in stuck.values()):
                 path, seen = max(stuck.items(), key=lambda item: max(share for share, _ in item[1]))
                 share, line = max(seen, key=lambda one: one[0])
-                text = f"{count(len(stuck), 'tensor')} of 16 bits ({some(sorted(stuck))}) cannot follow the float32 weights"
-                lost = f"a change of `{path}` left {share:.0%} of the elements that it should move as they were (allowed: {_MOST_LOST:.0%})"
+                text = (
+                    f"{count(len(stuck), 'tensor')} of 16 bits ({some(sorted(stuck))}) cannot"
+                    " follow the float32 weights"
+                )
+                lost = (
+                    f"a change of `{path}` left {share:.0%} of the elements that it should move as"
+                    f" they were (allowed: {_MOST_LOST:.0%})"
+                )
                 return self.failed(f"{text}: {lost}", line, measured=share, limit=_MOST_LOST)
         return self.passed(
-            f"{count(len(followed), 'tensor')} of 16 bits followed float32 weights and moved with them"
+            f"{count(len(followed), 'tensor')} of 16 bits followed float32 weights and moved with"
+            " them"
         )
 
 
 def _lost(trace: Trace) -> dict[str, list[tuple[float, Place | None]]]:
-    """{path: for each change the share of the elements that it lost, and the line at which the next step began}."""
+    """{path: for each change the share of the elements that it lost, and the line at which the next
+    step began}.
+    """
     found: dict[str, list[tuple[float, Place | None]]] = defaultdict(list)
     for record in trace.of(State):
         for path, held in record.values.items():

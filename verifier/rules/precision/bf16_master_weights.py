@@ -9,9 +9,10 @@ from ..base import Evidence, Finding, Hits, Rule, some
 class Bf16MasterWeights(Rule):
     """The optimizer updates float32 master weights.
 
-    Why: `MixedPrecisionPolicy(param_dtype=bfloat16)` casts for compute and keeps the dtype of the sharded weights. A
-    model cast to bfloat16 before `fully_shard` has no float32 weights: an update below 1/256 of a weight rounds to 0.
-    So does one that is cast to bfloat16 and back, to write a file or for an evaluation, each time that this happens.
+    Why: `MixedPrecisionPolicy(param_dtype=bfloat16)` casts for compute and keeps the dtype of the
+    sharded weights. A model cast to bfloat16 before `fully_shard` has no float32 weights: an update
+    below 1/256 of a weight rounds to 0. So does one that is cast to bfloat16 and back, to write a
+    file or for an evaluation, each time that this happens.
     Wrong:
         model = Decoder().to(torch.bfloat16)
         shard(model)
@@ -19,8 +20,10 @@ class Bf16MasterWeights(Rule):
         model = Decoder()  # float32 master weights
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         shard(model, mp_policy=policy)
-    Fix: Build or load the model in float32 and let `mp_policy` cast; with transformers pass `dtype=torch.float32`.
-    Source: huggingface/accelerate#3979; meta-pytorch/torchtune#2254; the docstring of `MixedPrecisionPolicy`.
+    Fix: Build or load the model in float32 and let `mp_policy` cast; with transformers pass
+    `dtype=torch.float32`.
+    Source: huggingface/accelerate#3979; meta-pytorch/torchtune#2254; the docstring of
+    `MixedPrecisionPolicy`.
     """
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -31,8 +34,14 @@ class Bf16MasterWeights(Rule):
             (r for r in run.traces[0].steps if r.rounded and len(r.rounded) == len(held)), None
         )
         if rounded is not None:
-            text = f"before step {rounded.step} all {len(held)} float32 weights were rounded to a 16-bit dtype since the last step"
-            fix = "Cast a copy (`{name: w.bfloat16() for name, w in state_dict.items()}`), not the model."
+            text = (
+                f"before step {rounded.step} all {len(held)} float32 weights were rounded to a"
+                " 16-bit dtype since the last step"
+            )
+            fix = (
+                "Cast a copy (`{name: w.bfloat16() for name, w in state_dict.items()}`), not the"
+                " model."
+            )
             return self.failed(text, rounded.at_line, fix=fix)
         low = [name for name in held if run.parameters[name][0].dtype in LOW]
         if not any(entries[0].trainable for entries in run.parameters.values()):

@@ -5,10 +5,12 @@ from ._low import low_groups
 
 
 class BuffersAndOddInputsNotCast(RaisedRule):
-    """Under a mixed-precision policy the model itself casts buffers and tensors that are no forward arguments.
+    """Under a mixed-precision policy the model itself casts buffers and tensors that are no forward
+    arguments.
 
-    Why: `param_dtype` casts parameters and the floating-point tensors among the arguments of a forward. A buffer, a
-    tensor created in forward, or one inside a custom object stays float32 and is combined with bfloat16 weights.
+    Why: `param_dtype` casts parameters and the floating-point tensors among the arguments of a
+    forward. A buffer, a tensor created in forward, or one inside a custom object stays float32 and
+    is combined with bfloat16 weights.
     Wrong:
         mix = torch.eye(8)  # a buffer
         forward = model.embedding.forward
@@ -22,8 +24,9 @@ class BuffersAndOddInputsNotCast(RaisedRule):
         shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         model(batch)
     Fix: Cast the tensor where it is used: `.to(x.dtype)`.
-    Source: pytorch#146114; pytorch#153077; pytorch#143900; pytorch#159359; goodfire-ai/spd PR#491. On 2.7.1 also
-    tensors in a dataclass are left as they are, and the arguments of a sharded module that a checkpoint recomputes.
+    Source: pytorch#146114; pytorch#153077; pytorch#143900; pytorch#159359; goodfire-ai/spd PR#491.
+    On 2.7.1 also tensors in a dataclass are left as they are, and the arguments of a sharded module
+    that a checkpoint recomputes.
     Torch: run on 2.13.0 and 2.7.1.
     """
 

@@ -9,8 +9,9 @@ from ._low import LowRule, low_groups, low_policies_of_trained
 class Fp16WithoutScaler(LowRule):
     """With `param_dtype=float16` the loss is scaled before backward.
 
-    Why: gradients are computed in float16 before FSDP casts them for reduction. Below 6e-8 they are zero, below 6e-5
-    they lose digits, and gradients get that small. bfloat16 has the range of float32 and needs no scaler.
+    Why: gradients are computed in float16 before FSDP casts them for reduction. Below 6e-8 they are
+    zero, below 6e-5 they lose digits, and gradients get that small. bfloat16 has the range of
+    float32 and needs no scaler.
     Wrong:
         policy = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32)
         loss_of(model, batch).backward()
@@ -20,7 +21,8 @@ class Fp16WithoutScaler(LowRule):
         scaler.scale(loss_of(model, batch)).backward()
         scaler.step(optimizer)
         scaler.update()
-    Fix: Use `param_dtype=torch.bfloat16`, or `torch.amp.GradScaler` with `scaler.unscale_(optimizer)` before clipping.
+    Fix: Use `param_dtype=torch.bfloat16`, or `torch.amp.GradScaler` with
+    `scaler.unscale_(optimizer)` before clipping.
     Source: pytorch/torchtitan#1735, PR#629; pytorch PR#132816; verl-project/verl PR#6150.
     """
 
@@ -53,7 +55,9 @@ class Fp16WithoutScaler(LowRule):
 
 
 def _loss_scale(run: Run) -> float | None:
-    """The divisor of all gradients between backward and the first step, if it is a power of two from 8 up."""
+    """The divisor of all gradients between backward and the first step, if it is a power of two
+    from 8 up.
+    """
     before, after = run.whole(Step, "grads", 1), run.whole(Step, "grads_at_step", 1)
     pairs = [(a[0], b[0]) for name, a in before.items() if a and (b := after.get(name))]
     factors = [math.sqrt(a / b) for a, b in pairs if a > 0.0 and b > 0.0]

@@ -8,8 +8,8 @@ from ..base import Hits, RaisedRule, RootCause, Run
 class MixedOrigDtypeInGroup(RaisedRule):
     """All trainable parameters of one FSDP group have one dtype before sharding.
 
-    Why: a group is gathered and reduced as one buffer of one dtype. Norms or adapters in float32 in a bfloat16 block,
-    or a frozen quantised block with trainable parts, raise an error.
+    Why: a group is gathered and reduced as one buffer of one dtype. Norms or adapters in float32 in
+    a bfloat16 block, or a frozen quantised block with trainable parts, raise an error.
     Wrong:
         for block in model.blocks:
             block.up.to(torch.bfloat16)
@@ -18,7 +18,8 @@ class MixedOrigDtypeInGroup(RaisedRule):
     Right:
         shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         model(batch)
-    Fix: Keep all parameters in float32 and let `mp_policy` cast, or first shard the modules of another dtype alone.
+    Fix: Keep all parameters in float32 and let `mp_policy` cast, or first shard the modules of
+    another dtype alone.
     Source: huggingface/accelerate PR#3985; pytorch#156784; hiyouga/LlamaFactory PR#10157.
     """
 
@@ -44,5 +45,8 @@ class MixedOrigDtypeInGroup(RaisedRule):
                 if e.on is root and cast_of(e) is True and covers(e, event)
             ]
             if low and is_known(flow, root):
-                what = f"{text(event.node)}: float32 in one group with what {text(low[0].node)} in line {low[0].line} casts"
+                what = (
+                    f"{text(event.node)}: float32 in one group with what {text(low[0].node)} in"
+                    f" line {low[0].line} casts"
+                )
                 yield what, event

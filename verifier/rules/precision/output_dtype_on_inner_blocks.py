@@ -9,7 +9,8 @@ from ._low import low_groups
 class OutputDtypeOnInnerBlocks(RaisedRule):
     """`output_dtype` is set on the root, not on its blocks.
 
-    Why: it casts a module's output. That of a block is then float32, and the root's parameters are bfloat16.
+    Why: it casts a module's output. That of a block is then float32, and the root's parameters are
+    bfloat16.
     Wrong:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
         model.norm = nn.LayerNorm(8)
@@ -54,7 +55,10 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
                 and not _casts_inside(root)
             ):
                 yield (
-                    "the blocks return float32 to modules of the root, whose parameters are cast to 16 bits",
+                    (
+                        "the blocks return float32 to modules of the root, whose parameters are"
+                        " cast to 16 bits"
+                    ),
                     policy,
                 )
                 return

@@ -8,14 +8,17 @@ from ._low import LowRule, low_groups, low_policies_of_trained
 class ReduceDtypeFollowsParamDtype(LowRule):
     """`reduce_dtype` is set where `param_dtype` is low precision.
 
-    Why: before torch 2.15 `reduce_dtype=None` means `param_dtype`, so with bfloat16 gradients are reduced in bfloat16. The
-    sharded `.grad` is float32 all the same, and the error grows with the world size. From 2.15 on it means the parameter's own.
+    Why: before torch 2.15 `reduce_dtype=None` means `param_dtype`, so with bfloat16 gradients are
+    reduced in bfloat16. The sharded `.grad` is float32 all the same, and the error grows with the
+    world size. From 2.15 on it means the parameter's own.
     Wrong:
         shard(Decoder(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     Right:
         shard(Decoder(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
-    Fix: Pass `reduce_dtype=torch.float32` to MixedPrecisionPolicy (or the low dtype, if that is intended).
-    Source: the docstring of `MixedPrecisionPolicy`; torchtitan's `config` (float32 only); meta-pytorch/torchtune#2254.
+    Fix: Pass `reduce_dtype=torch.float32` to MixedPrecisionPolicy (or the low dtype, if that is
+    intended).
+    Source: the docstring of `MixedPrecisionPolicy`; torchtitan's `config` (float32 only);
+    meta-pytorch/torchtune#2254.
     """
 
     wants = "run"
@@ -42,13 +45,18 @@ class ReduceDtypeFollowsParamDtype(LowRule):
             unset = not event.open and (reduce is None or is_const(reduce, None))
             if unset and installed_torch() < (2, 15):
                 yield (
-                    f"{text(event.node)} has no reduce_dtype: before torch 2.15 gradients are then reduced in 16 bits",
+                    (
+                        f"{text(event.node)} has no reduce_dtype: before torch 2.15 gradients are"
+                        " then reduced in 16 bits"
+                    ),
                     event,
                 )
 
 
 def _reduces_low(run: Run) -> bool:
-    """Whether parameters get gradients whose group computes in low precision and says nothing of the reduction."""
+    """Whether parameters get gradients whose group computes in low precision and says nothing of
+    the reduction.
+    """
     steps = [record for trace in run.traces for record in trace.steps]
     fed = {name for record in steps for name, grad in record.grads.items() if grad is not None}
     for model in run.models:

@@ -9,13 +9,15 @@ from ._base import called_on_sharded
 class CustomForwardBypass(MixedRule):
     """A sharded module runs only as `module(...)` or through a method registered for FSDP.
 
-    Why: FSDP gathers weights in hooks around `module(...)`. A custom method (`generate`, `encode`, `compute_loss`), or a
-    submodule that is not an FSDP module itself, runs without these hooks on the shards.
+    Why: FSDP gathers weights in hooks around `module(...)`. A custom method (`generate`, `encode`,
+    `compute_loss`), or a submodule that is not an FSDP module itself, runs without these hooks on
+    the shards.
     Wrong:
         hidden = model.embedding(batch)  # raises RuntimeError
     Right:
         logits = model(batch)
-    Fix: Call `register_fsdp_forward_method(model, "method")` after `fully_shard(model)`, or go through `model(...)`.
+    Fix: Call `register_fsdp_forward_method(model, "method")` after `fully_shard(model)`, or go
+    through `model(...)`.
     Source: pytorch PR#125394; huggingface/transformers#30228; pytorch#156535; huggingface/trl#4550.
     """
 
@@ -44,7 +46,10 @@ class CustomForwardBypass(MixedRule):
                 one for one in flow.forwards(owner) if one.on is owner and one.index < event.index
             )
             if all(one.function != event.function for one in before):
-                what = f"{event.function} runs {text(event.node)} outside of forward: no hook gathers its parameters"
+                what = (
+                    f"{event.function} runs {text(event.node)} outside of forward: no hook gathers"
+                    " its parameters"
+                )
                 yield what, event
 
 

@@ -7,7 +7,8 @@ from ._base import given_a_sharded
 class DdpAroundFsdp(MixedRule):
     """A model is sharded by `fully_shard` or wrapped in DDP, never both.
 
-    Why: DDP broadcasts and averages plain tensors and cannot handle DTensors, and FSDP already averages gradients.
+    Why: DDP broadcasts and averages plain tensors and cannot handle DTensors, and FSDP already
+    averages gradients.
     Wrong:
         shard(model)
         model = nn.parallel.DistributedDataParallel(model)  # raises RuntimeError

@@ -6,7 +6,8 @@ from ._base import given_a_sharded
 class DeepcopyOfFsdpModel(RaisedRule):
     """A model is copied before it is sharded.
 
-    Why: a copy cannot share FSDP's groups and hooks: `copy.deepcopy`, which `AveragedModel` calls too, raises an error.
+    Why: a copy cannot share FSDP's groups and hooks: `copy.deepcopy`, which `AveragedModel` calls
+    too, raises an error.
     Wrong:
         import copy
 
@@ -18,7 +19,8 @@ class DeepcopyOfFsdpModel(RaisedRule):
         average = copy.deepcopy(model)
         shard(model)
         shard(average)
-    Fix: Copy before `fully_shard` and shard both; the weights of the copy are then DTensors of the same layout.
+    Fix: Copy before `fully_shard` and shard both; the weights of the copy are then DTensors of the
+    same layout.
     Source: pytorch#149138; pytorch#82070.
     """
 

@@ -5,8 +5,8 @@ from ..base import RaisedRule, RootCause, Run
 class InferenceModeBeforeTraining(RaisedRule):
     """Evaluation before training runs under `torch.no_grad`, not under `torch.inference_mode`.
 
-    Why: the first forward allocates the buffers of the gathered weights. Under inference mode they become inference
-    tensors, which a later training forward cannot write to.
+    Why: the first forward allocates the buffers of the gathered weights. Under inference mode they
+    become inference tensors, which a later training forward cannot write to.
     Wrong:
         shard(model)
         with torch.inference_mode():
@@ -22,7 +22,10 @@ class InferenceModeBeforeTraining(RaisedRule):
     """
 
     named_by = ("inference_mode",)
-    pattern = r"Inplace update to inference tensor outside InferenceMode|Inference tensors do not track version counter"
+    pattern = (
+        r"Inplace update to inference tensor outside InferenceMode|Inference tensors do not track"
+        r" version counter"
+    )
     after_sharding = True
 
     def place(self, run: Run, cause: RootCause) -> Place | None:

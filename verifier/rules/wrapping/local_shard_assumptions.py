@@ -5,9 +5,10 @@ from ..base import Evidence, Finding, Rule, count
 class LocalShardAssumptions(Rule):
     """`DTensor.from_local` on uneven shards gets the global `shape`.
 
-    Why: if the ranks do not divide a dim evenly, the last ranks hold smaller or empty shards. `DTensor.from_local`
-    without `shape` multiplies the local size by the number of ranks, so ranks assume different global shapes: statistics
-    are divided by different numbers, a gather hangs or mixes rows, and no error is raised.
+    Why: if the ranks do not divide a dim evenly, the last ranks hold smaller or empty shards.
+    `DTensor.from_local` without `shape` multiplies the local size by the number of ranks, so ranks
+    assume different global shapes: statistics are divided by different numbers, a gather hangs or
+    mixes rows, and no error is raised.
     Wrong:
         for param in model.parameters():
             size = DTensor.from_local(param.detach().to_local().abs(), param.device_mesh, param.placements)
@@ -16,7 +17,8 @@ class LocalShardAssumptions(Rule):
         for param in model.parameters():
             size = param.detach().abs()  # a DTensor already
             mean = size.sum().full_tensor() / size.numel()
-    Fix: Compute on the DTensor itself, or pass `shape=param.shape, stride=param.stride()` to `from_local`.
+    Fix: Compute on the DTensor itself, or pass `shape=param.shape, stride=param.stride()` to
+    `from_local`.
     Source: NCAR/miles-credit PR#416; microsoft/dion PR#74; pytorch#136228.
     """
 
@@ -48,5 +50,6 @@ class LocalShardAssumptions(Rule):
                 what = f"from_local of {shards} assumes {shapes}: `shape` was not given"
                 return self.failed(what, first.at_line)
         return self.passed(
-            f"{count(len(per_rank[0]), 'DTensor')} made by from_local, of one global shape on all ranks"
+            f"{count(len(per_rank[0]), 'DTensor')} made by from_local, of one global shape on all"
+            " ranks"
         )

@@ -9,16 +9,18 @@ from ._base import ShardedModelRule
 class ModelGatheredEveryStep(ShardedModelRule):
     """The script does not gather the whole model in every step in addition to forward and backward.
 
-    Why: `full_tensor()` on every parameter, or a full state dict, is a collective over the whole model. In every step,
-    for a logged norm or a moving average, it doubles the traffic and needs the memory of an unsharded model. The weights
-    are right nevertheless, and some optimizers have to gather: this is a warning.
+    Why: `full_tensor()` on every parameter, or a full state dict, is a collective over the whole
+    model. In every step, for a logged norm or a moving average, it doubles the traffic and needs
+    the memory of an unsharded model. The weights are right nevertheless, and some optimizers have
+    to gather: this is a warning.
     Wrong:
         total = sum(p.full_tensor().square().sum() for p in model.parameters())
     Right:
         squares = torch.stack([p.square().sum().full_tensor() for p in model.parameters()])  # gathers scalars
         total = squares.sum()
     Fix: Compute on the DTensor (or its local shard and one all-reduce) and gather only the result.
-    Source: the docstring of `DTensor.full_tensor` (a collective); measured: the traffic of each step is counted.
+    Source: the docstring of `DTensor.full_tensor` (a collective); measured: the traffic of each
+    step is counted.
     """
 
     wants = "steps"
@@ -39,7 +41,10 @@ class ModelGatheredEveryStep(ShardedModelRule):
                 "no step without a checkpoint was counted: save less often, or compare more --steps"
             )
         least = min(r.weights for r in steps)
-        what = f"the script gathers {least:,} bytes in each step (allowed: less than the {size:,} of all sharded parameters)"
+        what = (
+            f"the script gathers {least:,} bytes in each step (allowed: less than the {size:,} of"
+            " all sharded parameters)"
+        )
         if least < size:
             return self.passed(what, measured=float(least), limit=float(size))
         line = next((entry.at_line for entry in steps[-1].lines), None)

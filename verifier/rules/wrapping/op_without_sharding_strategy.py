@@ -7,7 +7,8 @@ from ..raised import MESHES, NO_STRATEGY, ShardedRule, stack, wrapped_in_ddp
 class OpWithoutShardingStrategy(ShardedRule):
     """Operations on sharded parameters and gradients have a DTensor sharding strategy.
 
-    Why: masks, `nonzero`, `numpy()`, in-place operations on partial results and some rare operations have none.
+    Why: masks, `nonzero`, `numpy()`, in-place operations on partial results and some rare
+    operations have none.
     Wrong:
         with torch.no_grad():
             large = model.head.weight[model.head.weight > 0]  # raises RuntimeError
@@ -15,11 +16,15 @@ class OpWithoutShardingStrategy(ShardedRule):
         with torch.no_grad():
             whole = model.head.weight.full_tensor()
             large = whole[whole > 0]
-    Fix: Run the operation on `.full_tensor()` (on all ranks), or an elementwise one on `.to_local()`.
+    Fix: Run the operation on `.full_tensor()` (on all ranks), or an elementwise one on
+    `.to_local()`.
     Source: the messages of torch 2.13.0 in `torch/distributed/tensor`.
     """
 
-    pattern = rf"{NO_STRATEGY}|\.(numpy|tolist)\(\) is not supported for tensor subclasses|^AssertionError: $"
+    pattern = (
+        rf"{NO_STRATEGY}|\.(numpy|tolist)\(\) is not supported for tensor"
+        r" subclasses|^AssertionError: $"
+    )
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         frames = stack(run, cause)

@@ -10,8 +10,9 @@ _PLAIN_FILES = ("torch.load", "safetensors.torch.load_file")
 class ParameterReplacedAfterShard(ShardedRule):
     """No parameter object of a model is replaced after sharding.
 
-    Why: FSDP keeps references to the DTensor parameters that it made. After a replacement by a new `nn.Parameter` (a new
-    head, a resized embedding, `load_state_dict(plain tensors, assign=True)`) the first gather fails.
+    Why: FSDP keeps references to the DTensor parameters that it made. After a replacement by a new
+    `nn.Parameter` (a new head, a resized embedding, `load_state_dict(plain tensors, assign=True)`)
+    the first gather fails.
     Wrong:
         shard(model)
         model.head.weight = nn.Parameter(torch.randn(16, 8))
@@ -20,7 +21,8 @@ class ParameterReplacedAfterShard(ShardedRule):
         model.head.weight = nn.Parameter(torch.randn(16, 8))
         shard(model)
         model(batch)
-    Fix: Replace parameters (heads, embeddings, adapters) before `fully_shard`, and load plain tensors without `assign=True` after
+    Fix: Replace parameters (heads, embeddings, adapters) before `fully_shard`, and load plain
+    tensors without `assign=True` after
         it.
     Source: the message of torch 2.13.0 in `_fsdp_param.py`.
     """

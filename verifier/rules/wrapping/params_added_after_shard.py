@@ -19,8 +19,9 @@ from ._base import (
 class ParamsAddedAfterShard(ShardedModelRule):
     """Every parameter is registered before the root is sharded.
 
-    Why: `fully_shard` manages the parameters that exist when it is called. Adapters, a resized embedding or a new head
-    that are added later stay plain tensors, neither gathered nor reduced: every rank trains its own copy without an error.
+    Why: `fully_shard` manages the parameters that exist when it is called. Adapters, a resized
+    embedding or a new head that are added later stay plain tensors, neither gathered nor reduced:
+    every rank trains its own copy without an error.
     Wrong:
         shard(model)
         model.adapter = nn.Linear(8, 8)  # not managed by FSDP
@@ -75,7 +76,10 @@ class ParamsAddedAfterShard(ShardedModelRule):
         added_to = (e for e in peft if flow.sharded_by(e.args[0], e) is not None)
         for event in (*(e for e in called_on_sharded(flow, *_ADDS) if e.op == ""), *added_to):
             yield (
-                f"{event.method or 'get_peft_model'} adds parameters to a module that is already sharded",
+                (
+                    f"{event.method or 'get_peft_model'} adds parameters to a module that is"
+                    " already sharded"
+                ),
                 event,
             )
 

@@ -14,8 +14,9 @@ _ASKS = re.compile(r"(?i)(has|is|isinstance|get)[^ ]*(fsdp|shard|dtensor)")
 class ParentBeforeChild(RaisedRule):
     """`fully_shard` is called bottom-up: on the blocks first, on the root last.
 
-    Why: the call on the root groups every parameter that has no group yet. The later call on a block finds DTensors,
-    treats them as tensor parallelism and fails on their mesh with an unrelated message.
+    Why: the call on the root groups every parameter that has no group yet. The later call on a
+    block finds DTensors, treats them as tensor parallelism and fails on their mesh with an
+    unrelated message.
     Wrong:
         fully_shard(model)
         for block in model.blocks:
@@ -28,7 +29,10 @@ class ParentBeforeChild(RaisedRule):
     Source: the docstring of `fully_shard` ("should be called bottom-up").
     """
 
-    pattern = r"Invariant encountered: value was None when it should not be|Cannot concatenate overlapping meshes"
+    pattern = (
+        r"Invariant encountered: value was None when it should not be|Cannot concatenate"
+        r" overlapping meshes"
+    )
 
     def absent(self, train: Run) -> str:
         return unsharded(train) or sharded_once(train)
@@ -62,7 +66,10 @@ class ParentBeforeChild(RaisedRule):
                     continue  # what is made after the parent was sharded was no part of it
                 if parent is not event and covers(parent, event):
                     yield (
-                        f"{text(event.node)} is called after its parent was sharded in line {parent.line}",
+                        (
+                            f"{text(event.node)} is called after its parent was sharded in line"
+                            f" {parent.line}"
+                        ),
                         event,
                     )
                     break

@@ -6,9 +6,10 @@ from ._base import ONE_RANK, ShardedModelRule
 class RankDivergentParamUse(ShardedModelRule):
     """In every backward all ranks reduce gradients of the same parameters of a group.
 
-    Why: only parameters with a gradient enter a group's reduce-scatter. Where an expert, a vision tower or a dropped
-    layer is used on some ranks only, the sizes differ: gloo aborts the process, NCCL hangs. Where they happen to be equal
-    (two experts of one shape) nothing is raised, and one expert gets the sum of its own gradient and another's.
+    Why: only parameters with a gradient enter a group's reduce-scatter. Where an expert, a vision
+    tower or a dropped layer is used on some ranks only, the sizes differ: gloo aborts the process,
+    NCCL hangs. Where they happen to be equal (two experts of one shape) nothing is raised, and one
+    expert gets the sum of its own gradient and another's.
     Wrong:
         model.set_reduce_scatter_unused_params(False)  # the default
         expert = model.blocks[dist.get_rank() % 2]  # differs between ranks
@@ -16,7 +17,8 @@ class RankDivergentParamUse(ShardedModelRule):
     Right:
         model.set_reduce_scatter_unused_params(True)  # unused parameters are reduced as zeros
         loss_of(model, batch).backward()
-    Fix: Call `set_reduce_scatter_unused_params(True)` on the module, or use every parameter on every rank (scaled by 0).
+    Fix: Call `set_reduce_scatter_unused_params(True)` on the module, or use every parameter on
+    every rank (scaled by 0).
     Source: pytorch#158719, PR#170667, PR#174862; pytorch/torchtitan#2747; THUDM/slime PR#1010.
     """
 
@@ -37,16 +39,24 @@ class RankDivergentParamUse(ShardedModelRule):
             differ = "; ".join(
                 f"rank {rank} has {what}" for rank, what in sorted(lacks.items())[:3]
             )
-            what = f"the ranks reduce gradients of different parameters of group '{record.group or 'root'}'"
+            what = (
+                "the ranks reduce gradients of different parameters of group"
+                f" '{record.group or 'root'}'"
+            )
             return self.failed(f"at step {record.step} {what}: {differ}", record.at_line)
         if not found:
             return self.passed_with_steps(run, "every parameter has a gradient in every reduction")
-        what = f"all ranks lack the gradients of the same parameters ({count(len(found), 'reduction')})"
+        what = (
+            "all ranks lack the gradients of the same parameters"
+            f" ({count(len(found), 'reduction')})"
+        )
         return self.passed_with_steps(run, what)
 
 
 def _incomplete(run: Run) -> list[tuple[Reduce, int, dict[int, frozenset[str]]]]:
-    """(record, backwards of its rank before it, {rank: parameters without gradient}) of incomplete reductions, by step."""
+    """(record, backwards of its rank before it, {rank: parameters without gradient}) of incomplete
+    reductions, by step.
+    """
     found: dict[
         tuple[int, int, str, tuple[int, ...]], tuple[Reduce, int, dict[int, frozenset[str]]]
     ] = {}
@@ -63,7 +73,9 @@ def _incomplete(run: Run) -> list[tuple[Reduce, int, dict[int, frozenset[str]]]]
 
 
 def _reached(run: Run, rank: int, done: int) -> bool:
-    """Whether a rank without a record of a reduction reached it: it was in the same backward or a later one."""
+    """Whether a rank without a record of a reduction reached it: it was in the same backward or a
+    later one.
+    """
     trace = next((t for t in run.traces if t.rank == rank), None)
     if trace is None or (trace.end is not None and trace.end.how == "exception"):
         return False

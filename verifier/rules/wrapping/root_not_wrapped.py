@@ -9,10 +9,12 @@ from ._base import NO_STEP, NOT_USED, ONE_RANK, elements, gradients_differ, late
 
 
 class RootNotWrapped(Rule):
-    """Every trainable parameter is managed by FSDP, or the script averages its gradient over the ranks.
+    """Every trainable parameter is managed by FSDP, or the script averages its gradient over the
+    ranks.
 
-    Why: `fully_shard` on the blocks alone leaves embedding, last norm and head as plain tensors. Their gradients are never
-    reduced, ranks train copies of which a checkpoint keeps one, and with plain SGD or `foreach=False` nothing is raised.
+    Why: `fully_shard` on the blocks alone leaves embedding, last norm and head as plain tensors.
+    Their gradients are never reduced, ranks train copies of which a checkpoint keeps one, and with
+    plain SGD or `foreach=False` nothing is raised.
     Wrong:
         for block in model.blocks:
             fully_shard(block)
@@ -20,8 +22,10 @@ class RootNotWrapped(Rule):
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)  # groups the remaining parameters
-    Fix: Call `fully_shard(model)` on the root after the blocks. `foreach=False` only hides the mixed-tensor error.
-    Source: Tencent-Hunyuan/UniRL PR#7; huggingface/transformers PR#36132; the docstring of `fully_shard`.
+    Fix: Call `fully_shard(model)` on the root after the blocks. `foreach=False` only hides the
+    mixed-tensor error.
+    Source: Tencent-Hunyuan/UniRL PR#7; huggingface/transformers PR#36132; the docstring of
+    `fully_shard`.
     """
 
     wants = "models"
@@ -101,7 +105,10 @@ class RootNotWrapped(Rule):
             if plain and not any(e.open for e, _ in events):
                 names = ", ".join(dict.fromkeys(plain))
                 yield (
-                    f"only parts of the model are sharded: {names} of {root.name} stay plain tensors",
+                    (
+                        f"only parts of the model are sharded: {names} of {root.name} stay plain"
+                        " tensors"
+                    ),
                     events[-1][0],
                 )
 
@@ -111,7 +118,9 @@ _CONTAINERS = ("torch.nn.ModuleList", "torch.nn.Sequential")
 
 
 def _classes_of(event: Event, module: Value) -> list[Value]:
-    """The project classes for which an item of `modules()` is tested before it is sharded; none if not certain."""
+    """The project classes for which an item of `modules()` is tested before it is sharded; none if
+    not certain.
+    """
     for guard in event.guards:
         test = made_by(guard.test, "builtins.isinstance")
         if test is not None and guard.branch and len(test.args) == 2 and test.args[0] is module:

@@ -7,8 +7,9 @@ from ._base import NOT_USED, elements
 class RootOnlyWrap(Rule):
     """Repeated blocks are separate groups, not one group with the whole model.
 
-    Why: each `fully_shard` call makes one group, gathered in one collective. With the root alone, every forward holds
-    the whole unsharded model and nothing overlaps: no memory is saved. Results are correct: this is a warning.
+    Why: each `fully_shard` call makes one group, gathered in one collective. With the root alone,
+    every forward holds the whole unsharded model and nothing overlaps: no memory is saved. Results
+    are correct: this is a warning.
     Wrong:
         fully_shard(model)
     Right:
@@ -16,7 +17,8 @@ class RootOnlyWrap(Rule):
             fully_shard(block)
         fully_shard(model)
     Fix: Call `fully_shard` on each block before the root.
-    Source: the docstring of `fully_shard` ("not ... only on the topmost root module"); huggingface/lerobot PR#4010.
+    Source: the docstring of `fully_shard` ("not ... only on the topmost root module");
+    huggingface/lerobot PR#4010.
     """
 
     wants = "models"
@@ -37,7 +39,10 @@ class RootOnlyWrap(Rule):
         blocks = max((b for m in run.models for b in m.blocks), key=lambda b: b.numel)
         if len(groups) > 1 or 2 * blocks.numel < total:
             return self.passed(f"{count(len(groups), 'group')} for {total:,} parameter elements")
-        modules = f"{blocks.count} modules of class {blocks.cls.rpartition('.')[2]} under '{blocks.parent}'"
+        modules = (
+            f"{blocks.count} modules of class {blocks.cls.rpartition('.')[2]} under"
+            f" '{blocks.parent}'"
+        )
         share = f"{blocks.numel / total:.0%} of them and are not sharded as separate groups"
         what = f"one group holds all {total:,} parameter elements; the {modules} hold {share}"
         return self.failed(what, run.line_of(Shard))

@@ -8,15 +8,17 @@ from ._base import ShardedModelRule
 class ShardOptionUnread(ShardedModelRule):
     """Options of `fully_shard` have the types that it reads.
 
-    Why: it reads a `CPUOffloadPolicy` in `offload_policy` and parameters in `ignored_params`, and silently ignores
-    anything else. FSDP1's `CPUOffload` offloads nothing; a module in `ignored_params` is sharded and trained.
+    Why: it reads a `CPUOffloadPolicy` in `offload_policy` and parameters in `ignored_params`, and
+    silently ignores anything else. FSDP1's `CPUOffload` offloads nothing; a module in
+    `ignored_params` is sharded and trained.
     Wrong:
         model = Decoder()
         fully_shard(model, ignored_params={model.head})  # a module: its weight is sharded nevertheless
     Right:
         model = Decoder()
         fully_shard(model, ignored_params=set(model.head.parameters()))
-    Fix: Give `offload_policy=CPUOffloadPolicy()`; give the parameters themselves: `set(module.parameters())`.
+    Fix: Give `offload_policy=CPUOffloadPolicy()`; give the parameters themselves:
+    `set(module.parameters())`.
     Source: the docstring of `fully_shard`; FSDP1's options are in pytorch/torchtitan docs/fsdp.md.
     """
 

@@ -9,8 +9,9 @@ class ShardedTwice(ShardedRule):
     """`fully_shard` is called once on a module.
 
     Seen: `can only be applied to a module once. fully_shard has already been applied`
-    Why: the first call already manages the parameters; torch raises an error that prints the whole module. Typical
-    causes are a loop over `model.modules()`, which includes the root, and a helper that shards too.
+    Why: the first call already manages the parameters; torch raises an error that prints the whole
+    module. Typical causes are a loop over `model.modules()`, which includes the root, and a helper
+    that shards too.
     Wrong:
         shard(model)
         fully_shard(model)  # raises AssertionError

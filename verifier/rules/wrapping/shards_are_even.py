@@ -12,9 +12,10 @@ UNEVEN = 2.0
 class ShardsAreEven(ShardedModelRule):
     """Every rank holds about 1/N of the parameters.
 
-    Why: `fully_shard` cuts dim 0 into at most as many pieces as it has rows. A stack of 8 experts `[8, ffn, width]` on
-    64 ranks gives 8 ranks one expert each and 56 ranks nothing: more ranks save no memory, and nothing is raised.
-    It shows only at the world size of production, which the simulated tier can judge.
+    Why: `fully_shard` cuts dim 0 into at most as many pieces as it has rows. A stack of 8 experts
+    `[8, ffn, width]` on 64 ranks gives 8 ranks one expert each and 56 ranks nothing: more ranks
+    save no memory, and nothing is raised. It shows only at the world size of production, which the
+    simulated tier can judge.
     Wrong:
         for block in model.blocks:
             fully_shard(block)  # the largest dim of a stacked weight is not dim 0
@@ -24,8 +25,10 @@ class ShardsAreEven(ShardedModelRule):
         for block in model.blocks:
             fully_shard(block, shard_placement_fn=longest)
         fully_shard(model)
-    Fix: Give `fully_shard` a `shard_placement_fn` that picks a dim whose size is a multiple of the number of ranks.
-    Source: the docstring of `fully_shard`; pytorch/torchtitan shards experts on dim 1 if there are fewer than ranks.
+    Fix: Give `fully_shard` a `shard_placement_fn` that picks a dim whose size is a multiple of the
+    number of ranks.
+    Source: the docstring of `fully_shard`; pytorch/torchtitan shards experts on dim 1 if there are
+    fewer than ranks.
     """
 
     simulated = True

@@ -6,10 +6,11 @@ from ._base import ShardedModelRule
 class StaleUnshardedAfterStep(ShardedModelRule):
     """No forward runs on weights that were gathered before the shards changed.
 
-    Why: a group that stays unsharded keeps a gathered copy. The optimizer, or a script that swaps in averaged weights or
-    tries a step size, writes to the shards; if nothing frees the copy, the next forward gathers nothing and computes
-    with the old weights. This happens after an evaluation between backward and step (the root stays gathered after a
-    forward without backward), and with `reshard_after_forward=False` after any evaluation.
+    Why: a group that stays unsharded keeps a gathered copy. The optimizer, or a script that swaps
+    in averaged weights or tries a step size, writes to the shards; if nothing frees the copy, the
+    next forward gathers nothing and computes with the old weights. This happens after an evaluation
+    between backward and step (the root stays gathered after a forward without backward), and with
+    `reshard_after_forward=False` after any evaluation.
     Wrong:
         loss_of(model, batch).backward()
         with torch.no_grad():
@@ -23,10 +24,11 @@ class StaleUnshardedAfterStep(ShardedModelRule):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-    Fix: Evaluate after the step, not between backward and step, and call `reshard()` on every FSDPModule after a forward
-    without backward, before anything writes to its parameters.
-    Source: pytorch#149029, #154655, #144289 (the root stays gathered by design); measured: the same loss twice. Law L4:
-    whenever a root is called, the gathered weights of groups that are still unsharded are compared with the shards.
+    Fix: Evaluate after the step, not between backward and step, and call `reshard()` on every
+    FSDPModule after a forward without backward, before anything writes to its parameters.
+    Source: pytorch#149029, #154655, #144289 (the root stays gathered by design); measured: the same
+    loss twice. Law L4: whenever a root is called, the gathered weights of groups that are still
+    unsharded are compared with the shards.
     """
 
     simulated = True
@@ -39,5 +41,8 @@ class StaleUnshardedAfterStep(ShardedModelRule):
             return self.passed_with_steps(run, what)
         names = some(f"'{name or 'root'}'" for name in stale.groups)
         changed = "that step" if stale.stepped else "the script changed the parameters"
-        what = f"a forward after step {stale.after_step} uses weights of group {names} that were gathered before {changed}"
+        what = (
+            f"a forward after step {stale.after_step} uses weights of group {names} that were"
+            f" gathered before {changed}"
+        )
         return self.failed(f"{what}: the group was not resharded", stale.evaluated or stale.at_line)

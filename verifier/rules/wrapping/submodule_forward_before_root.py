@@ -9,8 +9,8 @@ from ..base import Hits, RaisedRule, RootCause, Run
 class SubmoduleForwardBeforeRoot(RaisedRule):
     """The first forward after sharding goes through the root, not through a block.
 
-    Why: FSDP determines the root module at the first forward. A block that runs alone first (a shape probe, a FLOP
-    count, a warm-up) becomes the root, and the forward of the real root raises.
+    Why: FSDP determines the root module at the first forward. A block that runs alone first (a
+    shape probe, a FLOP count, a warm-up) becomes the root, and the forward of the real root raises.
     Wrong:
         shard(model)
         model.blocks[0](torch.randn(2, 3, 8))  # a probe
@@ -48,6 +48,9 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
                     continue
                 forwards = flow.forwards(root)
                 if forwards and event.index < forwards[0].index and covers(event, forwards[0]):
-                    what = f"runs a part of the sharded model before the first forward of the model (line {forwards[0].line})"
+                    what = (
+                        "runs a part of the sharded model before the first forward of the model"
+                        f" (line {forwards[0].line})"
+                    )
                     yield f"{text(event.node)} {what}", event
                     return

@@ -6,8 +6,9 @@ from ..raised import by_norm
 class TensorsOnTwoMeshes(RaisedRule):
     """DTensors in one operation are on the same mesh.
 
-    Why: meshes are compared by shape and names. Two models that are sharded over separate meshes (one with names, one
-    without; one 1-D, one 2-D) hold the same values on the same ranks, but no operation accepts both.
+    Why: meshes are compared by shape and names. Two models that are sharded over separate meshes
+    (one with names, one without; one 1-D, one 2-D) hold the same values on the same ranks, but no
+    operation accepts both.
     Wrong:
         average = Decoder()
         shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
@@ -25,7 +26,10 @@ class TensorsOnTwoMeshes(RaisedRule):
     Source: the message of torch 2.13.0 in `torch/distributed/tensor`.
     """
 
-    pattern = r"Cannot run aten\.\S+ on inputs with different meshes|All operands in aten\.\S+ must have the same mesh"
+    pattern = (
+        r"Cannot run aten\.\S+ on inputs with different meshes|All operands in aten\.\S+ must have"
+        r" the same mesh"
+    )
 
     def absent(self, train: Run) -> str:
         return "all sharded parameters are on one mesh" if meshes(train) < 2 else ""

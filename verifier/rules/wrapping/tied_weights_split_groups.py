@@ -11,9 +11,10 @@ from ..base import Evidence, Finding, Hits, Rule
 class TiedWeightsSplitGroups(Rule):
     """Tied weights are one parameter of one group.
 
-    Why: each group replaces its parameters by its own shards. A weight that an embedding and a head share becomes, in
-    two groups, two weights that train separately. torch 2.13 raises at the first forward with
-    `is shared with a parameter already managed by another FSDP group`; older versions raise nothing.
+    Why: each group replaces its parameters by its own shards. A weight that an embedding and a head
+    share becomes, in two groups, two weights that train separately. torch 2.13 raises at the first
+    forward with `is shared with a parameter already managed by another FSDP group`; older versions
+    raise nothing.
     Wrong:
         model.blocks[1].up.weight = model.blocks[0].up.weight  # tied, but sharded in two groups
         for block in model.blocks:
@@ -23,8 +24,10 @@ class TiedWeightsSplitGroups(Rule):
         model.blocks[1].up.weight = model.blocks[0].up.weight
         fully_shard([model.blocks[0], model.blocks[1]])  # one group holds both ends of the tie
         fully_shard(model)
-    Fix: Tie before sharding, and leave both modules to the root or call `fully_shard([embedding, head])`.
-    Source: huggingface/accelerate PR#4171; pytorch/torchtitan#1524; huggingface/transformers PR#46707; pytorch#77724.
+    Fix: Tie before sharding, and leave both modules to the root or call `fully_shard([embedding,
+    head])`.
+    Source: huggingface/accelerate PR#4171; pytorch/torchtitan#1524; huggingface/transformers
+    PR#46707; pytorch#77724.
     Torch: run on 2.13.0 (the error, and silent with torch's check removed) and 2.7.1 (silent).
     """
 
@@ -83,5 +86,8 @@ class TiedWeightsSplitGroups(Rule):
             alone = [m for m in (one, other) if id(m) in flow.first_shard]
             joint = any(id(one) in group and id(other) in group for group in together)
             if alone and not joint:
-                what = f"{text(event.node)} is tied to a weight of another module, and the two are not in one group"
+                what = (
+                    f"{text(event.node)} is tied to a weight of another module, and the two are not"
+                    " in one group"
+                )
                 yield what, flow.first_shard[id(alone[0])]

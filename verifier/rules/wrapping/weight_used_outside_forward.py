@@ -7,14 +7,16 @@ from ..raised import MixedRule
 class WeightUsedOutsideForward(MixedRule):
     """A sharded weight is used as a tensor only inside the forward of the FSDP module that owns it.
 
-    Why: outside, `model.head.weight` is a DTensor that holds a shard, and torch does not mix it with plain tensors: in a
-    fused linear and cross entropy, a tied projection, a weight penalty, or a moving average of plain tensors.
+    Why: outside, `model.head.weight` is a DTensor that holds a shard, and torch does not mix it
+    with plain tensors: in a fused linear and cross entropy, a tied projection, a weight penalty, or
+    a moving average of plain tensors.
     Wrong:
         hidden = torch.randn(4, 8)
         logits = F.linear(hidden, model.head.weight)  # raises RuntimeError
     Right:
         logits = model(batch)  # the forward uses the head
-    Fix: Compute inside the forward of the FSDP module that owns the weight; for a moving average copy the sharded model.
+    Fix: Compute inside the forward of the FSDP module that owns the weight; for a moving average
+    copy the sharded model.
     Source: meta-pytorch/torchtune PR#2800; apple/ml-cross-entropy#31; linkedin/Liger-Kernel#332.
     """
 

@@ -1,4 +1,7 @@
-"""One class for each kind of record: written by the probe, read by rules, built by tests. A record is here by being in a module."""
+"""One class for each kind of record: written by the probe, read by rules, built by tests.
+
+A record is here by being in a module.
+"""
 
 from ..typed import KINDS as KINDS
 from ..typed import Event as Event

@@ -1,4 +1,6 @@
-"""The record of a rehearsal: what a script would need and send as rank 0 of many (probe/rehearsal/)."""
+"""The record of a rehearsal: what a script would need and send as rank 0 of many
+(probe/rehearsal/).
+"""
 
 from dataclasses import field
 
@@ -6,10 +8,11 @@ from ..typed import Event, Part, Place
 
 
 class Peak(Part):
-    """The most memory of CUDA that a phase needs at a time, by kind, and the line of the user's code that reaches it.
+    """The most memory of CUDA that a phase needs at a time, by kind, and the line of the user's
+    code that reaches it.
 
-    `reserved`: what CUDA's caching allocator has taken from the device by the end of the phase (probe/rehearsal/allocator.py).
-    `expandable`: the same with `expandable_segments:True`.
+    `reserved`: what CUDA's caching allocator has taken from the device by the end of the phase
+    (probe/rehearsal/allocator.py). `expandable`: the same with `expandable_segments:True`.
     """
 
     phase: str  # initialisation, first step, later steps, save
@@ -30,7 +33,10 @@ class Moment(Part):
 
 
 class Collective(Part):
-    """Equal collectives of one step. `bytes`: of the whole tensor (the output of an all-gather, the input of a reduce-scatter)."""
+    """Equal collectives of one step.
+
+    `bytes`: of the whole tensor (the output of an all-gather, the input of a reduce-scatter).
+    """
 
     collective: str
     group: str  # the dim of the mesh, or world
@@ -47,7 +53,8 @@ class Collective(Part):
 
 
 class ModuleFlops(Part):
-    """Floating-point operations of a module in the last whole step; `recompute`, of activation checkpointing, is a part of `backward`.
+    """Floating-point operations of a module in the last whole step; `recompute`, of activation
+    checkpointing, is a part of `backward`.
 
     `masked`: the part of all of them that a kernel of attention skips under a causal mask.
     """
@@ -60,7 +67,10 @@ class ModuleFlops(Part):
 
 
 class Read(Part):
-    """A line that reads values of tensors on CUDA. `synchronizes`: the host waits for the device."""
+    """A line that reads values of tensors on CUDA.
+
+    `synchronizes`: the host waits for the device.
+    """
 
     what: str
     count: int
@@ -70,7 +80,9 @@ class Read(Part):
 
 
 class Rehearsal(Event):
-    """What was seen of a script on tensors without memory; the last record of a run counts (events/rehearsal.py)."""
+    """What was seen of a script on tensors without memory; the last record of a run counts
+    (events/rehearsal.py).
+    """
 
     world_size: int
     steps: int
@@ -78,7 +90,9 @@ class Rehearsal(Event):
     mesh_ranks: int = 0  # of the largest one, and the line that makes it
     mesh_line: Place | None = None
     tokens: int = 0  # integers that this rank gives to its models in one step
-    moved: int = 0  # bytes that operators without matrix products read and write in the last step, each as a kernel of its own
+    # bytes that operators without matrix products read and write in the last step, each as a kernel
+    # of its own
+    moved: int = 0
     peaks: list[Peak] = field(default_factory=list)
     course: list[Moment] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)

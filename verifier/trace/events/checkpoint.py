@@ -6,7 +6,10 @@ from ..typed import Event, Located, Part, Place
 
 
 class Checkpoint(Located):
-    """The script called a checkpoint function: `save`, `torch.load`, `set_state_dict` ... (events/checkpoints.py)."""
+    """The script called a checkpoint function: `save`, `torch.load`, `set_state_dict` ...
+
+    (events/checkpoints.py).
+    """
 
     op: str
     after_step: int
@@ -14,7 +17,10 @@ class Checkpoint(Located):
 
 
 class SavedEntry(Part):
-    """One value of a state dict on one rank. `kind`: "tensor", "dtensor", "value" (its text) or "object" (its type)."""
+    """One value of a state dict on one rank.
+
+    `kind`: "tensor", "dtensor", "value" (its text) or "object" (its type).
+    """
 
     kind: str
     value: str | None = None
@@ -43,7 +49,9 @@ class Saving(Located):
 
 
 class SaveInFlight(Located):
-    """A collective of the main thread while an asynchronous save is in flight (events/flight.py)."""
+    """A collective of the main thread while an asynchronous save is in flight
+    (events/flight.py).
+    """
 
     what: str
     saved_line: Place | None
@@ -64,13 +72,17 @@ class Removed(Located):
 
 
 class Killed(Event):
-    """This rank is about to be killed in a save, at the `moment` that the request asks for (crash.py)."""
+    """This rank is about to be killed in a save, at the `moment` that the request asks for
+    (crash.py).
+    """
 
     moment: str = ""
 
 
 class Merged(Located):
-    """A written weight holds `factor` times what the adapters of its module add to the base weight (events/merged.py)."""
+    """A written weight holds `factor` times what the adapters of its module add to the base weight
+    (events/merged.py).
+    """
 
     name: str
     factor: float
@@ -85,7 +97,9 @@ class SetState(Located):
 
 
 class Template(Located):
-    """What `get_state_dict` and the like returned (events/templates.py); `states`: parameters with optimizer state."""
+    """What `get_state_dict` and the like returned (events/templates.py); `states`: parameters with
+    optimizer state.
+    """
 
     op: str
     step: int

@@ -37,7 +37,8 @@ class AllReduce(Located):
 
 
 class Stale(Located):
-    """A root is called with groups that were gathered before their shards changed (events/groups.py).
+    """A root is called with groups that were gathered before their shards changed
+    (events/groups.py).
 
     `stepped`: an optimizer step changed them; otherwise the script did.
     """
@@ -49,14 +50,18 @@ class Stale(Located):
 
 
 class Partial(Event):
-    """Groups that an optimizer step finds with gradients that were not all-reduced (events/groups.py)."""
+    """Groups that an optimizer step finds with gradients that were not all-reduced
+    (events/groups.py).
+    """
 
     groups: list[str]
     step: int
 
 
 class InplaceView(Located):
-    """A view that a wrapped module returned was changed in place before backward (events/groups.py)."""
+    """A view that a wrapped module returned was changed in place before backward
+    (events/groups.py).
+    """
 
     module: str
 
@@ -88,9 +93,11 @@ class TrafficLine(Part):
 
 
 class Traffic(Event):
-    """The collectives of a step, {kind: [number, bytes]}, of its model and of the script itself (events/traffic.py).
+    """The collectives of a step, {kind: [number, bytes]}, of its model and of the script itself
+    (events/traffic.py).
 
-    `weights`: the bytes that the script gathers of parameters and of DTensors; not those of its own plain tensors.
+    `weights`: the bytes that the script gathers of parameters and of DTensors; not those of its own
+    plain tensors.
     """
 
     step: int
@@ -100,13 +107,14 @@ class Traffic(Event):
     weights: int
     lines: list[TrafficLine]  # where the script gathers, most bytes first
     expected: dict[str, int]  # {kind: number} by the groups that there are
-    micros: list[dict[str, int]] = field(
-        default_factory=list
-    )  # of `model`: {kind: number} up to the end of each backward
+    # of `model`: {kind: number} up to the end of each backward
+    micros: list[dict[str, int]] = field(default_factory=list)
 
 
 class ProgressEvent(Part):
-    """A call that a rank has reached (a line of the progress log); `frames`: file, line and function, innermost first."""
+    """A call that a rank has reached (a line of the progress log); `frames`: file, line and
+    function, innermost first.
+    """
 
     op: str
     frames: list[tuple[str, int, str]] = field(default_factory=list)

@@ -12,7 +12,9 @@ def signature(parameters: Iterable[tuple[str, list[int]]]) -> str:
 
 
 class Parameter(Part):
-    """A parameter at the first forward of its model, as one rank holds it; `unset`: elements that nothing has written since `to_empty`."""
+    """A parameter at the first forward of its model, as one rank holds it; `unset`: elements that
+    nothing has written since `to_empty`.
+    """
 
     name: str
     shape: list[int]
@@ -50,7 +52,9 @@ class Group(Part):
 
 
 class Block(Part):
-    """Sibling modules of one class that each hold further modules: what a wrapping plan would name."""
+    """Sibling modules of one class that each hold further modules: what a wrapping plan would
+    name.
+    """
 
     parent: str
     cls: str
@@ -59,7 +63,10 @@ class Block(Part):
 
 
 class Model(Located):
-    """A root at its first forward (events/models.py). `root`: the prefix of its names, "" for the first."""
+    """A root at its first forward (events/models.py).
+
+    `root`: the prefix of its names, "" for the first.
+    """
 
     root: str
     parameters: list[Parameter]
@@ -97,7 +104,9 @@ class Wrap(Located):
 
 
 class Tie(Part):
-    """One parameter under several names before sharding; `parameters`: how many objects it is now."""
+    """One parameter under several names before sharding; `parameters`: how many objects it is
+    now.
+    """
 
     names: list[str]
     parameters: int
@@ -111,14 +120,18 @@ class Ties(Located):
 
 
 class Untied(Located):
-    """Parameters of a root that are several at its first forward and were one before `by` was called `at_line` (events/ties.py)."""
+    """Parameters of a root that are several at its first forward and were one before `by` was
+    called `at_line` (events/ties.py).
+    """
 
     names: list[str]
     by: str
 
 
 class Overwritten(Located):
-    """Parameters that a state dict filled `at_line`, and that held other values when a forward first read them (events/overwritten.py)."""
+    """Parameters that a state dict filled `at_line`, and that held other values when a forward
+    first read them (events/overwritten.py).
+    """
 
     names: list[str]
     of: int  # parameters that the state dict filled, without constant ones
@@ -141,7 +154,9 @@ class ToEmpty(Located):
 
 
 class Unset(Located):
-    """A parameter or buffer that nothing has written since `to_empty`, at the line of its class that names it (events/empty.py)."""
+    """A parameter or buffer that nothing has written since `to_empty`, at the line of its class
+    that names it (events/empty.py).
+    """
 
     name: str
 

@@ -1,4 +1,6 @@
-"""Events of the script as a whole: its beginning, its end, its errors, and the errors of the probe."""
+"""Events of the script as a whole: its beginning, its end, its errors, and the errors of the
+probe.
+"""
 
 from dataclasses import field
 
@@ -13,7 +15,9 @@ class Start(Event):
 
 
 class End(Event):
-    """How the script ended: `how` is "return", "stopped", "sys.exit", "os._exit" or "exception" (rank.py, events/exit.py)."""
+    """How the script ended: `how` is "return", "stopped", "sys.exit", "os._exit" or "exception"
+    (rank.py, events/exit.py).
+    """
 
     how: str
     code: int = 0
@@ -23,7 +27,9 @@ class End(Event):
 
 
 class RaisedFrame(Part):
-    """A frame of an error; if its `self` is a module: its class, a number for the object, how many weights are shards now."""
+    """A frame of an error; if its `self` is a module: its class, a number for the object, how many
+    weights are shards now.
+    """
 
     file: str
     line: int
@@ -48,11 +54,12 @@ class Raised(Event):
 class Reached(Event):
     """What the script has reached since the last such event, in the survey run (events/survey.py).
 
-    `steps`: optimizer steps made; `lines`: {file: lines of the project}; `backwards`: since then. `stack`: the frames of the first
-    optimizer step, innermost first: lines are reported again from then on. `trainable`: parameters that require gradients.
-    `ended`: the script has come to its end, with these `weights` (a digest of this rank's part); `still`: parameters and buffers, by
-    their names in the modules that are sharded, that have their values of the first step. `apart`: optimizers without shards
-    have stepped only before the first one with shards.
+    `steps`: optimizer steps made; `lines`: {file: lines of the project}; `backwards`: since then.
+    `stack`: the frames of the first optimizer step, innermost first: lines are reported again from
+    then on. `trainable`: parameters that require gradients. `ended`: the script has come to its
+    end, with these `weights` (a digest of this rank's part); `still`: parameters and buffers, by
+    their names in the modules that are sharded, that have their values of the first step. `apart`:
+    optimizers without shards have stepped only before the first one with shards.
     """
 
     steps: int
@@ -68,13 +75,17 @@ class Reached(Event):
 
 
 class Visited(Event):
-    """{file: those of the lines that the request asked for that this rank has reached} (rank.py)."""
+    """{file: those of the lines that the request asked for that this rank has reached}
+    (rank.py).
+    """
 
     lines: dict[str, list[int]]
 
 
 class Printed(Located):
-    """What rank 0 printed or logged behind its last step, `at_line`, called from `stack` (events/ending.py)."""
+    """What rank 0 printed or logged behind its last step, `at_line`, called from `stack`
+    (events/ending.py).
+    """
 
     text: str
     stack: list[Place]
@@ -82,13 +93,17 @@ class Printed(Located):
 
 
 class Final(Event):
-    """This rank's parts of the weights when the script destroys its process group, in the survey and ending runs (events/ending.py)."""
+    """This rank's parts of the weights when the script destroys its process group, in the survey
+    and ending runs (events/ending.py).
+    """
 
     weights: dict[str, list[float]]
 
 
 class Written(Event):
-    """The tensors in a file written behind the last step (events/ending.py); `path`: below `{checkpoint}` or the current folder."""
+    """The tensors in a file written behind the last step (events/ending.py); `path`: below
+    `{checkpoint}` or the current folder.
+    """
 
     path: str
     values: dict[str, Held]
@@ -100,13 +115,18 @@ class AsksForAccelerators(Located):
 
 
 class Adapted(Event):
-    """What the probe changed in a library so that it shards on the CPU (substitutes/libraries.py)."""
+    """What the probe changed in a library so that it shards on the CPU
+    (substitutes/libraries.py).
+    """
 
     text: str
 
 
 class ProbeError(Event):
-    """An error of the probe, which the script did not see. `symbol`: the subscriber or the name of torch that is missing."""
+    """An error of the probe, which the script did not see.
+
+    `symbol`: the subscriber or the name of torch that is missing.
+    """
 
     symbol: str
     text: str

@@ -6,7 +6,9 @@ from ..typed import Event, Line, Located, Part, Place
 
 
 class Criterion(Part):
-    """A cross entropy of a micro-batch: how many of its targets counted, and the gradient of the loss by it, if it is one number."""
+    """A cross entropy of a micro-batch: how many of its targets counted, and the gradient of the
+    loss by it, if it is one number.
+    """
 
     reduction: str
     valid: int
@@ -15,7 +17,9 @@ class Criterion(Part):
 
 
 class Micro(Located):
-    """A backward has ended (events/backward.py). `rows`: hashes of the samples; `random`: of the generators before the forward.
+    """A backward has ended (events/backward.py).
+
+    `rows`: hashes of the samples; `random`: of the generators before the forward.
 
     `tokens`: elements of the largest integer tensors that the model was given.
     """
@@ -43,7 +47,9 @@ class Optimizer(Located):
 
 
 class UnreadSettings(Event):
-    """Settings of an optimizer's groups that none of its steps has read so far, and the names that it reads (unread.py)."""
+    """Settings of an optimizer's groups that none of its steps has read so far, and the names that
+    it reads (unread.py).
+    """
 
     optimizer: int
     cls: str
@@ -72,13 +78,15 @@ class Step(Located):
     rounded: list[
         str
     ]  # float32 parameters that a 16-bit dtype holds exactly now, and did not after the last step
-    halved: list[str] = field(
-        default_factory=list
-    )  # those that one holds exactly before the first step of the run
+    # those that one holds exactly before the first step of the run
+    halved: list[str] = field(default_factory=list)
 
 
 class Stepped(Event):
-    """The state after a step (events/optimizers.py). `moved`: [change.change, change.gradient, elements that changed]."""
+    """The state after a step (events/optimizers.py).
+
+    `moved`: [change.change, change.gradient, elements that changed].
+    """
 
     step: int
     optimizer: int
@@ -87,7 +95,9 @@ class Stepped(Event):
 
 
 class Stress(Event):
-    """Huge gradients at the step, {name: [before.before, before.after, after.after]} (events/stress.py)."""
+    """Huge gradients at the step, {name: [before.before, before.after, after.after]}
+    (events/stress.py).
+    """
 
     products: dict[str, list[float]]
 
@@ -103,7 +113,9 @@ class Divide(Located):
 
 
 class ChangedGradients(Located):
-    """Gradients are changed in place between the last backward of the first step and this step (events/changed.py)."""
+    """Gradients are changed in place between the last backward of the first step and this step
+    (events/changed.py).
+    """
 
 
 class Zeroed(Located):
@@ -138,14 +150,18 @@ class ShardInStep(Located):
 
 
 class Recompute(Located):
-    """Whether a recomputed dropout started from a random state of the first forward (events/recompute.py)."""
+    """Whether a recomputed dropout started from a random state of the first forward
+    (events/recompute.py).
+    """
 
     same: bool
     place: str
 
 
 class RandomStream(Located):
-    """The state of the default generator after a step; `at_line`: where it was set since the last one (events/random_stream.py)."""
+    """The state of the default generator after a step; `at_line`: where it was set since the last
+    one (events/random_stream.py).
+    """
 
     step: int
     state: int
@@ -153,7 +169,9 @@ class RandomStream(Located):
 
 
 class Drawn(Located):
-    """A line of the script has drawn a random tensor outside every forward (events/draws.py); `digest`: a hash of its elements."""
+    """A line of the script has drawn a random tensor outside every forward (events/draws.py);
+    `digest`: a hash of its elements.
+    """
 
     step: int
     function: str
@@ -162,9 +180,11 @@ class Drawn(Located):
 
 
 class Layer(Event):
-    """A module was called for the first time in step 1 (events/layers.py), in the order in which these calls end.
+    """A module was called for the first time in step 1 (events/layers.py), in the order in which
+    these calls end.
 
-    `given`, `made`: sketches of its first input and output, of this rank; `forward`: that of its class, if that is the project's.
+    `given`, `made`: sketches of its first input and output, of this rank; `forward`: that of its
+    class, if that is the project's.
     """
 
     name: str
@@ -175,7 +195,9 @@ class Layer(Event):
 
 
 class Inexact(Event):
-    """ "dropout", "noise" or "autocast" is active, which a full-precision run takes away (events/precision.py, events/randomness.py)."""
+    """ "dropout", "noise" or "autocast" is active, which a full-precision run takes away
+    (events/precision.py, events/randomness.py).
+    """
 
     what: str
 
@@ -204,7 +226,9 @@ class Autocast(Event):
 
 
 class Sampler(Located):
-    """A DistributedSampler begins an order (events/data.py), of which it takes one of `parts` parts, with so many samples."""
+    """A DistributedSampler begins an order (events/data.py), of which it takes one of `parts`
+    parts, with so many samples.
+    """
 
     dataset: int
     epoch: int
@@ -215,9 +239,11 @@ class Sampler(Located):
 
 
 class Order(Located):
-    """The script has drawn an order of so many samples, other than the one before at this line (events/data.py).
+    """The script has drawn an order of so many samples, other than the one before at this line
+    (events/data.py).
 
-    `parts`: in so many parts, one a rank, a batch sampler divides it (accelerate's BatchSamplerShard).
+    `parts`: in so many parts, one a rank, a batch sampler divides it (accelerate's
+    BatchSamplerShard).
     """
 
     samples: int
@@ -226,7 +252,9 @@ class Order(Located):
 
 
 class Evaluated(Located):
-    """Samples that a trained model is given without gradients, for the first time from these lines (events/calls.py)."""
+    """Samples that a trained model is given without gradients, for the first time from these lines
+    (events/calls.py).
+    """
 
     rows: list[int]
     lines: list[tuple[str, int]]  # of the stack, innermost first
@@ -236,10 +264,12 @@ UNKNOWN = "unknown"
 
 
 class Measured(Located):
-    """A call of the script's in which a model ran without gradients alone has returned: the numbers it made (events/measured.py).
+    """A call of the script's in which a model ran without gradients alone has returned: the numbers
+    it made (events/measured.py).
 
-    `values`: {path: number}, `returned['loss']` or the variable of a function that returns none. `drew`: a digest of
-    the random numbers that were drawn, UNKNOWN where they were not seen, "" without any.
+    `values`: {path: number}, `returned['loss']` or the variable of a function that returns none.
+    `drew`: a digest of the random numbers that were drawn, UNKNOWN where they were not seen, ""
+    without any.
     """
 
     step: int  # that is being prepared, from 1
@@ -250,7 +280,10 @@ class Measured(Located):
 
 
 class LoaderStarted(Located):
-    """A DataLoader is about to be iterated (events/data.py). `samples`: of its data set, 0 where that has no length."""
+    """A DataLoader is about to be iterated (events/data.py).
+
+    `samples`: of its data set, 0 where that has no length.
+    """
 
     samples: int
     step: int
@@ -258,7 +291,9 @@ class LoaderStarted(Located):
 
 
 class Fed(Located):
-    """A forward before the end of the first step; `at_line`: where its batch came into the script (events/fed.py)."""
+    """A forward before the end of the first step; `at_line`: where its batch came into the script
+    (events/fed.py).
+    """
 
 
 class SetEpoch(Event):
@@ -266,7 +301,9 @@ class SetEpoch(Event):
 
 
 class Memory(Event):
-    """Bytes on this rank after a step (events/memory.py); `before` and `peak` are of the process."""
+    """Bytes on this rank after a step (events/memory.py); `before` and `peak` are of the
+    process.
+    """
 
     parameters: int
     gradients: int

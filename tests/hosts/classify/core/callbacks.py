@@ -62,9 +62,7 @@ class Average(Callback):
     def on_fit_start(self, trainer: Trainer) -> None:
         self.live = dict(trainer.model.named_parameters())
         if not self.shadow:
-            self.shadow = {
-                name: parameter.detach().clone() for name, parameter in self.live.items()
-            }
+            self.shadow = {name: parameter.detach().clone() for name, parameter in self.live.items()}
 
     @torch.no_grad()
     def on_optimizer_step(self, trainer: Trainer) -> None:
@@ -112,15 +110,11 @@ class Validation(Callback):
         options = {**trainer.config["dataset"], "samples": self.samples, "seed": self.seed}
         dataset = DATASETS.build(options, augment=False)
         part = Subset(dataset, range(cluster.rank, self.samples, cluster.size))
-        loader = DataLoader(
-            part, batch_size=self.batch // cluster.size, generator=torch.Generator()
-        )
+        loader = DataLoader(part, batch_size=self.batch // cluster.size, generator=torch.Generator())
         trainer.model.train(False)
         sums = {"loss": 0.0, "correct": 0.0, "count": 0.0}
         for batch in loader:
-            for key, value in trainer.task.evaluate(
-                trainer.model, trainer.to_device(batch)
-            ).items():
+            for key, value in trainer.task.evaluate(trainer.model, trainer.to_device(batch)).items():
                 sums[key] += float(value)
         reshard(trainer.model)
         trainer.model.train(True)
@@ -159,9 +153,7 @@ class Checkpoint(Callback):
     def on_fit_start(self, trainer: Trainer) -> None:
         if not self.resume:
             return
-        name = (
-            (self.folder / "latest").read_text().strip() if self.resume == "auto" else self.resume
-        )
+        name = (self.folder / "latest").read_text().strip() if self.resume == "auto" else self.resume
         state = self.state(trainer)
         dcp.load(state, checkpoint_id=self.folder / name)
         set_model_state_dict(trainer.model, state["model"])

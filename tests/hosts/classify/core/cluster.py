@@ -22,9 +22,7 @@ class Cluster:
             self.device = torch.device("cpu")
             dist.init_process_group("gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.mesh: DeviceMesh = init_device_mesh(
-            self.device.type, (self.size,), mesh_dim_names=("data",)
-        )
+        self.mesh: DeviceMesh = init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("data",))
 
     @property
     def is_main(self) -> bool:
@@ -33,9 +31,7 @@ class Cluster:
 
     def total(self, *values: Tensor | float) -> list[float]:
         """Sums over all ranks."""
-        packed = torch.tensor(
-            [float(value) for value in values], device=self.device, dtype=torch.float64
-        )
+        packed = torch.tensor([float(value) for value in values], device=self.device, dtype=torch.float64)
         dist.all_reduce(packed)
         return packed.tolist()
 

@@ -15,18 +15,10 @@ class EpochLoader:
     """Micro-batches of one optimizer step at a time. Knows its epoch and how many steps of it are done."""
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        rank: int,
-        size: int,
-        global_batch: int,
-        accumulate: int,
-        seed: int,
+        self, dataset: Dataset[Any], rank: int, size: int, global_batch: int, accumulate: int, seed: int
     ) -> None:
         if global_batch % (size * accumulate):
-            raise ValueError(
-                f"a batch of {global_batch} is not {accumulate} micro-batches on {size} ranks"
-            )
+            raise ValueError(f"a batch of {global_batch} is not {accumulate} micro-batches on {size} ranks")
         self.dataset, self.accumulate = dataset, accumulate
         self.sampler: DistributedSampler[Any] = DistributedSampler(
             dataset, num_replicas=size, rank=rank, shuffle=True, seed=seed, drop_last=True
@@ -43,8 +35,6 @@ class EpochLoader:
         self.sampler.set_epoch(epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
-        batches = islice(
-            iter(self.loader), done * self.accumulate, self.steps_per_epoch * self.accumulate
-        )
+        batches = islice(iter(self.loader), done * self.accumulate, self.steps_per_epoch * self.accumulate)
         while window := list(islice(batches, self.accumulate)):
             yield window

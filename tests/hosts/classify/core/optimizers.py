@@ -11,9 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from .registry import OPTIMIZERS, SCHEDULES
 
 
-def groups(
-    model: nn.Module, lr: float, head_lr_factor: float, weight_decay: float
-) -> list[dict[str, Any]]:
+def groups(model: nn.Module, lr: float, head_lr_factor: float, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups: the backbone, whose matrices decay, and the head with its own rate."""
     backbone, head = [], []
     for name, parameter in model.named_parameters():
@@ -26,30 +24,20 @@ def groups(
 
 @OPTIMIZERS.register("sgd")
 def sgd(
-    model: nn.Module,
-    lr: float,
-    head_lr_factor: float = 1.0,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
+    model: nn.Module, lr: float, head_lr_factor: float = 1.0, momentum: float = 0.9, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
     """SGD with Nesterov momentum."""
-    return torch.optim.SGD(
-        groups(model, lr, head_lr_factor, weight_decay), lr=lr, momentum=momentum, nesterov=True
-    )
+    return torch.optim.SGD(groups(model, lr, head_lr_factor, weight_decay), lr=lr, momentum=momentum, nesterov=True)
 
 
 @OPTIMIZERS.register("adamw")
-def adamw(
-    model: nn.Module, lr: float, head_lr_factor: float = 1.0, weight_decay: float = 0.0
-) -> torch.optim.Optimizer:
+def adamw(model: nn.Module, lr: float, head_lr_factor: float = 1.0, weight_decay: float = 0.0) -> torch.optim.Optimizer:
     """AdamW."""
     return torch.optim.AdamW(groups(model, lr, head_lr_factor, weight_decay), lr=lr)
 
 
 @SCHEDULES.register("warmup_poly")
-def warmup_poly(
-    optimizer: torch.optim.Optimizer, steps: int, warmup: int, power: float = 1.0
-) -> LambdaLR:
+def warmup_poly(optimizer: torch.optim.Optimizer, steps: int, warmup: int, power: float = 1.0) -> LambdaLR:
     """A linear warm-up, then a polynomial to zero at the last step."""
 
     def factor(step: int) -> float:

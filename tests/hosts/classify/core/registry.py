@@ -29,9 +29,7 @@ class Registry:
         options = dict(section)
         name = options.pop("name")
         if name not in self._known:
-            raise ValueError(
-                f"no {self.kind} is called {name!r}; known are {', '.join(sorted(self._known))}"
-            )
+            raise ValueError(f"no {self.kind} is called {name!r}; known are {', '.join(sorted(self._known))}")
         return self._known[name](**options, **more)
 
 

@@ -46,21 +46,13 @@ class Trainer:
         data: EpochLoader,
         callbacks: list[Callback],
     ) -> None:
-        self.config, self.cluster, self.task, self.data, self.callbacks = (
-            config,
-            cluster,
-            task,
-            data,
-            callbacks,
-        )
+        self.config, self.cluster, self.task, self.data, self.callbacks = config, cluster, task, data, callbacks
         self.model = shard(model.to(cluster.device), cluster)
         options = dict(config["optimizer"])
         self.max_norm = options.pop("max_norm")
         self.optimizer = OPTIMIZERS.build(options, model=self.model)
         self.total_steps = config["epochs"] * data.steps_per_epoch
-        self.scheduler = SCHEDULES.build(
-            config["schedule"], optimizer=self.optimizer, steps=self.total_steps
-        )
+        self.scheduler = SCHEDULES.build(config["schedule"], optimizer=self.optimizer, steps=self.total_steps)
         self.epoch, self.step_in_epoch, self.step = 0, 0, 0
         self.logs: dict[str, float] = {}
 
@@ -114,6 +106,4 @@ class Trainer:
 
     def move_to(self, position: dict[str, int]) -> None:
         """Go on from there."""
-        self.epoch, self.step_in_epoch, self.step = (
-            int(position[k]) for k in ("epoch", "step_in_epoch", "step")
-        )
+        self.epoch, self.step_in_epoch, self.step = (int(position[k]) for k in ("epoch", "step_in_epoch", "step"))

@@ -25,9 +25,7 @@ class Mix(nn.Module):
 class ConvMixer(nn.Module):
     """Images [batch, 3, size, size] to logits."""
 
-    def __init__(
-        self, image_size: int, patch: int, width: int, depth: int, classes: int, kernel: int = 3
-    ) -> None:
+    def __init__(self, image_size: int, patch: int, width: int, depth: int, classes: int, kernel: int = 3) -> None:
         super().__init__()
         if image_size % patch:
             raise ValueError("the image does not divide into patches")

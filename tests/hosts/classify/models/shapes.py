@@ -31,16 +31,8 @@ def draw(kind: str, size: int, x: float, y: float, radius: float) -> np.ndarray:
 class Shapes(Dataset[tuple[Tensor, Tensor]]):
     """A labelled image for each index."""
 
-    def __init__(
-        self, samples: int, image_size: int, noise: float, seed: int, augment: bool = True
-    ) -> None:
-        self.samples, self.size, self.noise, self.seed, self.augment = (
-            samples,
-            image_size,
-            noise,
-            seed,
-            augment,
-        )
+    def __init__(self, samples: int, image_size: int, noise: float, seed: int, augment: bool = True) -> None:
+        self.samples, self.size, self.noise, self.seed, self.augment = samples, image_size, noise, seed, augment
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -54,18 +46,9 @@ class Shapes(Dataset[tuple[Tensor, Tensor]]):
         rng = np.random.default_rng((self.seed, index))
         label = int(rng.integers(len(KINDS)))
         centre = rng.uniform(0.35, 0.65, size=2) * self.size
-        mask = draw(
-            KINDS[label], self.size, centre[0], centre[1], rng.uniform(0.2, 0.35) * self.size
-        )
-        colour, ground = (
-            rng.uniform(0.4, 1.0, size=(3, 1, 1)),
-            rng.uniform(0.0, 0.3, size=(3, 1, 1)),
-        )
-        image = (
-            mask * colour
-            + (1 - mask) * ground
-            + rng.normal(0, self.noise, size=(3, self.size, self.size))
-        )
+        mask = draw(KINDS[label], self.size, centre[0], centre[1], rng.uniform(0.2, 0.35) * self.size)
+        colour, ground = rng.uniform(0.4, 1.0, size=(3, 1, 1)), rng.uniform(0.0, 0.3, size=(3, 1, 1))
+        image = mask * colour + (1 - mask) * ground + rng.normal(0, self.noise, size=(3, self.size, self.size))
         if self.augment:
             change = np.random.default_rng((self.seed, index, self.epoch))
             image = image[:, :, ::-1] if change.random() < 0.5 else image

@@ -23,11 +23,7 @@ class Block(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         """Attention between all patches."""
         batch, length, width = x.shape
-        parts = (
-            self.qkv(x)
-            .view(batch, length, 3, self.heads, width // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
+        parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
         return self.project(mixed.transpose(1, 2).reshape(batch, length, width))
 
@@ -40,9 +36,7 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """Images [batch, 3, size, size] to logits."""
 
-    def __init__(
-        self, image_size: int, patch: int, width: int, depth: int, heads: int, classes: int
-    ) -> None:
+    def __init__(self, image_size: int, patch: int, width: int, depth: int, heads: int, classes: int) -> None:
         super().__init__()
         patches = (image_size // patch) ** 2
         self.stem = nn.Conv2d(3, width, patch, stride=patch)

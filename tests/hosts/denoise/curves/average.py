@@ -13,9 +13,7 @@ from .spread import settle, spread
 class Average:
     """The network that is sampled from. It is never trained, only drawn towards the one that is."""
 
-    def __init__(
-        self, shape: Shape, mesh: torch.distributed.DeviceMesh, device: torch.device, keep: float
-    ) -> None:
+    def __init__(self, shape: Shape, mesh: torch.distributed.DeviceMesh, device: torch.device, keep: float) -> None:
         self.keep = keep
         self.network = spread(Denoiser(shape).to(device).requires_grad_(False), mesh)
 

@@ -33,12 +33,8 @@ def curve(stream: torch.Generator, points: int) -> Tensor:
         radius = 0.2 + along
         angle = angle * (1 + beat)
     else:
-        flat = torch.stack(
-            [2 * along - 1, 0.5 * torch.sin(2 * math.pi * along * (1 + 2 * beat))], dim=-1
-        )
-        turned = torch.tensor(
-            [[math.cos(6 * turn), -math.sin(6 * turn)], [math.sin(6 * turn), math.cos(6 * turn)]]
-        )
+        flat = torch.stack([2 * along - 1, 0.5 * torch.sin(2 * math.pi * along * (1 + 2 * beat))], dim=-1)
+        turned = torch.tensor([[math.cos(6 * turn), -math.sin(6 * turn)], [math.sin(6 * turn), math.cos(6 * turn)]])
         return (0.7 + 0.6 * size) * flat @ turned.t()
     return (0.7 + 0.6 * size) * torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
 
@@ -61,10 +57,7 @@ def sample(number: int, seed: int, points: int, levels: int) -> Noised:
 def batch(numbers: range, seed: int, points: int, levels: int) -> Noised:
     """Several, side by side."""
     return Noised(
-        *(
-            torch.stack(part)
-            for part in zip(*(sample(n, seed, points, levels) for n in numbers), strict=True)
-        )
+        *(torch.stack(part) for part in zip(*(sample(n, seed, points, levels) for n in numbers), strict=True))
     )
 
 

@@ -24,10 +24,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         count, points, _ = x.shape
-        q, k, v = (
-            part(x).view(count, points, -1, self.head).transpose(1, 2)
-            for part in (self.q, self.k, self.v)
-        )
+        q, k, v = (part(x).view(count, points, -1, self.head).transpose(1, 2) for part in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v)
         return self.out(mixed.transpose(1, 2).reshape(count, points, -1))
 

@@ -51,15 +51,7 @@ def small() -> Preset:
 
 def medium() -> Preset:
     """Minutes on one GPU."""
-    return replace(
-        small(),
-        shape=Shape(256, 6, 8, 64),
-        batch=256,
-        steps=4000,
-        rate=8e-4,
-        warmup=100,
-        keep=0.999,
-    )
+    return replace(small(), shape=Shape(256, 6, 8, 64), batch=256, steps=4000, rate=8e-4, warmup=100, keep=0.999)
 
 
 PRESETS = {"small": small, "medium": medium}

@@ -10,12 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from .network import Denoiser
 
@@ -31,9 +26,7 @@ class Whole(ParallelStyle):
 
     @staticmethod
     def _take(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
-        return tuple(
-            DTensor.from_local(part, mesh, (Replicate(),), run_check=False) for part in inputs
-        )
+        return tuple(DTensor.from_local(part, mesh, (Replicate(),), run_check=False) for part in inputs)
 
     @staticmethod
     def _give(module: nn.Module, output: Any, mesh: DeviceMesh) -> torch.Tensor:
@@ -43,9 +36,7 @@ class Whole(ParallelStyle):
 def mesh_of(world: int, tensor: int, device_type: str) -> DeviceMesh:
     """`tensor` neighbours share a copy of the matrices; fewer where the world is smaller."""
     tensor = min(tensor, world)
-    return init_device_mesh(
-        device_type, (world // tensor, tensor), mesh_dim_names=("data", "tensor")
-    )
+    return init_device_mesh(device_type, (world // tensor, tensor), mesh_dim_names=("data", "tensor"))
 
 
 def spread(network: Denoiser, mesh: DeviceMesh) -> Denoiser:
@@ -65,9 +56,7 @@ def spread(network: Denoiser, mesh: DeviceMesh) -> Denoiser:
             "feed.down": RowwiseParallel(),
         }
         parallelize_module(block, across, plan)
-    parallelize_module(
-        network, across, {name: Whole() for name in ("into", "place", "level", "norm", "back")}
-    )
+    parallelize_module(network, across, {name: Whole() for name in ("into", "place", "level", "norm", "back")})
     for block in network.blocks:
         fully_shard(block, mesh=mesh["data"])
     return fully_shard(network, mesh=mesh["data"])

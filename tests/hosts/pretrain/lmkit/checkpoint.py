@@ -21,12 +21,7 @@ class AppState(Stateful):
     """All that a run needs to go on: weights, moments, learning rate, data position and counters."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any,
-        loader: Loader,
-        progress: Progress,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, loader: Loader, progress: Progress
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.scheduler, self.loader, self.progress = scheduler, loader, progress
@@ -103,11 +98,7 @@ class Checkpointer:
         if not self.config.load:
             return False
         known = self.complete()
-        step = (
-            (known[-1] if known else None)
-            if self.config.load == "latest"
-            else int(self.config.load)
-        )
+        step = (known[-1] if known else None) if self.config.load == "latest" else int(self.config.load)
         if step not in known:
             raise SystemExit(f"no complete checkpoint {self.config.load} under {self.folder}")
         dcp.load({"app": self.app}, checkpoint_id=self.path(step))

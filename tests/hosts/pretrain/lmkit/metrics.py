@@ -24,11 +24,7 @@ class Meter:
         if step % self.config.every or dist.get_rank() != 0:
             return
         now = time.perf_counter()
-        line = {
-            "step": step,
-            **values,
-            "tokens_per_second": round(self.tokens / (now - self.since)),
-        }
+        line = {"step": step, **values, "tokens_per_second": round(self.tokens / (now - self.since))}
         self.since, self.tokens = now, 0
         print(json.dumps(line), flush=True)
         if self.config.file:

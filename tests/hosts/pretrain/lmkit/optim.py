@@ -18,10 +18,7 @@ def build_optimizer(model: nn.Module, config: Optim) -> torch.optim.AdamW:
         if not parameter.requires_grad:
             continue
         (plain if "norm" in name or name.startswith("embedding") else decay).append(parameter)
-    groups = [
-        {"params": decay, "weight_decay": config.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+    groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.lr, betas=tuple(config.betas), eps=config.eps)
 
 

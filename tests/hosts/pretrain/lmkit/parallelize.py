@@ -16,15 +16,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "": None}
 def build_mesh(config: Parallel, device_type: str) -> DeviceMesh:
     """Replicas on the outside, shards on the inside; -1 is what the other dimension leaves of the world."""
     world = dist.get_world_size()
-    shard = (
-        min(config.dp_shard, world) if config.dp_shard > 0 else world // max(config.dp_replicate, 1)
-    )
+    shard = min(config.dp_shard, world) if config.dp_shard > 0 else world // max(config.dp_replicate, 1)
     replicate = world // shard if config.dp_replicate < 0 else config.dp_replicate
     if replicate * shard != world:
         raise SystemExit(f"{replicate} x {shard} ranks do not make a world of {world}")
-    return init_device_mesh(
-        device_type, (replicate, shard), mesh_dim_names=("dp_replicate", "dp_shard")
-    )
+    return init_device_mesh(device_type, (replicate, shard), mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
 def data_coordinates(mesh: DeviceMesh) -> tuple[int, int]:
@@ -35,18 +31,12 @@ def data_coordinates(mesh: DeviceMesh) -> tuple[int, int]:
 
 def precision(config: Parallel) -> MixedPrecisionPolicy:
     """float32 weights; compute and reduction as configured."""
-    return MixedPrecisionPolicy(
-        param_dtype=DTYPES[config.param_dtype], reduce_dtype=DTYPES[config.reduce_dtype]
-    )
+    return MixedPrecisionPolicy(param_dtype=DTYPES[config.param_dtype], reduce_dtype=DTYPES[config.reduce_dtype])
 
 
 def parallelize(model: Transformer, mesh: DeviceMesh, config: Parallel) -> Transformer:
     """Shard each block, then what is left."""
-    settings = {
-        "mesh": mesh,
-        "mp_policy": precision(config),
-        "reshard_after_forward": config.reshard_after_forward,
-    }
+    settings = {"mesh": mesh, "mp_policy": precision(config), "reshard_after_forward": config.reshard_after_forward}
     for block in model.layers.values():
         fully_shard(block, **settings)
     fully_shard(model, **settings)

@@ -1,4 +1,6 @@
-"""Autocast and attention: `autocast("cuda")` is the CPU's with CUDA's dtype and operators; the backend MATH is never left out."""
+"""Autocast and attention: `autocast("cuda")` is the CPU's with CUDA's dtype and operators; the
+backend MATH is never left out.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +51,9 @@ def _with_math(call: Call) -> None:
 
 
 def _attended(call: Call, proceed: Callable[[], Any]) -> Any:
-    """Attention on DTensors, for which only the kernels of GPUs have strategies: on the parts, where each is whole."""
+    """Attention on DTensors, for which only the kernels of GPUs have strategies: on the parts,
+    where each is whole.
+    """
     q, k, v = (call.given(at, name) for at, name in enumerate(("query", "key", "value")))
     if not isinstance(q, DTensor) or any(
         not isinstance(x, DTensor) or x.placements != q.placements for x in (k, v)

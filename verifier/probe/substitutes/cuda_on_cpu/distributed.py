@@ -27,7 +27,9 @@ class ProcessGroupNCCL:
 
 
 def _named(backend: Any) -> str:
-    """What `get_backend` answers on a machine with GPUs: the text that `init_process_group` was given; without one, the default."""
+    """What `get_backend` answers on a machine with GPUs: the text that `init_process_group` was
+    given; without one, the default.
+    """
     return str(backend or "undefined").lower()
 
 

@@ -1,4 +1,6 @@
-"""Functions that make tensors: a device may be a number, and what copies data in C++ is placed here."""
+"""Functions that make tensors: a device may be a number, and what copies data in C++ is placed
+here.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +28,9 @@ _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
 
 def _made(call: Call, proceed: Callable[[], Any]) -> Any:
-    """What lies on the device that is asked for, on that of its inputs or on the default one; else on the CPU."""
+    """What lies on the device that is asked for, on that of its inputs or on the default one; else
+    on the CPU.
+    """
     asked = call.kwargs.get("device")
     if isinstance(asked, int):
         call.kwargs["device"] = asked = device_from(asked)

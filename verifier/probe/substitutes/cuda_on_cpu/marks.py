@@ -1,4 +1,6 @@
-"""Where the script has placed a tensor: a mark on its storage, which views, `detach` and `.data` share."""
+"""Where the script has placed a tensor: a mark on its storage, which views, `detach` and `.data`
+share.
+"""
 
 import contextlib
 import os
@@ -46,7 +48,8 @@ class Cuda:
 
     current: int = 0
     initialized: bool = False
-    moving: bool = False  # the script copies a tensor to another device: an operation that asks for the CPU means it
+    # the script copies a tensor to another device: an operation that asks for the CPU means it
+    moving: bool = False
 
     def begin(self) -> None:
         """CUDA is used from now on."""
@@ -80,7 +83,9 @@ def device_from(value: Any) -> torch.device | None:
 
 
 def mark_of(tensor: Tensor) -> torch.device | None:
-    """The device on which a CPU tensor was placed; None if that is not known, as for what C++ has made."""
+    """The device on which a CPU tensor was placed; None if that is not known, as for what C++ has
+    made.
+    """
     if type(tensor) not in PLAIN and (inner := inner_tensor(tensor)) is not None:
         return mark_of(inner)
     try:

@@ -1,7 +1,9 @@
-"""The dispatch mode below all of torch: results lie where their inputs lie, or on CUDA where that is asked for.
+"""The dispatch mode below all of torch: results lie where their inputs lie, or on CUDA where that
+is asked for.
 
-Only a function that Python calls puts a mark of the CPU on what it makes (factories.py): C++ asks for the CPU by itself in a
-backward, where it copies the options of a tensor. So a tensor that is marked as on the CPU was left there by the script.
+Only a function that Python calls puts a mark of the CPU on what it makes (factories.py): C++ asks
+for the CPU by itself in a backward, where it copies the options of a tensor. So a tensor that is
+marked as on the CPU was left there by the script.
 """
 
 import functools
@@ -18,7 +20,8 @@ from ...session import Session
 from .marks import CPU, CUDA, PLAIN, device_from, mark_of, put
 from .randomness import drawn
 
-# Operations that a GPU refuses for inputs on two devices, except for numbers (tensors without dims).
+# Operations that a GPU refuses for inputs on two devices, except for numbers (tensors without
+# dims).
 _TOGETHER = frozenset(
     (
         *(
@@ -62,7 +65,8 @@ _TOGETHER = frozenset(
 )
 
 
-# What executes an operator in its place: (operator, its tensors, the device of its result, *arguments).
+# What executes an operator in its place: (operator, its tensors, the device of its result,
+# *arguments).
 execute: Callable[..., Any] | None = None
 
 
@@ -133,7 +137,10 @@ def _refuse_two_devices(
     """Raise what a GPU raises if some inputs were left on the CPU."""
     for tensor, mark in zip(given, marks, strict=True):
         if mark is not None and mark != there and tensor.dim() > 0:
-            message = f"Expected all tensors to be on the same device, but found at least two devices, {there} and {mark}!"
+            message = (
+                "Expected all tensors to be on the same device, but found at least two devices,"
+                f" {there} and {mark}!"
+            )
             raise RuntimeError(message)
 
 

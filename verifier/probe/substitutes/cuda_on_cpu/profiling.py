@@ -1,4 +1,6 @@
-"""What would look at kernels: profilers leave CUDA out, ranges have no effect, and what is compiled runs in eager mode."""
+"""What would look at kernels: profilers leave CUDA out, ranges have no effect, and what is compiled
+runs in eager mode.
+"""
 
 from typing import Any
 

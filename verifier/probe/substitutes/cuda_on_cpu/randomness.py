@@ -1,7 +1,7 @@
 """CUDA's random numbers: a generator for each device, beside that of the CPU.
 
-Its state is a seed and an offset, 16 bytes as on a GPU, which DTensor moves to give each shard numbers of its own. What is drawn depends
-on both alone. The numbers are others than a GPU's.
+Its state is a seed and an offset, 16 bytes as on a GPU, which DTensor moves to give each shard
+numbers of its own. What is drawn depends on both alone. The numbers are others than a GPU's.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""Files of `torch.save`: tensors on CUDA are saved as such, and lie there again when they are loaded.
+"""Files of `torch.save`: tensors on CUDA are saved as such, and lie there again when they are
+loaded.
 
 A file may name a device that only a run on more ranks had.
 """

@@ -1,4 +1,6 @@
-"""Streams and events: all work is done in the order in which it is called, so there is nothing to wait for."""
+"""Streams and events: all work is done in the order in which it is called, so there is nothing to
+wait for.
+"""
 
 import time
 from collections.abc import Callable
@@ -112,7 +114,9 @@ def _current(device: Any = None) -> Stream:
 
 
 def number() -> int:
-    """That of the current stream: 0 for the default one, else its own, in the order of their first use."""
+    """That of the current stream: 0 for the default one, else its own, in the order of their first
+    use.
+    """
     return _numbers.setdefault(id(_entered[-1]), len(_numbers) + 1) if _entered else 0
 
 

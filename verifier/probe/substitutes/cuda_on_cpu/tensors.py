@@ -67,15 +67,14 @@ def _moved(call: Call, proceed: Proceed, target: torch.device | None, waits: boo
 def _has_its_own(tensor: Tensor) -> bool:
     """Whether a tensor is of a library's class that has functions of torch of its own."""
     own = getattr(type(tensor).__torch_function__, "__func__", None)
-    return (
-        tensor.layout is not torch.jagged
-        and own is not None
-        and own is not Tensor.__torch_function__.__func__
-    )  # type: ignore[attr-defined]
+    default = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    return tensor.layout is not torch.jagged and own is not None and own is not default
 
 
 def _copied(call: Call, proceed: Proceed, target: torch.device) -> Any:
-    """A copy: what its parts ask for, the values and offsets of a nested tensor too, lies on `target`, not where the tensor lies."""
+    """A copy: what its parts ask for, the values and offsets of a nested tensor too, lies on
+    `target`, not where the tensor lies.
+    """
     cls, call.kwargs["device"] = type(call.args[0]), target
     if not _has_its_own(call.args[0]):
         call.kwargs["copy"] = True

@@ -1,10 +1,13 @@
-"""Hollow tensors: a script runs at its real size, as rank 0 of many on CUDA, in one process without that memory.
+"""Hollow tensors: a script runs at its real size, as rank 0 of many on CUDA, in one process without
+that memory.
 
-It builds on CUDA on the CPU (marks of devices) and on the fake process group (simulation.py). Beside these, every operator is executed on
-shapes where its values are unknown (operators.py), collectives return at once (collectives.py), and nothing is saved (files.py).
+It builds on CUDA on the CPU (marks of devices) and on the fake process group (simulation.py).
+Beside these, every operator is executed on shapes where its values are unknown (operators.py),
+collectives return at once (collectives.py), and nothing is saved (files.py).
 
-Not torch's FakeTensorMode: autograd of a build without CUDA aborts the process on a fake CUDA tensor ("not linked with support for cuda
-devices", torch 2.13.0), and as fake CPU tensors integers of the data would have no values, on which control flow and shapes depend.
+Not torch's FakeTensorMode: autograd of a build without CUDA aborts the process on a fake CUDA
+tensor ("not linked with support for cuda devices", torch 2.13.0), and as fake CPU tensors integers
+of the data would have no values, on which control flow and shapes depend.
 """
 
 from ...session import Session

@@ -1,4 +1,6 @@
-"""Collectives: each returns at once, and is recorded with its group, the bytes of the whole tensor and its dtype."""
+"""Collectives: each returns at once, and is recorded with its group, the bytes of the whole tensor
+and its dtype.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +89,9 @@ def communicate(
 
 
 def _with_own(result: Any, args: Any) -> Any:
-    """The result of the collective on empty tensors, with the tensors of the script in their places."""
+    """The result of the collective on empty tensors, with the tensors of the script in their
+    places.
+    """
     if not isinstance(result, tuple | list):
         return result
     return type(result)(args[0] if position == 0 else part for position, part in enumerate(result))

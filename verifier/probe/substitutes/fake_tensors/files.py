@@ -1,4 +1,6 @@
-"""Files are saved empty; data are loaded in this process, whose tensors no other process could be sent."""
+"""Files are saved empty; data are loaded in this process, whose tensors no other process could be
+sent.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -1,4 +1,6 @@
-"""Operators of which CUDA has other kernels than the CPU, with other memory: attention, RMS norm, dropout, autocast."""
+"""Operators of which CUDA has other kernels than the CPU, with other memory: attention, RMS norm,
+dropout, autocast.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,9 @@
 """How each operator is executed: on shapes where values are unknown, really where they are known.
 
-Unknown are the values of floating-point tensors on CUDA and of large ones on the CPU: those are hollow. Integers and booleans that a script
-computes from its data stay known, on CUDA too: masks, lengths and indices decide about control flow and shapes. A single number, such as a
-loss or a norm, is a stand-in, with which the script computes on.
+Unknown are the values of floating-point tensors on CUDA and of large ones on the CPU: those are
+hollow. Integers and booleans that a script computes from its data stay known, on CUDA too: masks,
+lengths and indices decide about control flow and shapes. A single number, such as a loss or a norm,
+is a stand-in, with which the script computes on.
 """
 
 import functools
@@ -50,7 +51,9 @@ FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
 def execute(
     func: Any, given: Sequence[Tensor], there: torch.device | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """The result of an operator; `given` are its tensors, `there` the device on which its result lies."""
+    """The result of an operator; `given` are its tensors, `there` the device on which its result
+    lies.
+    """
     if is_collective(func):
         return communicate(func, args, kwargs, lambda: _executed(func, args, kwargs, given, there))
     result = _executed(func, args, kwargs, given, there)
@@ -141,7 +144,9 @@ def _new(func: Any, args: Any, kwargs: Any, hidden: bool, on_cuda: bool, has_inp
 
 
 def _made(name: str, shape: Tensor) -> Tensor:
-    """A hollow tensor; in the place of a single number a stand-in, with which the script goes on."""
+    """A hollow tensor; in the place of a single number a stand-in, with which the script goes
+    on.
+    """
     if shape.numel() == 1:
         return unknown.single(name, shape)
     return hollow(shape.size(), shape.stride(), shape.dtype)

@@ -1,7 +1,9 @@
-"""Tensors without memory: they lie in one reserved range of addresses of which no page is ever touched.
+"""Tensors without memory: they lie in one reserved range of addresses of which no page is ever
+touched.
 
-A hollow tensor is a CPU tensor with shape, strides, dtype, storage and data pointer, so autograd, autocast, FSDP2 and DTensor treat it as
-any other. What reads it by mistake finds zeros. Only views and changes of shape run on it; all else is computed on shapes (operators.py).
+A hollow tensor is a CPU tensor with shape, strides, dtype, storage and data pointer, so autograd,
+autocast, FSDP2 and DTensor treat it as any other. What reads it by mistake finds zeros. Only views
+and changes of shape run on it; all else is computed on shapes (operators.py).
 """
 
 import mmap
@@ -22,7 +24,10 @@ _empty_strided = torch.ops.aten.empty_strided.default
 
 
 class _Range:
-    """The range of addresses. Tensors get one after the other; at its end it begins anew, since nothing is stored there."""
+    """The range of addresses.
+
+    Tensors get one after the other; at its end it begins anew, since nothing is stored there.
+    """
 
     def __init__(self) -> None:
         self.memory: mmap.mmap | None = None

@@ -1,4 +1,7 @@
-"""Storages of hollow tensors: their size is a number. FSDP2 frees and allocates gathered parameters by `resize_`."""
+"""Storages of hollow tensors: their size is a number.
+
+FSDP2 frees and allocates gathered parameters by `resize_`.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,6 @@
-"""Bytes that operators without matrix products read and write, if each is a kernel of its own, as without torch.compile."""
+"""Bytes that operators without matrix products read and write, if each is a kernel of its own, as
+without torch.compile.
+"""
 
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,9 @@
-"""What a script gets where it asks for a value that is unknown: a stand-in, which is recorded with its line.
+"""What a script gets where it asks for a value that is unknown: a stand-in, which is recorded with
+its line.
 
-A number is 1 (a loss of 1.0, one token), a truth is False (nothing overflowed), but for `all`. Operators
-whose values give the size of their result give as much as they can: `nonzero` finds every element, `bincount` as many of each.
+A number is 1 (a loss of 1.0, one token), a truth is False (nothing overflowed), but for `all`.
+Operators whose values give the size of their result give as much as they can: `nonzero` finds every
+element, `bincount` as many of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +53,9 @@ def _every(tensor: Tensor) -> Tensor:
 
 
 def places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Indices without boolean masks: the places that a mask selects, or all of them if its values are unknown."""
+    """Indices without boolean masks: the places that a mask selects, or all of them if its values
+    are unknown.
+    """
     found: list[Tensor | None] = []
     for one in indices:
         if one is None or one.dtype is not torch.bool:

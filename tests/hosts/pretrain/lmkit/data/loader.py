@@ -16,17 +16,10 @@ IGNORE = -100
 class Loader:
     """Iterates over micro-batches of this rank; `position` moves by one global batch at a time."""
 
-    def __init__(
-        self, corpus: Corpus, context: int, global_batch: int, seed: int, part: int, parts: int
-    ) -> None:
+    def __init__(self, corpus: Corpus, context: int, global_batch: int, seed: int, part: int, parts: int) -> None:
         if global_batch % parts:
             raise SystemExit(f"a global batch of {global_batch} cannot be cut for {parts} ranks")
-        self.corpus, self.context, self.global_batch, self.seed = (
-            corpus,
-            context,
-            global_batch,
-            seed,
-        )
+        self.corpus, self.context, self.global_batch, self.seed = corpus, context, global_batch, seed
         self.part, self.parts = part, parts
         self.position = 0
         self._order: tuple[int, np.ndarray] | None = None

@@ -61,9 +61,7 @@ class Attention(nn.Module):
         v = self.wv(x).view(batch, length, self.kv_heads, self.head_dim)
         repeat = self.heads // self.kv_heads
         k, v = (part.repeat_interleave(repeat, dim=2) for part in (k, v))
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
-        )
+        out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
         return self.wo(out.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -127,9 +125,7 @@ class Transformer(nn.Module):
                 full = torch.randn(parameter.shape, generator=stream) * spread * scale
             if isinstance(parameter, DTensor):
                 full = full.to(parameter.device)
-                full = distribute_tensor(
-                    full, parameter.device_mesh, parameter.placements, src_data_rank=None
-                )
+                full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
             parameter.copy_(full)
         self.rotary.copy_(rotary_table(self.config, self.rotary.device))
 
