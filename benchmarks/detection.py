@@ -1,8 +1,8 @@
 """How often the verifier is right: every seeded fault and every right script, through the whole
 verifier.
 
-    python benchmarks/detection.py --out benchmarks/results/corpus.json --table
-    references/reliability.md
+    python benchmarks/detection.py --out benchmarks/results/corpus.json --table \\
+        references/reliability.md
 
 A fault is found if its rule fails, or a rule that its case names under `also`, or one that only
 compares (with DDP, one process, the run that went on); it is named if its own rule is the first

@@ -1,8 +1,8 @@
 """Each engine of `launch`, started as its users start it, disturbed, and held against an
 undisturbed run.
 
-    python benchmarks/engines.py --out benchmarks/results/engines.json [--table
-    references/scaling.md] [--only slurm]
+    python benchmarks/engines.py --out benchmarks/results/engines.json [--table \\
+        references/scaling.md] [--only slurm]
         [--ray PYTHON] [--kubeflow PYTHON] [--sky PYTHON]
 
 It needs root (network namespaces, Slurm's daemons), Debian's iproute2, slurm-wlm and munge, and for

@@ -1,7 +1,7 @@
 """Public trainers, unmodified: a plain run, a verification, and what its findings are worth.
 
-    python benchmarks/field.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--quick]
-    [--out benchmarks/results/field.json]
+    python benchmarks/field.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--quick] \\
+        [--out benchmarks/results/field.json]
 
 `DIR/NAME` (or the name under `checkout`) is a checkout of the repository that
 `benchmarks/field/NAME.yaml` names; `ENVIRONMENTS/NAME/bin/python` (else this Python) has its

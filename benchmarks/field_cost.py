@@ -1,8 +1,8 @@
 """What a verification of a public trainer costs, in plain runs of as many steps: time, processor
 time and memory.
 
-    python benchmarks/field_cost.py lingua --checkouts DIR [--environments DIR] [--steps-argument
-    steps=5] [--repeats 3] [--out FILE]
+    python benchmarks/field_cost.py lingua --checkouts DIR [--environments DIR] [--steps-argument \\
+        steps=5] [--repeats 3] [--out FILE]
 
 The plain run is the trainer under torchrun with the verifier's CUDA on the CPU, without which it
 does not start here, and nothing else of the verifier (benchmarks/field/bare.py). Plain, `--quick`

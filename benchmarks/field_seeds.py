@@ -1,8 +1,8 @@
 """Silent faults seeded in public trainers and in their libraries: which of them a verification
 finds.
 
-    python benchmarks/field_seeds.py --checkouts DIR [--environments DIR] [--only NAME,NAME]
-    [--seeds ID,ID] [--known] [--full]
+    python benchmarks/field_seeds.py --checkouts DIR [--environments DIR] [--only NAME,NAME] \\
+        [--seeds ID,ID] [--known] [--full]
 
 Folders are those of `benchmarks/field.py`. `benchmarks/field/seeds/NAME.yaml` lists the seeds of a
 trainer: `id`, `in` (`checkout`, or an installed package), `file`, `old` and `new` (an edit),

@@ -1,8 +1,8 @@
 """Every way to install the skill, and what the installed copy then does: `doctor`, `lint`, and
 whether the client sees it.
 
-    python benchmarks/install_matrix.py --clients FOLDER --out
-    benchmarks/results/install_matrix.json [--only WORD]
+    python benchmarks/install_matrix.py --clients FOLDER --out \\
+        benchmarks/results/install_matrix.json [--only WORD]
 
 FOLDER holds the command lines of the clients, each in the version that is at hand; those that are
 not there are not asked:

@@ -1,8 +1,8 @@
 """Tokens a second that the generated loader reads from JSON lines, beside those of lingua and
 torchtitan on the same file, in one process.
 
-    python benchmarks/loader_text_speed.py --lingua CHECKOUT --torchtitan CHECKOUT --out
-    benchmarks/results/loader_text_speed.json
+    python benchmarks/loader_text_speed.py --lingua CHECKOUT --torchtitan CHECKOUT --out \\
+        benchmarks/results/loader_text_speed.json
 
 Tokens are the bytes of the text: lingua has such a tokenizer, torchtitan gets one (`Bytes`), so
 that no tokenizer's speed is measured. Each loader fills windows of LENGTH tokens, one document

@@ -1,7 +1,7 @@
 """The installed copy before cisco-ai-skill-scanner, and the length of SKILL.md in tokens.
 
-    python benchmarks/skill_scanner.py --scanner VENV/bin/skill-scanner --out
-    benchmarks/results/skill_scanner.json
+    python benchmarks/skill_scanner.py --scanner VENV/bin/skill-scanner --out \\
+        benchmarks/results/skill_scanner.json
 
 Behavioural checks are on; nothing goes over the network. Exit 1 if there is a finding of high or
 critical severity. The tokens are those of the tokenizers that the scanner's own dependencies bring

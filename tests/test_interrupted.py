@@ -14,6 +14,7 @@ import pytest
 
 from records import Patch, cases
 from scripts import Command, wait_until, written
+from verified_fsdp2.verifier.isolation import proc
 from verified_fsdp2.verifier.launch import processes
 from verified_fsdp2.verifier.launch.client import Launcher
 
@@ -43,7 +44,7 @@ def test_no_rank_outlives_a_killed_command(tmp_path: Path) -> None:
     command += ["--allow-writes", str(tmp_path)]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(60, lambda: all((tmp_path / name).exists() for name in ("rank0", "rank1")))
-    tree = processes.descendants(running.pid)
+    tree = proc.descendants(running.pid)
     assert len(tree) >= 4  # launcher, store, two ranks
     running.kill()
     running.wait(timeout=20)

@@ -12,7 +12,7 @@ import pytest
 from test_scaffold_launch import SPEC, finish, run, shown_until, start, steps_of
 
 from trees import write_project
-from verified_fsdp2.verifier.launch.processes import children
+from verified_fsdp2.verifier.isolation.proc import children
 
 pytestmark = [pytest.mark.launch, pytest.mark.full]
 

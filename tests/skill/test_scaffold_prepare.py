@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from trees import write_project
-from verified_fsdp2.verifier.launch.processes import children
+from verified_fsdp2.verifier.isolation.proc import children
 
 pytestmark = pytest.mark.launch
 SPEC = """\

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import kernel, mirror, seccomp
+from . import kernel, mirror, proc, seccomp
 from .mounts import is_in
 from .world import DENIED, World
 
@@ -237,10 +237,10 @@ class _Supervisor:
             return
         with contextlib.suppress(OSError):
             found["size"] = os.lstat(found["path"]).st_size
-        above = _ancestors(thread)
+        above = proc.ancestors(thread)
         ranks = [pid for pid in above if _shows_stacks(pid)][:1]
         found["command"] = (
-            _command(thread) if ranks != above[:1] else []
+            proc.command(thread) if ranks != above[:1] else []
         )  # of a process that a rank has started
         file.write_text(json.dumps({**found, "in_rank": bool(ranks)}), encoding="utf-8")
         for pid in ranks:
@@ -316,44 +316,15 @@ def _writable(folder: str) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-def _ancestors(thread: int) -> list[int]:
-    """The process of a thread, and those above it, innermost first."""
-    found: list[int] = []
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        pid = _field(thread, "Tgid")
-        while pid > 1:
-            found.append(pid)
-            pid = _field(pid, "PPid")
-    return found
-
-
-def _field(pid: int, name: str, base: int = 10) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")), base)
-
-
 def _shows_stacks(pid: int) -> bool:
     """Whether a process is a rank, which writes its stacks when it gets the signal."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        return bool(_field(pid, "SigCgt", 16) >> (kernel.STACKS_SIGNAL - 1) & 1)
+        return bool(proc.status(pid, "SigCgt", 16) >> (kernel.STACKS_SIGNAL - 1) & 1)
     return False
-
-
-def _command(thread: int) -> list[str]:
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{thread}/cmdline").read_bytes().split(b"\0")[:-1]
-        return [os.fsdecode(word) for word in words[:20]]
-    return []
 
 
 def _end_run(manager: int) -> None:
     """SIGKILL for all below the manager, which then sees that its ranks have ended."""
-    waiting = [manager]
-    while waiting:
-        pid = waiting.pop()
+    for pid in proc.descendants(manager):
         with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                waiting += [int(word) for word in task.read_text().split()]
-        if pid != manager:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ import fcntl
 import os
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 AT_CWD, PATH_MAX = -100, 4096
 NO_FOLLOW, FOLLOW = 0x100, 0x400  # AT_SYMLINK_NOFOLLOW, AT_SYMLINK_FOLLOW
@@ -171,7 +172,7 @@ def _answer(listener: int, data: bytes) -> None:
 
 def memory(thread: int, address: int, size: int) -> bytes:
     """What a thread has at an address. Raises OSError if that cannot be read."""
-    with open(f"/proc/{thread}/mem", "rb", buffering=0) as file:
+    with Path(f"/proc/{thread}/mem").open("rb", buffering=0) as file:
         file.seek(address)
         return file.read(size)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.launchers import Way, way
+from ..isolation import proc
 from . import processes
 from .capture import Captures
 
@@ -141,7 +142,7 @@ class _Nodes:
             if said := _read(self.folder / f"rank{rank}.exit"):
                 self.exits[rank] = said
                 self.missing.discard(rank)
-        running = any(processes.runs(pid) for pid in processes.children(os.getpid()))
+        running = any(processes.runs(pid) for pid in proc.children(os.getpid()))
         self.alone_since = 0.0 if running else self.alone_since or now
         over = bool(self.alone_since) and now > self.alone_since + 2.0
         if (over or now > self.begin_by) and (waiting := self._waiting()):
@@ -221,7 +222,7 @@ class _Nodes:
         self.order("end")
         until = time.monotonic() + _END
         while time.monotonic() < until and any(
-            processes.runs(pid) for pid in processes.children(os.getpid())
+            processes.runs(pid) for pid in proc.children(os.getpid())
         ):
             self.captures.wait(_POLL)
         if self.missing:

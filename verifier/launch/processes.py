@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..isolation import kernel
+from ..isolation.proc import descendants
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 5.0
@@ -68,25 +69,6 @@ def adopt_orphans() -> None:
     ended.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def descendants(pid: int, spare: Sequence[int] = ()) -> list[int]:
-    """Every process below `pid`, whatever its session or group, parents first; not `spare` and what
-    is below them.
-    """
-    found = [child for child in children(pid) if child not in spare]
-    for below in found:
-        found += children(below)
-    return found
-
-
-def children(pid: int) -> list[int]:
-    """The processes that `pid` itself has started."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError, ValueError):
-            found += [int(word) for word in task.read_text().split()]
-    return found
 
 
 def at_work(pids: Sequence[int], wait: Callable[[float], object]) -> list[int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import PROBE_FAILED
+from ..isolation import proc
 from . import devices, processes
 from .capture import Captures
 from .cluster import place
@@ -87,7 +88,7 @@ def _watch(
                 if file.is_file()
             }
             processes.ask_for_stacks(
-                [pid for pid in processes.descendants(os.getpid()) if str(pid) in ranks], wait
+                [pid for pid in proc.descendants(os.getpid()) if str(pid) in ranks], wait
             )
             processes.end_below(processes.KILL_GRACE, wait=wait, reap=False)
             return not failed
@@ -98,7 +99,7 @@ def _reap(but: int) -> None:
     """Take the exit status of orphans that have ended; that of torchrun is left, so that its number
     stays its own.
     """
-    for pid in processes.descendants(os.getpid()):
+    for pid in proc.descendants(os.getpid()):
         if pid != but and not processes.runs(pid):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

@@ -29,9 +29,7 @@ from .rule_page import markdown
 from .sanitize import in_json
 
 BASE = "SRCROOT"
-SCHEMA = "/".join(
-    ("https:", "", "json.schemastore.org", "sarif-2.1.0.json")
-)  # a name: nothing is fetched
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"  # a name: nothing is fetched
 LONGEST = 1000  # characters of a description; GitHub takes 1024
 
 

@@ -1,18 +1,14 @@
 from ...source.flow_queries import inner, text
 from ..base import Flow, Hits, RaisedRule
 
-_WRITERS = tuple(
-    f"{module}.{name}"
-    for module in ("pick" + "le", "cloudpick" + "le")
-    for name in ("dump", "dumps")
-)
+_WRITERS = ("pickle.dump", "pickle.dumps", "cloudpickle.dump", "cloudpickle.dumps")
 
 
 class PickledFsdpModel(RaisedRule):
     """A sharded model is saved as a state dict, not pickled as an object.
 
-    Why: `fully_shard` gives the module a class created at run time, which Python's object
-    serialiser cannot find by its name.
+    Why: `fully_shard` gives the module a class created at run time, which pickle cannot
+    find by its name.
     Wrong:
         import io
 
@@ -24,7 +20,7 @@ class PickledFsdpModel(RaisedRule):
     Source: the message of torch 2.13.0; `torch.distributed.checkpoint.state_dict`.
     """
 
-    pattern = r"Can't p\w+ <class 'torch\.distributed\.fsdp\._fully_shard\._fsdp_init\.FSDP"
+    pattern = r"Can't pickle <class 'torch\.distributed\.fsdp\._fully_shard\._fsdp_init\.FSDP"
 
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("torch.save", *_WRITERS):
