@@ -99,6 +99,23 @@ test_names_against_positions = judged_as(
 )
 
 
+@cases(
+    "names, batches, required",
+    (("dp", "tp"), ("a", "a", "b", "b"), True),  # the ranks of a tp group train on the same samples
+    (("dp", "tp"), ("a", "b", "c", "d"), False),
+    (("tp", "dp"), ("a", "b", "a", "b"), True),
+    (("dp_shard", "dp_replicate"), ("a", "b", "c", "d"), False),
+)
+def test_names_alone_only_warn(names: tuple[str, str], batches: str, required: bool) -> None:
+    def rank(batch: str) -> Records:
+        own = micro(rows=[ord(batch), ord(batch) + 100])
+        return [wrap(GRID, names, (2, 2)), model(), own, step(), stepped()]
+
+    found = judge(ARGUMENT, *map(rank, batches))
+    assert (found.status, found.required) == ("fail", required)
+    assert ("judged by the names" in found.evidence) != required
+
+
 def grid(
     *rows: tuple[int, ...], placements: tuple[str, ...] = ("_S(0, 2)", "S(0)")
 ) -> list[Records]:

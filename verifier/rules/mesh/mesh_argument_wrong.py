@@ -6,6 +6,10 @@ from ...trace.events import Mesh, Wrap
 from ..base import Evidence, Finding, Flow, Hits, Rule, Run
 
 
+# A name is no proof: with other names the same calls would be right, so that this only warns.
+BY_NAME = " (judged by the names of the dims, which the numbers of this run do not contradict)"
+
+
 class MeshArgumentWrong(Rule):
     """A 2-D mesh for `fully_shard` is (replicate, shard) and has no dim of another parallelism.
 
@@ -45,13 +49,20 @@ class MeshArgumentWrong(Rule):
         large = [(record, mesh) for record, mesh in _by_position(run) if max(mesh.shape) > 1]
         for record, mesh in large:
             first, second = mesh.names
-            strange = next((name for name in (first, second) if self.foreign.search(name)), None)
+            how = (
+                f"fully_shard gets the mesh {first}={mesh.shape[0]} x {second}={mesh.shape[1]}: it"
+                f" replicates over dim 0, '{first}', and shards over dim 1, '{second}'"
+            )
+            for dim, name in enumerate(mesh.names):
+                if self.foreign.search(name):
+                    found = f"{how}; '{name}' is not a data-parallel dim"
+                    if _same_samples(run, mesh, dim):
+                        found += ", and its ranks train on the same samples"
+                        return self.failed(found, record.at_line)
+                    return self.failed(f"{found}{BY_NAME}", record.at_line, required=False)
             reversed_names = self.shards.search(first) and not self.replicates.search(first)
-            if strange is not None or (reversed_names and self.replicates.search(second)):
-                sizes = f"{first}={mesh.shape[0]} x {second}={mesh.shape[1]}"
-                why = f"; '{strange}' is not a data-parallel dim" if strange is not None else ""
-                how = f"it replicates over dim 0, '{first}', and shards over dim 1, '{second}'"
-                return self.failed(f"fully_shard gets the mesh {sizes}: {how}{why}", record.at_line)
+            if reversed_names and self.replicates.search(second):
+                return self.failed(f"{how}{BY_NAME}", record.at_line, required=False)
         if not run.models:
             return self.unknown("no forward of a model was seen")
         if not large:
@@ -98,6 +109,18 @@ class MeshArgumentWrong(Rule):
                     " tensor parallelism first"
                 )
                 yield what, event
+
+
+def _same_samples(run: Run, mesh: Mesh, dim: int) -> bool:
+    """Whether the ranks along a dim of a mesh of two are given the same samples in step 1."""
+    given = [{row for micro in own for row in micro.rows} for own in run.micros(1)]
+    if len(given) != len(mesh.ranks) or not all(given):
+        return False
+    samples = [given[rank] for rank in mesh.ranks]
+    stride = 1 if dim == 1 else mesh.shape[1]
+    first = [place for place in range(len(samples)) if place // stride % mesh.shape[dim] == 0]
+    along = range(1, mesh.shape[dim])
+    return all(samples[one] == samples[one + stride * n] for one in first for n in along)
 
 
 def _by_position(run: Run) -> Iterator[tuple[Wrap, Mesh]]:
