@@ -5,7 +5,6 @@ from ...source.flow_queries import made_by, text
 from ...trace.events import Mesh, Wrap
 from ..base import Evidence, Finding, Flow, Hits, Rule, Run
 
-
 # A name is no proof: with other names the same calls would be right, so that this only warns.
 BY_NAME = " (judged by the names of the dims, which the numbers of this run do not contradict)"
 
