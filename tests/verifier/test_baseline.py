@@ -127,9 +127,31 @@ def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
         ["optim-before-shard"],
         ["c"],
     )
-    path.write_text(json.dumps({**old, "schema": 2}))
-    with pytest.raises(UserError, match="not a report of fsdp2"):
-        baseline.load(path)
+
+
+@cases("version", 1, 2)
+def test_a_report_of_an_earlier_version_is_a_baseline(version: int) -> None:
+    """Each is the first, or the last, that a version of the schema wrote, by a real run."""
+    path = Path(__file__).parent / "reports" / f"schema{version}.json"
+    old = baseline.load(path)
+    (known,) = [f for f in map(baseline.finding_of, old["findings"]) if f.status == "fail"]
+    assert known.rule == "optim-before-shard" and known.location is not None
+    here = replace(verdict(known), target={**verdict().target, "script": "/tmp/bl2/train.py"})
+    assert baseline.held_against(here, path, old).answer == "pass"
+
+
+def test_fields_that_a_report_gains_or_loses_refuse_no_baseline(tmp_path: Path) -> None:
+    """What is added to the schema must leave the baselines that users have stored."""
+    old = report(FAULT)
+    needed = {"rule", "status", "evidence", "location"}
+    for finding in old["findings"]:
+        for name in finding.keys() - needed:
+            del finding[name]
+        finding["from_the_future"] = {"a": 1}
+        finding["location"]["column"] = 3
+    old = {name: old[name] for name in ("schema", "target", "findings")} | {"new": []}
+    path = written(tmp_path, json.dumps(old), "old.json")
+    assert baseline.held_against(verdict(FAULT), path, baseline.load(path)).answer == "pass"
 
 
 def test_another_checkout_and_another_environment_are_the_same_place() -> None:

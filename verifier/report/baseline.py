@@ -8,24 +8,55 @@ A failure whose rule is no longer applicable is gone.
 import gc
 import json
 import os
-import pkgutil
 import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from ..config.reading import inputs
 from ..errors import UserError
-from ..finding import Finding
+from ..finding import Finding, Status
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
+from .json_report import SCHEMA
 from .redacted import redacted
 
 # earlier versions whose failures are read; roles and statuses changed since, failures did not
 READABLE = (1,)
+_TEXT = {"type": "string"}
+_LINE = {
+    "type": "object",
+    "required": ["file", "line", "function", "code"],
+    "properties": {"file": _TEXT, "line": {"type": "integer"}, "function": _TEXT, "code": _TEXT},
+}
+# What a comparison reads of a report, and no more: fields that a report gains or loses beside these
+# leave every stored baseline as good as it was.
+_NEEDED = {
+    "required": ["target", "findings"],
+    "properties": {
+        "target": {
+            "type": "object",
+            "required": ["script"],
+            "properties": dict.fromkeys(("script", "command", "module", "cwd"), _TEXT),
+        },
+        "findings": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["rule", "status", "evidence"],
+                "properties": {
+                    "rule": _TEXT,
+                    "status": {"enum": list(get_args(Status))},
+                    "evidence": _TEXT,
+                    "location": {**_LINE, "type": ["object", "null"]},
+                },
+            },
+        },
+    },
+}
 _ERRORS = 100  # of which the clearest is shown
 _AGAIN = "write one with --report json=PATH"
 
@@ -71,9 +102,7 @@ def _must_be_ours(path: Path, report: Any) -> None:
     from jsonschema import Draft7Validator
     from jsonschema.exceptions import best_match
 
-    schema = json.loads(pkgutil.get_data(__name__, "report.schema.json") or "")
-    ours = schema["properties"]["schema"]["const"]
-    read = (*READABLE, ours)
+    read = (*READABLE, SCHEMA)
     if not isinstance(report, dict) or "schema" not in report:
         raise UserError(f"{path}:1:1: not a report of fsdp2; {_AGAIN}")
     if report["schema"] not in read:
@@ -81,14 +110,7 @@ def _must_be_ours(path: Path, report: Any) -> None:
         raise UserError(
             f"{path}:1:1: the report has schema version {report['schema']!r}, {known}; {_AGAIN}"
         )
-    if report["schema"] != ours:  # only what a comparison reads
-        parts = {name: schema["properties"][name] for name in ("target", "findings")}
-        schema = {
-            "required": list(parts),
-            "properties": parts,
-            "definitions": schema["definitions"],
-        }
-    error = best_match(islice(Draft7Validator(schema).iter_errors(report), _ERRORS))
+    error = best_match(islice(Draft7Validator(_NEEDED).iter_errors(report), _ERRORS))
     if error is not None:
         place = ".".join(map(str, error.absolute_path)) or "the report"
         raise UserError(
@@ -172,13 +194,15 @@ def _from(base: str, file: str) -> str:
 
 def finding_of(item: Mapping[str, Any]) -> Finding:
     """The finding of a JSON report."""
-    names = [
-        field.name for field in fields(Finding) if field.name not in ("location", "suspicion")
-    ]  # decided by then
-    place = item["location"]
+    names = [field.name for field in fields(Finding) if field.name in item]
+    known = {name: item[name] for name in names if name not in ("location", "suspicion")}
+    place = item.get("location")
     if place and (user := place.get("from")):  # in a library
-        library = {name: place[name] for name in ("file", "line", "function", "code")}
+        library = {name: place[name] for name in _LINE["required"]}
         place = {**user, "library": library, "through": place.get("through", [])}
-    return Finding(
-        **{name: item[name] for name in names}, location=Place.from_json(place) if place else None
-    )
+    return Finding(**known, location=Place.from_json(_known(place)) if place else None)
+
+
+def _known(place: Mapping[str, Any]) -> dict[str, Any]:
+    """What this version knows of a location."""
+    return {name: place[name] for name in Place.__dataclass_fields__ if name in place}

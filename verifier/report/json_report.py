@@ -12,7 +12,7 @@ from .actions import next_steps, not_covered
 from .limits_text import limits
 from .sanitize import in_json
 
-SCHEMA = 2
+SCHEMA = 2  # another one only where a field of an earlier report goes, or means something else
 STATUSES: tuple[Status, ...] = ("pass", "fail", "inconclusive", "not_applicable", "error")
 _FLAT_LIST = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s+\]")  # strings hold no line breaks in JSON
 _BREAK = re.compile(r"\n\s+")
