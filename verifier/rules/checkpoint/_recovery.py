@@ -30,6 +30,9 @@ class Outcome:
     @property
     def mixed(self) -> bool:
         """Whether there are tensors of one save and tensors that are of another, or of none."""
+        # A mixture holds tensors of a save without holding all of any one save; a run that updated
+        # its weights before its first step was seen shows nothing (faults
+        # partial_overwrite_mixes_checkpoints*.yaml).
         return bool(self.shares) and self.step is None and not self.moved
 
     @property
@@ -87,6 +90,8 @@ class MixtureRule(Rule):
                     self.fault, "no save was interrupted and no checkpoint damaged"
                 )
             )
+        # If a resume from the intact checkpoint is not exact either, what a resume after a crash
+        # holds cannot be kept apart from that.
         if reason := not_exact(evidence):
             return self.unknown(reason)
         notes = []
@@ -126,8 +131,13 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
             units.add((rank, name))
             key = tuple(value) if isinstance(value, list) else None
             known = [(k, ranks.get(rank, {}).get(name, [])) for k, ranks in held.items()]
+            # A save may hold other values than the next step begins with (an average put into the
+            # model): what was given to the save counts as well (exam: averages in the model during
+            # a save).
             same = [k for k, values in known if value in values or key in given.get((k, rank), ())]
             shares |= {k: shares.get(k, 0) + 1 for k in same}
+            # A tensor that never changes is the same in every save: only one that is of a single
+            # save shows which one was loaded (frozen weights (zoo/lora_adapters.py)).
             telling |= set(same) if len(same) == 1 else set()
             whole &= set(same)
         ranks.append(max(whole, default=0))
@@ -140,8 +150,15 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
     shares = {k: number for k, number in shares.items() if k > 0 and k in telling}
     for k in shares:
         for rank, values in held[k].items():
+            # Of a GAN resumed after a crash only the optimizer that steps first is recorded: the
+            # state of the second one is no missing part of the save (exam round 4
+            # l_12_coroutine_gan).
             own = found[rank].held  # another optimizer's state is recorded when it steps
+            # A model whose first call comes after the first step has no record there: its weights
+            # are not counted as missing.
             found_here = found[rank].weights  # a model that is called later is not known yet
+            # What even the resume from the intact checkpoint does not hold, the script makes anew:
+            # its absence after a crash is no mixture.
             known_here = [n for n in values if rank >= len(expected) or n in expected[rank]]
             units |= {
                 (rank, n)

@@ -36,6 +36,8 @@ def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
     if evidence.resume is None:
         return evidence.missing.get("resume", "the script was not resumed")
     resumed = evidence.resume.at_step(Step, 1)
+    # A resume that stopped before its first step is the fault of what stopped it (run-completes),
+    # not of what it restores.
     if not evidence.resume.completed and not resumed:
         return "the resumed run stopped before its first optimizer step (see run-completes)"
     after = evidence.resumed_after()
@@ -44,6 +46,8 @@ def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
             "the train run saved nothing before its last step, so a resume has no step to be"
             " compared with"
         )
+    # Where optimizers take turns and the save falls in mid-round, the resumed run begins with
+    # another one's step: no weights or state can be compared (exam round 2 e_15_mutual_learning).
     if reason := begins_elsewhere(evidence.trained, evidence.resume, after):
         return reason
     saved = evidence.trained.at_step(Step, after + 1)
@@ -76,6 +80,8 @@ def keeps_no_state(run: Run, key: str = "") -> str:
     seen = any(
         key in state if key else state for record in steps for state in record.state.values()
     )
+    # An optimizer shows its state from the second step on: with one step alone it is not known that
+    # it keeps none (zoo/sum_reduction.py (SGD without momentum)).
     later = any(record.step > 1 for record in steps)
     return absent(
         run, seen or not later, f"the optimizer keeps no {f'`{key}`' if key else 'state'}"

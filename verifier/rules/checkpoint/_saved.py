@@ -67,6 +67,8 @@ class ContentRule(KindRule):
         tensors, folders, unreadable = 0, 0, ""
         for path, saves in last.items():
             record = found.get(path)
+            # A checkpoint that the script has removed since cannot be read back, and need not be
+            # (scripts that keep the last n checkpoints (zoo/checkpoint_latest_pointer.py)).
             if record is None or record.format == "missing":
                 continue  # removed by the script since, or nothing was read
             if record.error:
@@ -104,5 +106,8 @@ def parameter_of(run: Run, key: str) -> str | None:
     """The model's parameter whose name a key is, or ends with."""
     parts = key.split(".")
     return next(
-        (name for n in range(len(parts)) if (name := ".".join(parts[n:])) in run.parameters), None
+        # Saves nest state dicts under keys of their own (`model.`, `app.state.`): a key is a
+        # parameter's if it ends with the parameter's name.
+        (name for n in range(len(parts)) if (name := ".".join(parts[n:])) in run.parameters),
+        None,
     )

@@ -35,6 +35,9 @@ class AsyncSaveProcessGroup(SaveRule):
     def check(self, run: Run, saves: list[Save]) -> Finding:
         for trace in run.traces:
             for record in trace.of(SaveInFlight):
+                # Only collectives of the main thread on the group of the save in flight can
+                # interleave with it; on another group they are right (fault
+                # async_save_process_group.yaml).
                 if not record.apart:
                     what = record.what + (
                         f", line {record.at_line.line}" if record.at_line is not None else ""
@@ -51,6 +54,8 @@ class AsyncSaveProcessGroup(SaveRule):
         backends = {
             one.const for e in groups for one in choices(e.arg(0, "backend") or Value("unknown"))
         }
+        # With a backend string for both devices (`cpu:gloo,cuda:nccl`) DCP runs its collectives on
+        # gloo, apart from the training's NCCL: nothing meets (zoo/async_checkpoint.py).
         if not groups or not backends <= {"gloo", "nccl"}:
             return
         for event in flow.ops("dcp.async_save"):
@@ -62,7 +67,10 @@ class AsyncSaveProcessGroup(SaveRule):
             if (
                 alone
                 and not event.open
+                # If the very next call waits for the future, the training issues no collective
+                # meanwhile.
                 and not awaited
+                # A checkpointer in a process has a process group of its own.
                 and "async_checkpointer_type" not in event.kwargs
             ):
                 yield (

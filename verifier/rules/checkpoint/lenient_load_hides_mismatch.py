@@ -4,6 +4,9 @@ from ...trace.events import Lenient
 from ..base import Evidence, Finding, Flow, Hits, Rule, Run, count, some
 from ._resumed import NEEDS, first_steps, not_resumed, not_shown
 
+# Parts of names that wrappers add (DDP, torch.compile, checkpoint_wrapper, FSDP1, `model`/`net`
+# attributes): without them both names are one parameter (faults lenient_load_hides_mismatch*.yaml;
+# exam round 5 p_08_teacher_prefix (missed)).
 _WRAPPERS = (
     "module",
     "_orig_mod",
@@ -56,9 +59,14 @@ class LenientLoadHidesMismatch(Rule):
             for record in _lenient(run):
                 loads += 1
                 pairs = _same_but_for_a_wrapper(record.names, record.unused)
+                # No key at all found although the file has some: names of another kind. A file that
+                # lacks some keys (a new head) may be meant (fault
+                # lenient_load_hides_mismatch.yaml).
                 nothing = 0 < record.wanted == record.missing_count and record.unused_count > 0
                 lost = (
                     _not_back(evidence, [*record.missing, *(a for a, _ in pairs)])
+                    # In a run from scratch missing keys may be meant (pretrained weights without a
+                    # head); in a resume what was saved must come back (zoo/lora_adapters.py).
                     if run is evidence.resume
                     else []
                 )
@@ -85,7 +93,14 @@ class LenientLoadHidesMismatch(Rule):
 
     def detect(self, flow: Flow) -> Hits:
         if flow.methods("requires_grad_") or names_in(
-            flow, "peft", "lora", "LoRA", "adapter", ".requires_grad ="
+            # Scripts that train a part of a model load leniently on purpose: what the base file
+            # lacks is the adapters (zoo/lora_adapters.py).
+            flow,
+            "peft",
+            "lora",
+            "LoRA",
+            "adapter",
+            ".requires_grad =",
         ):
             return
         for event in flow.ops("dcp.load"):
@@ -136,6 +151,9 @@ def _same_but_for_a_wrapper(asked: list[str], unused: list[str]) -> list[tuple[s
 
 def _one_part_more(key: str, shorter: str) -> bool:
     parts, others = key.split("."), shorter.split(".")
+    # Adapters move a layer's weight to `qkv.base.weight`: pretrained names with one part less are
+    # the same parameters, which stay at their initial values (exam round 7
+    # fa_02_lora_pretrained_base (missed)).
     return len(parts) == len(others) + 1 and any(
         parts[:i] + parts[i + 1 :] == others for i in range(len(parts))
     )

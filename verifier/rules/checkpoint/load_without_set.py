@@ -9,7 +9,8 @@ from ..base import Event, Evidence, Finding, Flow, Hits, count, some
 from ._resumed import ResumeRule, load_line, saved_at
 from .saved_while_replaced import replaced
 
-# rounding changes no value by more of it; a distance that is estimated may be twice the true one
+# bfloat16 keeps 8 bits: rounding changes a value by at most 2^-9 of it; 2^-8, and twice that for an
+# estimated distance, still names 'saved in 16 bits'. Wording of a failure only.
 _BFLOAT16 = 2.0**-8
 
 
@@ -36,6 +37,8 @@ class LoadWithoutSet(ResumeRule):
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         pairs = [(s.weights, r.weights) for s, r in zip(saved, resumed, strict=True)]
         wrong = sorted({n for s, r in pairs for n in s if n in r and s[n] != r[n]})
+        # What came back as it was saved, but other weights were in the model during the save, is
+        # the fault of saved-while-replaced (fault saved_while_replaced.yaml).
         if set(wrong) <= set(replaced(evidence, saved, resumed)[0]):  # loaded as it was saved
             return self.passed(f"{count(len(saved[0].weights), 'parameter')} bitwise as saved")
         fresh = {n: e[0].sketch for n, e in evidence.trained.parameters.items()}
@@ -49,6 +52,8 @@ class LoadWithoutSet(ResumeRule):
             )
             what = f"{which} are what was saved, rounded to a 16-bit type{saved_at(evidence)}"
             return self.failed(what, load_line(evidence), fix=fix)
+        # Other weights are found among what was saved and these never: the save lacks this model,
+        # so the load is not to blame.
         if not _not_in_the_save(evidence, saved[0], wrong):
             return self.failed(f"{which} are not what was saved{still}", load_line(evidence))
         fix = (
@@ -88,6 +93,7 @@ def _sets_model(event: Event) -> bool:
     if (
         event.method == "load_state_dict"
         and event.on is not None
+        # `load_state_dict` of an optimizer sets no weights.
         and event.on.name.startswith("torch.optim")
     ):
         return False

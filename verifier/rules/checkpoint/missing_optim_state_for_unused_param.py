@@ -38,6 +38,9 @@ class MissingOptimState(RaisedRule):
 
     simulated = False
     needs = NEEDS
+    # Three texts of one error: DCP's missing key (state names of Adam and SGD), torch's state-dict
+    # helper, and Adam reading its step from an empty dict (fault
+    # missing_optim_state_for_unused_param.yaml).
     pattern = (
         r"Missing key in checkpoint state_dict:"
         r" \S*state\.(?P<key>\S+?)\.(step|exp_avg|exp_avg_sq|momentum_buffer)\b|"
@@ -65,6 +68,8 @@ class MissingOptimState(RaisedRule):
         return replace(found, evidence=f"{found.evidence}; {which}{more}")
 
     def fits(self, run: Run, cause: RootCause) -> bool:
+        # The third text may come from any float(): it is this error only if a frame of state_dict
+        # code is in the stack.
         return "float() argument" not in cause.error or any(
             "state_dict" in f.file for f in stack(run, cause)
         )

@@ -35,6 +35,8 @@ class OptimTemplateEmpty(ResumeRule):
         had = {n for record in saved for n, state in record.state.items() if state}
         if not had:
             return self.not_applicable(
+                # A save at the end of a phase comes before the next optimizer has state: nothing
+                # could be lost.
                 "each save that can be resumed from falls where a new optimizer begins"
             )
         empty = sorted(n for n in had if all(not r.state.get(n) for r in resumed))
@@ -63,6 +65,8 @@ class OptimTemplateEmpty(ResumeRule):
                 f"{len(set(wrong))} of {len(had)} parameters ({wrong[0]}: {keys})",
                 "is not what was saved",
             )
+            # Wording: all ranks got rank 0's shard (state that rank 0 alone saved; exam round 1
+            # c_03_lion_state_one_rank).
             if rank > 0 and all(record.state == saved[0].state for record in resumed):
                 fix = (
                     "Let each rank save and load its own part, or gather the whole state before"
@@ -78,6 +82,8 @@ class OptimTemplateEmpty(ResumeRule):
         return self.failed(f"the optimizer state of {which} {how}", load_line(evidence))
 
     def detect(self, flow: Flow) -> Hits:
+        # A script that fills `optimizer.state[p]` with zeros before the load makes the template
+        # itself (exam round 5 r_19_alternating_towers).
         if names_in(flow, ".state["):  # a script may make the state itself
             return
         fills = [*steps_of(flow), *flow.ops(*GETTERS[1:], *SETTERS[1:])]
@@ -106,4 +112,6 @@ class OptimTemplateEmpty(ResumeRule):
 
 
 def _stateless(event: Event) -> bool:
+    # SGD without momentum keeps no state: its empty state dict is right (exam round 5
+    # q_04_multitask_weights (SGD without momentum for the critic)).
     return event.op == "torch.optim.SGD" and "momentum" not in event.kwargs and not event.open

@@ -40,6 +40,9 @@ class OptimTemplateWithGrads(Rule):
         keeps = any(state for run in runs for r in run.all(Step) for state in r.state.values())
         taken = [(run.role, record) for run in runs for record in _taken(run)]
         for role, record in taken:
+            # torch's helper makes no state where gradients exist before the first step; one that
+            # has state, or stepped and keeps none (SGD: had_state), was not emptied (exam round 5
+            # q_04_multitask_weights twin).
             if keeps and record.had_grads and not record.had_state and record.states == 0:
                 what = "returned no optimizer state: gradients existed before the first step"
                 return self.failed(f"{record.op} in the {role} run {what}", record.at_line)

@@ -21,4 +21,7 @@ class PartialOverwriteMixesCheckpoints(MixtureRule):
 
     needs = frozenset({"train", "resume", "crash"})
     fault = "crash"
+    # Only a crash in the middle of a save shows a mixture, and the trained model is right: a
+    # warning, which verify.yaml can require (24 other right scripts before exam round 13, 3 of
+    # which failed; round 13: 4 warned).
     only_warns = True

@@ -7,8 +7,12 @@ from ...trace.events import Place, Step
 from ..base import Evidence, Finding, Flow, Hits, Run
 from ._resumed import ResumeRule, load_line, saved_at
 
+# Calls that return the state of a rank's own default generator (faults
+# per_rank_state_deduplicated*.py).
 _RANDOM = tuple(f"{module}.get_rng_state" for module in ("torch", "torch.random", "torch.cuda"))
 _RANDOM += ("random.getstate", "numpy.random.get_state")
+# Bytes of torch's generator states (CPU 5056, CUDA 16): a uint8 tensor of that size which differs
+# between ranks is a random state (exam round 7).
 _GENERATORS = (5056, 16)  # bytes of the state of a generator of the CPU, and of CUDA
 
 
@@ -49,6 +53,8 @@ class PerRankStateDeduplicated(ResumeRule):
             "samples": (train.rows(step), resume.rows(1)),
         }
         for what, (theirs, mine) in kinds.items():
+            # If no step draws from the ranks' own generators, another state in them has no effect
+            # (scripts with keyed noise only).
             if what == "random state" and all(state == drawn[0] for state in drawn):
                 continue  # training draws nothing from the ranks' own generators
             for rank, value in enumerate(mine):
@@ -56,6 +62,7 @@ class PerRankStateDeduplicated(ResumeRule):
                     (r for r, other in enumerate(theirs) if r != rank and other == value and other),
                     None,
                 )
+                # Only a rank that got exactly another rank's value was given the one that DCP kept.
                 if value != theirs[rank] and owner is not None:
                     found = (
                         f"after the resume rank {rank} has the {what} of rank {owner} (step {step})"
@@ -93,10 +100,14 @@ def _one_of_several(run: Run) -> tuple[str, str, Place | None] | None:
             mine = [
                 own.sketch if (own := save.entries.get(key)) is not None else None for save in saves
             ]
+            # DTensors are stored shard by shard, and equal plain tensors once are enough: only
+            # plain tensors that differ lose something.
             if entry.kind != "tensor" or None in mine or all(m == mine[0] for m in mine):
                 continue
             if mine == states or (entry.dtype == "uint8" and math.prod(entry.shape) in _GENERATORS):
                 return key, "each rank's own random state", saves[0].line
+            # One number that differs between ranks may be a rank's time or loss for a log; more
+            # than one is a statistic or state.
             if "float" in (entry.dtype or "") and math.prod(entry.shape) > 1:
                 reduce = (
                     "(one for all ranks, such as a statistic, is made of what is summed over them)"

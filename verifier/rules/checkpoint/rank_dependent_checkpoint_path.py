@@ -9,6 +9,8 @@ from ..base import Evidence, Finding, Flow, Hits, count, some
 from ._saved import KindRule
 
 _TIMES = ("time.time", "time.time_ns", "datetime.datetime.now")
+# Calls that give another value in each process: clocks, random ids, temporary folders, process ids
+# (fault rank_dependent_checkpoint_path.yaml (time.time_ns() in the path)).
 _VARIES = (*_TIMES, "uuid.uuid1", "uuid.uuid4", "tempfile.mkdtemp", "os.getpid")
 
 
@@ -68,10 +70,14 @@ class RankDependentCheckpointPath(KindRule):
 
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops(*SAVES):
+            # A save by one rank, or without the others (no_dist), needs no common path
+            # (zoo/checkpoint_per_rank_files.py).
             if event.on_some_ranks or "no_dist" in event.kwargs:
                 continue
             made = made_by(event.kwargs.get("storage_writer"), "dcp.FileSystemWriter")
             path = made.arg(0, "path") if made is not None else event.kwargs.get("checkpoint_id")
+            # A save of a smaller group may have one path for each group (a replica), as long as it
+            # is not of the global rank (zoo/checkpoint_hsdp.py).
             if path is None or ("process_group" in event.kwargs and path.rank != GLOBAL):
                 continue
             varies = next((p for p in reach(path) if p.kind == "made" and p.name in _VARIES), None)

@@ -61,6 +61,9 @@ def replaced(
         for save in (s for s in trace.of(Saving) if s.after_step == before.step - 1):
             for name, held in save.weights.items():
                 right = before.weights.get(name)
+                # The model held these values during the save, the resumed run begins with them, and
+                # the training went on with others: all three must hold (fault
+                # saved_while_replaced.yaml; 'in scripts of others three times').
                 if held == after.weights.get(name) != right:
                     keys = [
                         [key for key, one in save.entries.items() if one.sketch == value]

@@ -35,7 +35,11 @@ class SchedulerOrProgressNotRestored(ResumeRule):
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         resume, step = evidence.resume, saved[0].step
         assert resume is not None
+        # An own L-BFGS ends its step with a backward before the save: its records are shifted by
+        # that backward (exam round 10 kd_15_seismic_lbfgs_inversion).
         train = resumable(evidence.trained, step - 1)
+        # A save in mid-step: the resumed run's first step is the rest of one, with the other
+        # micro-batches (exam round 6 t_15_token_budget).
         if reason := saved_in_a_step(evidence):
             return self.not_applicable(reason)
         wrong, fix = [], {}
@@ -44,6 +48,9 @@ class SchedulerOrProgressNotRestored(ResumeRule):
             for later in range(resume.steps())
         ]
         rates = [(mine[0].lr, theirs[0].lr) for mine, theirs in pairs if mine and theirs]
+        # Rates are those of the optimizer that steps first, all phases numbered on as one:
+        # comparing all optimizers made so far failed two trainings in phases (exam round 4
+        # l_14_progressive_distill, n_15_stage_boosting).
         apart = [later for later, (mine, theirs) in enumerate(rates) if mine != theirs]
         if apart:
             mine, theirs = rates[apart[0]]
@@ -57,6 +64,8 @@ class SchedulerOrProgressNotRestored(ResumeRule):
                 " is not restored"
             )
             fix = {"fix": _RATE}
+        # Every rank must have other samples: a rank whose own position alone is wrong is
+        # resume-is-exact's.
         if all(a != b for a, b in zip(train.rows(step), resume.rows(1), strict=True)):
             batch = resume.global_batch(1)
             again = next(
@@ -81,6 +90,8 @@ class SchedulerOrProgressNotRestored(ResumeRule):
 
     def detect(self, flow: Flow) -> Hits:
         """A schedule that is never saved, in a script that saves and loads its optimizer."""
+        # A schedule that is built with last_epoch (or a step that was saved) is restored without
+        # its state dict.
         if not flow.certain or names_in(flow, "last_epoch", "last_step"):
             return
         saves, loads = flow.ops(*SAVES, "torch.save"), flow.ops("dcp.load", "torch.load")
@@ -97,6 +108,8 @@ class SchedulerOrProgressNotRestored(ResumeRule):
                 if any(part is made.result for part in reach(e.args[0]))
             }
             asked = flow.methods("state_dict", "load_state_dict")
+            # Schedules in a list are saved in a loop over it: `[s.state_dict() for s in schedules]`
+            # (linted right scripts of the exam).
             kept = any(e.on is made.result or lists & {*e.loops} for e in asked)
             held = any(made.result in e.args for e in flow.events if e.op not in ("", made.op))
             in_loop = len(steps) == 1 and steps[0].loops and not steps[0].caught

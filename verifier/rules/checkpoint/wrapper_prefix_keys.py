@@ -9,7 +9,11 @@ from ...source.values import reach
 from ..base import Evidence, Finding, Flow, Hits, Run, count, some
 from ._saved import SaveRule, parameter_of
 
+# Parts that torch.compile, checkpoint_wrapper and DDP put before parameter names (fault
+# wrapper_prefix_keys.yaml).
 PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module", "module")
+# Methods by which a script takes `module.` off the keys itself when it loads: then the prefix in
+# the file does no harm (exam round 4 k_07_distil_teacher twin).
 _TAKE_OFF = ("removeprefix", "replace", "startswith", "split", "partition", "sub")
 
 
@@ -54,6 +58,7 @@ class WrapperPrefixKeys(SaveRule):
 
     def detect(self, flow: Flow) -> Hits:
         """State that is saved through the compiled model and loaded into the plain one."""
+        # A script that names `_orig_mod` knows of it: it saves or loads through the inner module.
         if names_in(flow, "_orig_mod"):
             return
         compiled = {id(e.result): e for e in flow.ops("torch.compile") if e.args}

@@ -39,6 +39,8 @@ class ClipMixedMesh(RaisedRule):
         if len({(e.rank, tuple(e.mesh), tuple(e.ranks)) for e in sharded}) == len(
             {e.rank for e in sharded}
         ):
+            # The error needs norms of tensors on two meshes: with one mesh a rank it cannot occur
+            # (zoo/tp_fsdp.py (two meshes) is about it; zoo/minimal.py is not).
             return "all parameters of a rank are on one mesh"
         return (
             ""

@@ -58,6 +58,8 @@ class GradNormItemPartial(Rule):
         collectives = flow.matching(lambda n: n.startswith("dist.")) if items else []
         reduced = [part for e in collectives for a in e.given() for part in reach(a)]
         for event, value in items:
+            # A number of this rank's part that goes into a collective afterwards is right
+            # (zoo/shard_norm_clip.py, zoo/manual_global_clip.py).
             joined = shared(value) or names(value) & set(LOCAL) or event.result in reduced
             if (
                 not (event.forked or flow.partial or joined)
@@ -79,6 +81,8 @@ def _rank_local(run: Run) -> list[PartialRead]:
         for place, seen in own.items():
             truths.setdefault(place, set()).add(frozenset(seen))
     reads = run.all(PartialRead)
+    # A condition on partial values (`isnan().any()`) that came out alike on all ranks led nowhere
+    # wrong: false everywhere means false for the whole.
     return [r for r in reads if r.truth is None or len(truths[_place(r)]) > 1]
 
 
@@ -90,12 +94,15 @@ _CALLS = {name: f".{name}()" for name in ("item", "tolist", "numpy")}
 _CALLS |= {f"__{name}__": f"{name}()" for name in ("float", "int", "bool", "complex")}
 _CALLS |= {"__array__": "numpy.asarray()"}
 _NORMS = ("norm", "sum", "vector_norm", "max", "mean")
+# Methods that keep a norm of one gradient a norm; anything else (full_tensor, a collective) may
+# make it whole, and is not reported (pairs.yaml grad-norm-item-partial).
 _CHAIN = (*_NORMS, "square", "pow", "abs", "Pow", "detach", "float")
 
 
 def _plain_chain(value: Value) -> bool:
     """Whether a value is a norm of `something.grad`, by methods alone."""
     current, normed = value, False
+    # Bound of the walk through chained methods; real chains have two or three.
     for _ in range(6):  # so many methods at most
         if current.kind == "attr" and current.name == "grad":
             return normed

@@ -49,11 +49,16 @@ class ManualLocalNormClip(Rule):
         seen = any(
             step.cls and grad is not None for step in steps for grad in step.grads.values()
         )  # after a backward
+        # Without an optimizer of torch there is no gradient 'at the step' to compare: updates are
+        # compared with one process instead (exam round 10: own optimizers).
         if steps and not any(step.cls for step in steps):
             return (
                 "the script updates its weights without an optimizer of torch: its updates are"
                 " compared with one process"
             )
+        # Hooks that step within the backward leave no gradient behind it; the rule was
+        # inconclusive. The sources decide: without a norm of local shards there is no local clip
+        # (exam round 8 gc_13_backward_fused_diffusion, ge_14_step_in_backward).
         if not seen and find_local_norm(evidence.sources) is None:
             return (
                 "the script updates its weights within the backward, and takes no norm of local"
@@ -77,18 +82,26 @@ class ManualLocalNormClip(Rule):
             )
             return self.failed(text, empty[0].at_line, fix=fix)
         scales, whole = _scales(evidence)
+        # Neither seen to clip nor any clip or norm of gradients in the sources: not applicable
+        # rather than inconclusive (exam round 3 g_16_optimizer_in_backward, i_17_optim_in_backward
+        # (right, inconclusive)).
         if not _clipped(scales) and not whole and not may_clip(evidence.sources):
             none = (
                 "the script was not seen to clip, and its sources have no clip and no norm of"
                 " gradients"
             )
             return self.not_applicable(none)
+        # Whether a clip exists is only shown by gradients made 1e6 times as large; if that run did
+        # not reach its step, nothing is known (exam rounds 9 hc_11, 10 ke_16 (a clip that huge
+        # gradients did not reach)).
         if not whole and clip_is_open(evidence) and not _clipped(scales):
             lacks = "no run with gradients 1e6 times as large reached its optimizer step"
             return self.unknown(evidence.missing.get("provoked", lacks))
         if not scales:
             return self.unknown("no gradient was seen both after backward and at the step")
         limit = limit_between_ranks(scales)
+        # The factors of one clip are equal on all ranks but for float32 rounding (1e-5); a local
+        # norm of random shards differs by far more, but may differ by less than 1e-3.
         apart = {name: s for name, s in scales.items() if uneven(s, limit)}
         if apart:
             ratios = {
@@ -118,6 +131,8 @@ class ManualLocalNormClip(Rule):
         """Gradients scaled by a factor computed from local shards without a collective."""
         found: dict[ast.AST, tuple[str, Event]] = {}
         for event in flow.events:
+            # Only what scales a gradient is a clip; adding decay or noise is not (pairs.yaml
+            # manual-local-norm-clip).
             augmented = event.op == "(augmented)" and event.method in ("Mult", "Div")
             scales = event.method in ("mul_", "div_", "copy_") or augmented
             if (
@@ -148,6 +163,8 @@ def _is_norm(part: Value) -> bool:
     if name not in ("norm", "vector_norm", "square", "pow", "Pow"):
         return False
     dim = event.kwargs.get("dim") if event is not None and "norm" in name else None
+    # fully_shard cuts dim 0: a norm over later dims (AGC, row norms) lies on one rank whole. A
+    # negative dim may be the rows (linted right scripts of the exam: norms over rows).
     return not (dim is not None and isinstance(dim.const, int) and dim.const > 0)
 
 
@@ -162,12 +179,21 @@ def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:
         return scales(evidence.trained), False
     by_script = reduced_by_the_script(evidence.trained)
     return {
-        name: s for name, s in stressed_scales(records).items() if name not in by_script
+        # Plain parameters beside sharded ones (a temperature) are reduced by the script after
+        # backward: their factor between backward and step is that, not a clip (exam round 1
+        # b_10_clip_logit_scale twin, c_16_replicated_small_params).
+        name: s
+        for name, s in stressed_scales(records).items()
+        if name not in by_script
     }, run.completed
 
 
 def _clipped(scales: dict[str, list[float]]) -> list[str]:
     """The parameters whose gradients were scaled down, or unevenly."""
     return [
-        name for name, factors in scales.items() if uneven(factors) or max(factors) < 1.0 - SAME
+        # Scaled by less than 0.1 % is not scaled: SAME is far above rounding of a factor, and far
+        # below what a reached clip does.
+        name
+        for name, factors in scales.items()
+        if uneven(factors) or max(factors) < 1.0 - SAME
     ]

@@ -35,6 +35,9 @@ class AcCompileOrder(SourceRule):
             module = event.args[0]
             compiled = [e for e in flow.ops("torch.compile") if e.args and e.result is module]
             compiled += [e for e in flow.methods("compile") if e.on is module and covers(e, event)]
+            # Right order: checkpoint wrapper, then compile, then fully_shard. Only a module that is
+            # already sharded or compiled is wrapped too late (examples/ (compile after
+            # checkpointing after no sharding)).
             if (shard := flow.managed_by(module, event)) is not None:
                 what = (
                     f"sharded in line {shard.line}, before it is wrapped for activation"

@@ -5,6 +5,8 @@ from ...source.flow_queries import text
 from ...source.values import Value
 from ..base import Flow, Hits, SourceRule
 
+# Only what a seed is computed from by arithmetic carries the salt; an object that was found by a
+# hash does not.
 _ARITHMETIC = frozenset({"abs", "int", "max", "min", "pow", "round", "sum", "hash"})
 _SEEDS = (
     "torch.manual_seed",
@@ -67,6 +69,8 @@ def _computed(value: Value) -> Iterator[Value]:
 def _of_text(node: ast.AST | None) -> bool:
     """Whether a call of `hash` is given text, alone or in a tuple; numbers have no salt."""
     for part in ast.walk(node) if node is not None else ():
+        # Python salts the hash of text (str, bytes) for each process; that of numbers and of tuples
+        # of numbers is the same everywhere (fault salted_hash_seed.yaml).
         made = isinstance(part, ast.Call) and getattr(part.func, "id", "") in ("str", "repr")
         if (
             made

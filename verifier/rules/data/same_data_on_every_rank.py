@@ -37,6 +37,8 @@ class SameDataOnEveryRank(Rule):
     def applies(self, evidence: Evidence) -> str:
         if evidence.trained.world_size == 1:
             return "not applicable with one rank"
+        # Tensor- and context-parallel ranks share one sample on purpose; they count once
+        # (zoo/tp_fsdp.py).
         alone = len(evidence.trained.sample_ranks) == 1
         return (
             "one data-parallel rank: all ranks hold parts of one model and share its samples"
@@ -48,6 +50,8 @@ class SameDataOnEveryRank(Rule):
         run = evidence.trained
         rows = [_trained_on(run, step) for step in range(1, run.steps() + 1)]
         seen = {row for step in range(1, run.steps() + 1) for own in run.rows(step) for row in own}
+        # Without a backward the samples of a step are not recorded: not applicable (exam evolution
+        # strategies (n_13, u_13, fb_10)).
         if not seen and not run.all(Micro):
             return self.not_applicable(
                 "no step has a backward: samples of the forwards behind it are not recorded"
@@ -56,6 +60,8 @@ class SameDataOnEveryRank(Rule):
             return self.unknown("the model was given no tensor with distinguishable rows")
         pairs = list(combinations(run.sample_ranks, 2))
         right = _batches_of_one_process(evidence)
+        # Steps whose samples over all ranks are those of one process are right: what two ranks
+        # share is twice in the data (exam round 6 w_18_sam_swa).
         steps = [(step, own) for step, own in enumerate(rows, 1) if step not in right]
         same = {
             (a, b): [step for step, own in steps if own[a] and own[a] == own[b]] for a, b in pairs
@@ -67,6 +73,8 @@ class SameDataOnEveryRank(Rule):
             return self.passed(f"{samples}, {shared} of them shared with another rank")
         first = same[a, b][0]
         batch = rows[first - 1][a]
+        # Ranks given the same whole graph that compute losses of other nodes train on other targets
+        # (exam round 2 f_07_gnn_select twin).
         if _other_targets(evidence.full_precision or run, a, b, same[a, b]):
             inputs = count(batch.total(), "sample")
             return self.passed(
@@ -93,6 +101,8 @@ class SameDataOnEveryRank(Rule):
             not flow.certain
             or not trains(flow)
             or not flow.roots
+            # A script that uses the rank anywhere may split its data in a way that is not followed
+            # (linted right scripts).
             or flow.rank_uses
             or names_in(flow, *_BY_RANK)
         ):
@@ -124,6 +134,7 @@ class SameDataOnEveryRank(Rule):
                 )
 
 
+# Names of libraries' ways to split data by rank that the flow does not follow.
 _BY_RANK = (
     "split_dataset_by_node",
     "node_rank",
@@ -140,7 +151,10 @@ def _trained_on(run: Run, step: int) -> list[Counter[int]]:
     """
     micros = run.micros(step)
     return [
-        Counter(row for micro in own if micro.loss != 0.0 for row in micro.rows) for own in micros
+        # A batch whose loss is exactly zero (a dummy for ranks that ran out) trains nothing, and
+        # may be equal everywhere (zoo/zero_loss.py).
+        Counter(row for micro in own if micro.loss != 0.0 for row in micro.rows)
+        for own in micros
     ]
 
 
@@ -163,6 +177,8 @@ def _other_targets(run: Run, a: int, b: int, steps: list[int]) -> bool:
     """
     made = [run.micros(step) for step in steps if step <= run.steps()]
     pairs = [pair for micros in made for pair in zip(micros[a], micros[b], strict=False)]
+    # Other losses of equal samples mean other targets only where dropout could not make them
+    # differ: the generators are in the same state.
     losses = [(x.loss, y.loss) for x, y in pairs if x.random == y.random]
     apart = [abs(x - y) for x, y in losses if x is not None and y is not None]
     return bool(pairs) and len(apart) == len(pairs) and all(value > 0.0 for value in apart)

@@ -51,6 +51,7 @@ class SetEpochMissing(Rule):
                     f" {called}"
                 )
                 return self.failed(text, again.at_line)
+        # A run that ends within its first epoch shows no second order: inconclusive.
         if max(map(len, begun)) == 1 and not run.all(SetEpoch):
             return self.unknown(
                 "the run ended in the first epoch, without a call of set_epoch: give more --steps"
@@ -97,6 +98,8 @@ def _repeated(trace: Trace) -> Sampler | None:
     for record in trace.records:
         if isinstance(record, Sampler) and record.shuffle:
             last = (record.dataset, record.seed, record.epoch)
+            # An order of which at most one batch was trained on was read for its shape, not as an
+            # epoch (scripts that read a first batch for its shape).
             waiting = record if begun.get(last, 0) > 1 else None
             begun[last] = 0
         elif isinstance(record, Micro) and last is not None:

@@ -6,6 +6,8 @@ from ...analysis.state import states
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, some
 
+# A few texts numbered alike or not (labels, splits) may be settings of the rank; four that both
+# ranks know are a vocabulary (exam round 4 n_02_tabular_vocab (fault)).
 LEAST = 4  # texts that two ranks number both
 _ENTRY = re.compile(r"(.+)\[(['\"].*['\"])\]$")  # of a dict whose keys are texts
 
@@ -49,6 +51,8 @@ class VocabularyOfOneRank(Rule):
             return self.passed(f"all ranks number the texts of {some(sorted(known))} alike")
         if single is None or not single.steps():
             return self.unknown(evidence.missing.get("single", "no run of one process was made"))
+        # If the model is given the samples of one process, the vocabulary was not used for them (or
+        # only for a log).
         if run.same_batch(1, single):
             return self.passed(
                 f"ranks number the texts of {some(found)} otherwise, and train on the samples of"
@@ -75,6 +79,7 @@ def _vocabularies(values: dict[str, Held]) -> dict[str, dict[str, int]]:
 
 def _consecutive(numbers: Iterable[int]) -> bool:
     ordered = sorted(numbers)
+    # Consecutive numbers are indices into a table of embeddings; other numbers by text are counts.
     return len(ordered) >= LEAST and ordered == list(range(ordered[0], ordered[0] + len(ordered)))
 
 

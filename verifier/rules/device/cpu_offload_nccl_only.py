@@ -30,6 +30,8 @@ class CpuOffloadNcclOnly(SourceRule):
         made = ((made_by(policy, "fsdp.CPUOffloadPolicy"), event) for policy, event in given)
         # not under an option of its own
         always = any(policy is not None and covers(policy, event) for policy, event in made)
+        # A group with gloo beside NCCL reduces gradients on the CPU; an offload under an option
+        # need not be on (fault cpu_offload_nccl.yaml).
         if groups and all(is_nccl(e) for e in groups) and always:
             yield (
                 "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only",

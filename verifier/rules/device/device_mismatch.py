@@ -27,6 +27,8 @@ class DeviceMismatch(RaisedRule):
     def applies(self, evidence: Evidence) -> str:
         run = evidence.train
         used = run is not None and any(m.cuda is not None for m in run.all(Memory))
+        # Without CUDA, real or computed on the CPU, no two devices can meet
+        # (zoo/written_for_gpus.py).
         if run is not None and run.completed and not (used or evidence.cuda_on_cpu):
             return "no rank used CUDA"
         return super().applies(evidence)

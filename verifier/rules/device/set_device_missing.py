@@ -31,6 +31,8 @@ class SetDeviceMissing(SourceRule):
         """A module is moved to the current GPU before a device is set."""
         groups = process_groups(flow)
         nccl = bool(groups) and all(is_nccl(event) for event in groups)
+        # Ways to give each rank its GPU; a script that names one of them is not reported
+        # (zoo/written_for_gpus.py, zoo/device_flag.py).
         words = ("set_device", "device_id", "CUDA_VISIBLE_DEVICES", "with torch.cuda.device")
         if (
             not flow.certain
@@ -44,6 +46,8 @@ class SetDeviceMissing(SourceRule):
             if (
                 event.on is None
                 or not flow.is_module(event.on)
+                # init_device_mesh sets the current CUDA device by the local rank (torch
+                # init_device_mesh).
                 or (meshes and meshes[0].index < event.index)
             ):
                 continue

@@ -31,6 +31,8 @@ class AccumNeverResynced(UnreducedRule):
         for record in run.all(Step):
             # Other optimizers may step later, when the gradients of their own parameters have been
             # reduced.
+            # Another optimizer steps later, when its own parameters' gradients have been reduced:
+            # only those that this one holds are lost (zoo/two_optimizers.py, exam GANs).
             lost = [name for name in record.unsynced if name in record.held]
             if lost and record.step <= run.steps():
                 empty = any(record.grads_at_step.get(n) is None for n in lost)

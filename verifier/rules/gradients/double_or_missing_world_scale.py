@@ -35,6 +35,8 @@ class DoubleOrMissingWorldScale(ScaleRule):
             if (
                 oracle is None
                 or oracle.steps() == 0
+                # Another batch in one process gives other gradients: no factor can be read from
+                # them (zoo/per_rank_batch.py).
                 or oracle.global_batch(1) != run.global_batch(1)
             ):
                 continue
@@ -46,6 +48,8 @@ class DoubleOrMissingWorldScale(ScaleRule):
                     )
                     return self._scaled(evidence, run, field, ratio, found, text)
             seen.append(label)
+        # One process on the same batch decides; the sum of the losses' weights is asked only where
+        # it saw other samples.
         total = total_weight(run) if "one process" not in seen else None
         if total is not None:
             if found := readings(total, run):
@@ -113,6 +117,9 @@ def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:
     """
     after, at_step = (dict(_multiples(run, oracle, field)) for field in ("grads", "grads_at_step"))
     right = {name for name, ratio in at_step.items() if near(ratio, 1.0)}
+    # Experts of one rank have the sum of the ranks' gradients until the script divides it, beside
+    # others that need it not: what counts is what the optimizer finds (experts of one rank (exam
+    # round 9 ha_09_expert_parallel)).
     if any(near(after.get(name, 0.0), 1.0) for name in right):
         after = {name: ratio for name, ratio in after.items() if name not in right}
     for field, found in (("grads", after), ("grads_at_step", at_step)):
@@ -124,8 +131,13 @@ def _multiples(run: Run, oracle: Run, field: str) -> Iterator[tuple[str, float]]
     """(parameter, factor) of gradients that are multiples of the oracle's."""
     mine, theirs = run.whole(Step, field, 1), oracle.whole(Step, field, 1)
     for name, a in mine.items():
+        # Gradients below 1e-5 of the largest (a bias before a softmax) are rounding of a sum that
+        # cancels: any factor between two of them is chance (exam round 11 mc_01_twotower_init
+        # twin).
         by_chance = name in run.faint or name in oracle.faint
         if a and (b := theirs.get(name)) and a[0] > 0.0 and b[0] > 0.0 and not by_chance:
             ratio = math.sqrt(a[0] / b[0])
+            # The whole gradient must be a multiple up to 1e-3: far above rounding, far below the
+            # smallest factor of two.
             if difference(a, [ratio * x for x in b]) <= NEAR * math.sqrt(a[0]):
                 yield name, ratio

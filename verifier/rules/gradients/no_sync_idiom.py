@@ -30,6 +30,8 @@ class NoSyncIdiom(RaisedRule):
         hits = evidence.hits.get(self.name, ())  # the attribute of DDP raises nothing
         if hits and found.status == "pass":
             return self.failed(hits[0].message, hits[0].location, tier="static")
+        # With one micro-batch a step the branch with `no_sync` never runs: inconclusive, with
+        # advice (fault no_sync_idiom_2.yaml).
         if found.status == "pass" and micro_batches(evidence.trained) == 1:
             advice = "give it arguments that accumulate gradients"
             return self.unknown(

@@ -63,11 +63,15 @@ def _leaked(trace: Trace) -> Zeroed | None:
         if isinstance(record, Step):
             if left is not None:
                 return left
+            # What the step's own optimizer held unreduced is accum-never-resynced's fault. A
+            # discriminator's gradients that another loss leaves are this one's (fault
+            # accum_never_resynced*.py; a critic's leftovers).
             known = set(record.unsynced) & set(record.held)
         elif isinstance(record, Micro):
             known = set()
         elif isinstance(record, Zeroed) and left is None and not known.issuperset(record.unsynced):
             left = record
+        # Gradients that are thrown away before a step uses them did no harm (zoo/norm_guard.py).
         elif isinstance(record, Discarded):
             left = None
     return None

@@ -32,6 +32,9 @@ class ZeroGradWhileUnsharded(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         for trace in evidence.trained.traces:
             left = trace.first(NotCleared)
+            # `model.zero_grad()` between forward and backward leaves the gradients of gathered
+            # groups; it matters if a later step uses them (exam round 4 m_19_langevin (a true
+            # finding: wrong, though given as right)).
             if left is not None and any(r.seq > left.seq for r in trace.of(Step)):
                 names = f"{count(len(left.names), 'parameter')} ({some(left.names)})"
                 text = (

@@ -49,6 +49,8 @@ def named(sources: Sources, part: Parting) -> Named | None:
 def _by_rank(sources: Sources, part: Parting) -> Named | None:
     """A rank is in a collective under a condition on the rank."""
     for event in part.events.values():
+        # A step is no collective: a rank in one under a rank condition is not what the others wait
+        # for.
         for frame in event.frames if event is not None and event.op != "step" else ():
             guard = rank_guard(sources, frame[0], frame[1])
             if event is not None and guard is not None:
@@ -67,6 +69,7 @@ def _by_data(part: Parting) -> Named | None:
         for rank, notes in part.notes.items()
     ]
     done = [(rank, end) for rank, end in ends if end is not None]
+    # If all loaders have ended, or none, uneven data are not the cause.
     if not done or len(done) == len(ends) or not done[0][1].frames:
         return None
     rank, end = done[0]
@@ -129,6 +132,8 @@ def _inside(
     it has left.
     """
     if event is None:
+        # A rank without an event is inside the loop unless it is known to have left: nothing else
+        # shows it.
         return rank not in part.left
     return any(f[0] == file and loop[0] <= f[1] <= loop[1] for f in event.frames)
 

@@ -11,6 +11,8 @@ _COLLECTIVE = re.compile(
     r"broadcast_object_list|reduce|reduce_scatter|reduce_scatter_tensor|gather|gather_object|scatter|barrier|"
     r"monitored_barrier|new_group|init_device_mesh|init_process_group)|dcp\.(save|load|async_save)"
 )
+# Arguments that make a collective one of some ranks: under a rank condition that is right
+# (zoo/checkpoint_hsdp.py; pairs.yaml rank-conditional-collective).
 _GROUPED = ("group", "process_group", "no_dist")
 
 
@@ -39,6 +41,8 @@ class RankConditionalCollective(HangRule):
             what = (
                 _collective(flow, event) if guard is not None and id(event.node) not in seen else ""
             )
+            # If the other branch calls the same collective, all ranks meet (pairs.yaml
+            # rank-conditional-collective).
             if what and guard is not None and not _in_opposite_branch(flow, event):
                 seen.add(id(event.node))
                 line = getattr(guard.node, "lineno", event.line)
@@ -52,6 +56,7 @@ def _collective(flow: Flow, event: Event) -> str:
     found = False
     if _COLLECTIVE.fullmatch(event.op):
         within = (
+            # The third positional argument of these is the group.
             event.op in ("dist.all_reduce", "dist.broadcast", "dist.reduce") and len(event.args) > 2
         )
         found = (
@@ -73,6 +78,8 @@ def _counts_its_ranks(event: Event) -> bool:
     may leave others out of.
     """
     size = event.kwargs.get("world_size") if event.op == "dist.init_process_group" else None
+    # init_process_group with a fixed world_size makes a group of some of the processes: the
+    # condition chooses them (linted right scripts of the exam).
     return size is not None and size.kind == "const"
 
 

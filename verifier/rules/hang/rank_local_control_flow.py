@@ -5,6 +5,8 @@ from ...source.values import Value, reach
 from ..base import Event, Flow, Hits
 from ._named import HangRule
 
+# Questions to a rank's own value by which a step is skipped: not finite, or below a bound (faults
+# rank_local_control_flow*.yaml).
 _ASKS = ("isnan", "isfinite", "isinf", "Lt", "LtE", "Gt", "GtE")
 
 
@@ -30,6 +32,8 @@ class RankLocalControlFlow(HangRule):
     """
 
     # of a step that only some ranks make, each clips its own
+    # Of a step that only some ranks make, each clips its own: the uneven clip is a consequence
+    # (exam round 10).
     explains = ("manual-local-norm-clip",)
 
     def detect(self, flow: Flow) -> Hits:
@@ -40,6 +44,8 @@ class RankLocalControlFlow(HangRule):
                 if not test.local:
                     continue
                 asks = any(part.name.rpartition(".")[2] in _ASKS for part in reach(test))
+                # A value that was reduced over ranks is the same everywhere: all skip together
+                # (zoo/norm_guard.py).
                 synced = any(part.synced for part in reach(test))
                 if not asks or synced:
                     continue

@@ -32,6 +32,8 @@ class RunCompletes(Rule):
             return self.unknown(evidence.missing.get("train", "the script was not run"))
         if not run.completed:
             cause = root_cause(run)
+            # A simulated rank has made-up numbers from the others, by which a right script may
+            # stop.
             if run.role == "simulate":
                 early = "the simulated run stopped early, which its made-up numbers may cause"
                 return self.unknown(f"{early}: {cause.text}")
@@ -39,6 +41,8 @@ class RunCompletes(Rule):
         if run.steps() == 0:
             return self.unknown(f"the script ended: {without_steps(run)}")
         survey = evidence.survey
+        # A survey run that reached its time limit, or that the verifier's own probe stopped, is no
+        # failure of the script.
         if survey is not None and not (survey.completed or survey.timed_out or survey.probe_failed):
             cause = root_cause(survey)
             return self.failed(

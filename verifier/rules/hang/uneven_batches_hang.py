@@ -36,6 +36,7 @@ class UnevenBatchesHang(HangRule):
             if (
                 None in lengths
                 or len(set(lengths)) == 1
+                # Loaders of other lines on other ranks are other loaders.
                 or any(e.frames != made[0].frames for e in made)
             ):
                 continue
@@ -45,6 +46,9 @@ class UnevenBatchesHang(HangRule):
             )
             for frame in made[0].frames[:1]:
                 loop = loop_is_plain(sources, frame[0], frame[1])
+                # Uneven loaders hang only where a plain loop takes all batches to the model; one
+                # that stops at a fixed step, or runs no collective, is right
+                # (zoo/evaluation_loop.py, zoo/uneven_shards.py).
                 if loop is not None and _runs_model(run, frame[0], loop):
                     end = (
                         "and its loop runs the model on all of them: some ranks will hang at"

@@ -13,6 +13,8 @@ class EmptyRule(Rule):
 
     needs = frozenset({"train", "provoked"})
     wants = "models"
+    # Failures that follow from memory that nothing filled (faults meta_buffers_garbage*.py,
+    # meta_params_not_reset.py).
     explains = (  # what lies there differs between ranks and runs, and a NaN spreads
         "dtensor-rng-identical-shards-cpu",
         "load-without-set",
@@ -29,6 +31,8 @@ class EmptyRule(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run, filled = evidence.trained, evidence.provoked
+        # Whether memory of to_empty is filled shows only in a run that puts NaN there: numbers that
+        # happen to lie there look like weights.
         if filled is None or not filled.models:
             lacks = "the run that fills the memory of to_empty with NaN did not reach a forward"
             return self.unknown(evidence.missing.get("provoked", lacks))

@@ -49,6 +49,8 @@ class DtensorRngIdenticalShardsCpu(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         digests = {name: _digests(run, name, ranks) for name, ranks in _sharded(run).items()}
+        # Constant or tiny shards are equal on all ranks rightly: they have no digest (biases of
+        # zeros, norms of ones).
         known = {name: set(shards) for name, shards in digests.items() if all(shards)}
         if not known:
             return self.unknown(
@@ -56,6 +58,9 @@ class DtensorRngIdenticalShardsCpu(Rule):
             )
         same = [name for name, shards in known.items() if len(shards) == 1]
         still = ""
+        # If most parameters have equal shards, the generator drew alike. A few may be copies on
+        # purpose (experts made of one layer): they fail only if training does not part them (exam
+        # round 12 na_04_lora_init (missed); experts made as copies).
         if 2 * len(same) < len(
             known
         ):  # copies on purpose, such as experts made of one layer, part in training
@@ -73,6 +78,8 @@ class DtensorRngIdenticalShardsCpu(Rule):
 def _sharded(run: Run) -> dict[str, list[int]]:
     """{parameter: the ranks that hold its first replica} of those that lie on several ranks."""
     held = [
+        # Replicas of a hybrid mesh have equal shards rightly: only the ranks of one replica are
+        # compared (zoo/hsdp.py).
         (n, [e.rank for e in es if e.sharded and e.copy == es[0].copy])
         for n, es in run.parameters.items()
     ]
@@ -91,6 +98,9 @@ def _moved_alike(run: Run, name: str, ranks: list[int]) -> bool:
     alike = (
         len(ends) == len(ranks) and math.isfinite(ends[0]) and all(end == ends[0] for end in ends)
     )
+    # A frozen parameter cannot part: only one that training changed, and whose shards still have
+    # bitwise the same length, learns the same on all ranks (frozen copies (test_wrapping_rules.py
+    # adapters(2.0, 2.0))).
     return alike and any(length != ends[0] for length in own[ranks[0]])
 
 

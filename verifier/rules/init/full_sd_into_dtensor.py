@@ -6,6 +6,8 @@ from ...trace.events import Checkpoint
 from ..base import Flow, Hits
 from ..raised import MixedRule
 
+# Calls that put a state dict, or one tensor, into parameters: without any of them in the sources
+# the rule does not apply (faults full_sd_into_dtensor*.yaml).
 LOADERS = (
     "load_state_dict",
     "set_model_state_dict",
@@ -41,6 +43,8 @@ class FullSdIntoDtensor(MixedRule):
         if not went_through(evidence) or not unnamed(evidence.sources, *LOADERS):
             return ""
         records = (r for run in trainings(evidence) for r in run.all(Checkpoint))
+        # A library may load where the sources name no call of torch's (library loops (transformers,
+        # Lightning)).
         loads = any(record.op in LOADS for record in records)  # in the script or in a library
         return "" if loads else "the script loads no state dict and copies into no parameter"
 
@@ -57,12 +61,16 @@ class FullSdIntoDtensor(MixedRule):
             parts = list(reach(state))
             sharded = any(
                 p.rank
+                # A file of this rank's own, chosen among a folder's, holds this rank's shards
+                # (linted right scripts of the exam: a file name with the rank in it).
                 or p.local
                 or p.name in ("tensor.distribute_tensor", "dsd.get_model_state_dict")
                 for p in parts
             )
             if (
                 not event.open
+                # With assign=True the load replaces parameters instead of copying:
+                # parameter-replaced-after-shard judges it.
                 and "assign" not in event.kwargs
                 and not sharded
                 and any(_full(flow, p) for p in parts)

@@ -45,6 +45,8 @@ class MetaBuffersGarbage(EmptyRule):
             for holder in _modules_in(model):
                 for made in flow.methods("register_buffer"):
                     name = made.args[0].const if made.on is holder and made.args else None
+                    # Persistent buffers come with a state dict; only non-persistent ones must be
+                    # computed again after to_empty (zoo/meta_init_rope.py).
                     lost = isinstance(name, str) and is_const(made.arg(2, "persistent"), False)
                     if lost and not _named_elsewhere(flow, str(name)):
                         buffer = (
@@ -57,6 +59,8 @@ class MetaBuffersGarbage(EmptyRule):
 
 def _modules_in(model: Value, depth: int = 0) -> Iterator[Value]:
     yield model
+    # Bound of the walk through nested modules of known classes; six levels are more than models are
+    # written with.
     for _, part in parts_of(model) if depth < 6 else ():
         of_calls = part.kind != "object" and part.event
         for one in [e for given in part.event.args for e in inner(given)] if of_calls else [part]:
@@ -66,6 +70,8 @@ def _modules_in(model: Value, depth: int = 0) -> Iterator[Value]:
 
 def _named_elsewhere(flow: Flow, name: str) -> bool:
     """Whether a buffer's name, or all buffers, are named outside of constructors and forwards."""
+    # A script that names the buffer, or all buffers, outside of constructors and forwards may
+    # compute it again (zoo/meta_init_rope.py).
     words = {name, "buffers", "named_buffers", "_buffers", "__init__", "register_buffer"}
     for function in (node for module in flow.project.modules for node in ast.walk(module.tree)):
         if not isinstance(function, ast.FunctionDef | ast.Module):

@@ -37,6 +37,7 @@ class MetaNotMaterialized(RaisedRule):
         if not went_through(evidence):
             return ""
         real = any(record.parameters for record in evidence.trained.all(Shard))
+        # Parameters with values at the sharding were not on the meta device.
         known = real and not evidence.trained.all(ToEmpty)
         return "the model is not on the meta device when it is sharded" if known else ""
 

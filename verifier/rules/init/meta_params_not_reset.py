@@ -3,7 +3,11 @@ from ...source.flow_queries import emptied, text
 from ..base import Hits, Run
 from ._empty import EmptyRule
 
+# Methods by which a script gets at modules or loads them: after one of these the weights may be
+# written, and nothing is reported (faults meta_params_not_reset.py; pairs.yaml).
 _TOUCHES = ("modules", "named_modules", "buffers", "named_buffers", "children", "load_state_dict")
+# `parameters()` outside a loop goes straight into an optimizer; in a loop the script may write each
+# of them (pairs.yaml meta-params-not-reset).
 _TOUCHES_IN_LOOP = ("parameters", "named_parameters")  # else they go straight into an optimizer
 
 

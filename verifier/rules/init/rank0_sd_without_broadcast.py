@@ -31,6 +31,8 @@ class Rank0SdWithoutBroadcast(Rule):
     skipped_with = ("checkpoint",)
 
     def applies(self, evidence: Evidence) -> str:
+        # A setter that the sources name and no run reached may run in a resume: then it is open,
+        # not absent (exam round 10 kd_07_traffic_best_model twin (inconclusive)).
         may = evidence.saving is not None and not unnamed(evidence.sources, *SETTERS)
         if not went_through(evidence) or _calls(evidence) or may:
             return ""
@@ -43,6 +45,8 @@ class Rank0SdWithoutBroadcast(Rule):
         calls = _calls(evidence)
         for records in calls:
             empty = [rank for rank, r in enumerate(records) if r.given == 0]
+            # Ranks without keys are right if torch broadcasts from rank 0, or if no rank has any
+            # (zoo/broadcast_from_rank0.py).
             if empty and len(empty) < len(records) and not all(r.broadcast for r in records):
                 full = next(r for r in records if r.given)
                 given = (

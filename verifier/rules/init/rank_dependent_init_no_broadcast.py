@@ -10,7 +10,9 @@ from ...trace.events import Checkpoint, Shard
 from ..base import Finding, Hits, Rule, count, some
 
 # Of the norm of a tensor: more than bfloat16 takes from it, less than other random numbers differ
-# by.
+# by. A base held in bfloat16 is the float32 of the oracle but for rounding (2^-9 a value, 2^-8 at
+# most): twice that passes; other random numbers are off by about the whole norm (frozen base in
+# bfloat16).
 ROUNDING = 2.0**-7
 _LOADS = ("dsd.set_model_state_dict", "dsd.set_state_dict", "dcp.load")
 _SETS_ALL = (
@@ -77,12 +79,16 @@ class RankDependentInitNoBroadcast(Rule):
         run = evidence.trained
         line = run.line_of(Shard)
         own = divided_by_script(evidence)
+        # A table of which the script gives each rank a part has other values on each, rightly (exam
+        # round 6 w_14_rowparallel_table).
         if diverged := [name for name in _replicas_that_differ(run) if name not in own]:
             return self.failed(
                 f"{some(diverged)}: replicas on different ranks have different initial values", line
             )
         # What differs between the replicas of a hybrid mesh, and not within one, is
         # hsdp-replicas-diverge-at-init.
+        # What differs between replicas of a hybrid mesh, and not within one, is
+        # hsdp-replicas-diverge-at-init's (zoo/hsdp.py).
         alike = _first_replica(run)
         per_rank = [t.of(Shard) for t in run.traces if t.rank in alike]
         if len({len(records) for records in per_rank}) > 1:
@@ -92,6 +98,8 @@ class RankDependentInitNoBroadcast(Rule):
             if evidence.single is None or not evidence.single.parameters:
                 lacks = f"{late}, and no single-process run initialised its own to compare with"
                 return self.unknown(evidence.missing.get("single", lacks))
+            # Weights that are made on shards cannot be compared before it: one process with the
+            # same begins shows that they do not depend on the ranks (weights made after sharding).
             if not _as_one_process(run, evidence.single):
                 return self.unknown(
                     f"{late}, and a single process initialises others: they depend on the world"
@@ -116,15 +124,23 @@ class RankDependentInitNoBroadcast(Rule):
             for r in run.places(Checkpoint)
             if r.op in LOADS and last_shard < r.seq < first_model
         )
+        # A load after the sharding and before the first forward sets all weights: what ranks held
+        # before is gone (zoo/checkpoint_*.py; zoo/broadcast_from_rank0.py).
         if op := next(loads, ""):
             return self.passed(
                 f"different on the ranks before sharding, but {op} sets all weights after it"
             )
+        # If all weights of one rank from before the sharding are the model's at the first forward,
+        # they were set on all (exam round 3 g_12_scale_after (rank-dependent seeds, rank 0's
+        # weights are broadcast)).
         if (giver := _rank_that_gave_all(run, per_rank)) is not None:
             return self.passed(
                 f"different on the ranks before sharding, but rank {giver}'s are set on all"
                 " after it"
             )
+        # Memory of torch.empty differs between ranks until it is set on shards: if one process
+        # begins with the same weights, it was set (one right script judged again (weights by
+        # torch.empty; reliability.md 'One had failed')).
         if evidence.single is not None and _as_one_process(run, evidence.single):
             return self.passed(
                 "different on the ranks before sharding, but set after it: a single process begins"
@@ -135,6 +151,8 @@ class RankDependentInitNoBroadcast(Rule):
         )
 
     def detect(self, flow: Flow) -> Hits:
+        # Calls that set all weights later (broadcasts, distribute_tensor, to_empty with a load)
+        # make the first values of no matter (zoo/broadcast_from_rank0.py, zoo/meta_init_rope.py).
         if not flow.certain or flow.ops(*_SETS_ALL) or flow.methods("to_empty"):
             return
         seeds = flow.ops("torch.manual_seed", "torch.random.manual_seed")
@@ -208,6 +226,8 @@ def _whole(run: Run) -> dict[str, Sketch]:
 
 
 def _near(a: Sketch, b: Sketch) -> bool:
+    # The same float32 values summed in float64 by other shards: only the order of summation
+    # differs, 1e-9 at most.
     return difference(a, b) <= 1e-9 * (1.0 + b[0])
 
 
@@ -227,6 +247,8 @@ def _replicas_that_differ(run: Run) -> list[str]:
     """Plain parameters of which two ranks hold other values at the first forward."""
 
     def differ(first: Sketch, *others: Sketch) -> bool:
+        # Copies of one parameter have the same bits; 1e-9 of the norm only covers the sketch's own
+        # sums.
         return any(difference(first, other) > 1e-9 * (1.0 + first[0] ** 0.5) for other in others)
 
     plain = {

@@ -26,6 +26,8 @@ def replicas_of(run: Run, sketches: dict[str, list[Sketch]]) -> dict[str, list[S
         copies: dict[int, Sketch] = {}
         entries = run.parameters[name]
         for entry, value in zip(entries, values, strict=True):
+            # Ranks of another mesh may have a parameter of the same name: only those of one mesh
+            # hold copies of each other.
             if entry.sharded and entry.ranks == entries[0].ranks:
                 copies[entry.copy] = add(copies.get(entry.copy), value)
         if len(copies) > 1:
@@ -39,6 +41,9 @@ def replicas_apart(replicas: dict[str, list[Sketch]]) -> list[str]:
         name
         for name, (first, *others) in replicas.items()
         if any(
-            not difference(first, other) <= 1e-9 * (1.0 + math.sqrt(first[0])) for other in others
+            # Replicas have the same bits; 1e-9 covers the order in which the sketches of shards are
+            # summed. `not <=` so that NaN differs.
+            not difference(first, other) <= 1e-9 * (1.0 + math.sqrt(first[0]))
+            for other in others
         )
     )

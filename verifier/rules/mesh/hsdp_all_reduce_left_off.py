@@ -45,6 +45,8 @@ class HsdpAllReduceLeftOff(Rule):
             calls = f"{count(flags, 'call')} of set_requires_all_reduce(False)"
             return self.failed(f"{what}, but not over the replicas ({calls})", line)
         before = replicas_at_start(run)
+        # Replicas that begin apart are hsdp-replicas-diverge-at-init's: only those that begin equal
+        # show what all-reduces do (fault hsdp_replicas_diverge_at_init*.yaml).
         same = set(before) - set(replicas_apart(before))
         if not same:
             return self.unknown(

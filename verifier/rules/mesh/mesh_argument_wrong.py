@@ -31,6 +31,8 @@ class MeshArgumentWrong(Rule):
     simulated = True
     shards = re.compile(r"shard|fsdp", re.I)
     replicates = re.compile(r"repl|ddp", re.I)
+    # Names of dims that no data-parallel dim has; fully_shard would shard or replicate over them
+    # (faults mesh_argument_wrong*.yaml).
     foreign = re.compile(
         r"^(tp|tensor|tensor_parallel|model_parallel|pp|pipe|pipeline|pipeline_parallel)$", re.I
     )
@@ -59,6 +61,8 @@ class MeshArgumentWrong(Rule):
                         found += ", and its ranks train on the same samples"
                         return self.failed(found, record.at_line)
                     return self.failed(f"{found}{BY_NAME}", record.at_line, required=False)
+            # fully_shard reads a 2D mesh by position (replicate, shard): it is reversed only if the
+            # first name says shard and the second replicate (zoo/hsdp.py).
             reversed_names = self.shards.search(first) and not self.replicates.search(first)
             if reversed_names and self.replicates.search(second):
                 return self.failed(f"{how}{BY_NAME}", record.at_line, required=False)
@@ -125,6 +129,8 @@ def _same_samples(run: Run, mesh: Mesh, dim: int) -> bool:
 def _by_position(run: Run) -> Iterator[tuple[Wrap, Mesh]]:
     """The calls of fully_shard with a mesh of two named dims, which it reads by position."""
     for record in run.places(Wrap):
+        # A call that names its dims explicitly does not read them by position (torch with explicit
+        # dims).
         if record.mesh is not None and len(record.mesh.names) == 2 and not record.explicit_dims:
             yield record, record.mesh
 

@@ -38,6 +38,8 @@ class SamplerRankIgnoresMesh(Rule):
         run = evidence.trained
         split, whole = _tensor_parallel_groups(run), _given_whole(evidence)
         groups = split or whole
+        # Inputs that are DTensors have other local rows on each rank: samples cannot be compared
+        # (sequence-parallel inputs).
         if run.all(ShardedInput):
             return self.unknown(
                 "the inputs of the model are DTensors, whose samples cannot be compared"
@@ -92,6 +94,7 @@ def _tensor_parallel_groups(run: Run) -> list[list[int]]:
             return []
         meshes[trace.rank] = max(given, key=len)
     if (
+        # A rank outside the mesh it was given shows that the groups are not known.
         any(rank not in ranks for rank, ranks in meshes.items())
         or len(run.data_ranks) == run.world_size
     ):
@@ -116,6 +119,8 @@ def _given_whole(evidence: Evidence) -> list[list[int]]:
     if not run.context_groups or single is None or not single.steps() or not run.steps():
         return run.sequence_groups
     known = single.global_batch(1)
+    # Context-parallel ranks that the script gives parts of a sequence have other rows rightly; only
+    # groups that are given whole samples of one process must share them (context parallelism).
     return [group for group in run.context_groups if all(rows <= known for rows in _of(run, group))]
 
 

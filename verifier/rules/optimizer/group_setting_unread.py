@@ -39,6 +39,9 @@ class GroupSettingUnread(Rule):
             unread = {
                 k: v
                 for k, v in record.unread.items()
+                # A setting that the project itself reads from a group (a schedule's lr_scale, a
+                # log's name) is for that, not for the optimizer (dion (public trainer: `betas` for
+                # a Muon that reads beta1, beta2); names such as lr_scale of right scripts).
                 if (number, k) not in read and not _read_by(evidence, k, record.cls)
             }
             if unread:
@@ -68,6 +71,8 @@ def _read_by(evidence: Evidence, name: str, cls: str) -> bool:
             if _steps(one) and one.name != here
             for part in ast.walk(one)
         }
+        # Another optimizer of the project that reads `betas` says nothing of this one: reads within
+        # other classes with a `step` do not count (dion).
         if any(_reads(node, name) and node not in others for node in ast.walk(tree)):
             return True
     return False
@@ -83,6 +88,7 @@ def _reads(node: ast.AST, name: str) -> bool:
         return isinstance(node.slice, ast.Constant) and node.slice.value == name
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
+    # Ways to take a setting out of a dict besides a subscript.
     return node.func.attr in ("get", "pop") and any(
         isinstance(a, ast.Constant) and a.value == name for a in node.args[:1]
     )

@@ -10,7 +10,12 @@ from ...source.flow_queries import text
 from ...source.project import Module
 from ..base import Flow, Hits, SourceRule
 
+# Methods by which a loop keeps a function beyond its turn, so that it is called when the variable
+# has its last value (exam round 6 v_04_layerwise_decay (missed: curves of learning rates in a
+# list)).
 _COLLECTS = frozenset({"append", "appendleft", "add", "insert", "setdefault"})
+# Hooks that read the loop's variable are only certain to be one for each part where the loop walks
+# the model's parts.
 _MODEL_PARTS = frozenset(
     {"parameters", "named_parameters", "modules", "named_modules", "children", "named_children"}
 )
@@ -46,6 +51,7 @@ class LoopVariableReadLate(SourceRule):
     """
 
     def detect(self, flow: Flow) -> Hits:
+        # Only the project's own files: a library's closures are not the user's to fix.
         for module in (one for one in flow.project.modules if not one.installed):
             for line, name, function in _in_file(module):
                 what = (
@@ -122,6 +128,8 @@ def _read_late(loop: ast.AST) -> Iterator[tuple[ast.Lambda | ast.FunctionDef, st
 def _used_at_once(loop: ast.For) -> bool:
     """Whether a turn may call what it makes, or be the last: it trains, or leaves the loop."""
     leaves = any(isinstance(n, ast.Break | ast.Return | ast.Yield) for n in _own(loop))
+    # A loop that trains, draws or leaves may call what it makes within the same turn: the variable
+    # still has its value then (pairs.yaml loop-variable-read-late (second pair)).
     return leaves or bool(called(loop) & {"backward", "step", "next"})
 
 
@@ -142,6 +150,8 @@ def _kept(statement: ast.stmt, loop: ast.For) -> Iterator[ast.expr]:
             holder, values = None if hook else node.func.value, node.args
         else:
             continue
+        # A list that the loop also reads may be used within the turn: only one that it only fills
+        # is read late for certain.
         if holder is None or _count(loop, holder) <= 1:
             yield from values
 

@@ -33,6 +33,8 @@ class UnsupportedOptimizer(RaisedRule):
             return culprit(run, cause)[0] == self.name
         return (
             any(f.optimizer is not None for f in stack(run, cause))
+            # The same texts name two meshes where tensor parallelism meets FSDP: clip-mixed-mesh
+            # and tensors-on-two-meshes own them (zoo/tp_fsdp.py (two meshes)).
             and re.search(MESHES, cause.error) is None
         )
 
@@ -42,5 +44,7 @@ class UnsupportedOptimizer(RaisedRule):
     def detect(self, flow: Flow) -> Hits:
         for event, models in flow.optimizers:
             sharded = any(flow.sharded_by(model, event) is not None for model in models)
+            # torch's Adafactor factors row and column means of whole matrices, for which DTensor
+            # has no strategy (torch 2.13.0) (fault lowbit_or_unsupported_optimizer.yaml).
             if sharded and event.op == "torch.optim.Adafactor":
                 yield f"{text(event.node)} cannot update sharded matrices", event

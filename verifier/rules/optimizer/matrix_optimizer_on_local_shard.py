@@ -40,6 +40,8 @@ class MatrixOptimizerOnLocalShard(Rule):
     needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
 
     def applies(self, evidence: Evidence) -> str:
+        # torch's optimizers work on DTensors or elementwise; only another class can use a local
+        # shard as if it were whole.
         return "" if _own(evidence.trained) else "the optimizers are torch's own"
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -60,12 +62,16 @@ class MatrixOptimizerOnLocalShard(Rule):
             return self.unknown(f"{cls} uses local shards, and {reason}")
         allowed = limits(evidence, self.name)
         gradients = max(gradients_apart(run, single, at_step=True).values(), default=0.0)
+        # Updates tell of the optimizer only if it was given the gradients of one process.
         if not gradients <= allowed.allowed["gradient at the step"]:
             return self.unknown(
                 f"{cls} uses local shards, and gets other gradients than in one process"
             )
         update, _ = update_apart(run, single, 1)
         limit = allowed.allowed["update"]
+        # The sum of all updates hid the trust ratio of local shards behind the noise of parameters
+        # that begin at zero: each parameter has its own limit (exam round 8 ga_02_vision_lamb
+        # (missed)).
         if update <= limit and (hidden := first_updates_apart(evidence, self.name)):
             first, (value, most) = next(iter(hidden.items()))
             which = (
@@ -125,7 +131,11 @@ def _own(run: Run) -> list[str]:
     ]
 
 
+# Operations that mix rows, for which a rank's rows are not enough (Muon, Shampoo, LAMB's norms of
+# matrices) (pairs.yaml matrix-optimizer-on-local-shard).
 _MATRIX = {"svd", "qr", "inverse", "eigh", "matrix_norm", "mm", "matmul", "bmm", "addmm"}
+# An optimizer that gathers (or reduces) before it multiplies has whole matrices (exam rounds
+# k_05_muon_rows, w_17_owner_muon (right Muons)).
 _GATHERS = {
     "full_tensor",
     "redistribute",

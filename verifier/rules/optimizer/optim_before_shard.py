@@ -39,7 +39,14 @@ class OptimBeforeShard(HeldRule):
                 if (
                     later
                     and not again
+                    # A script that puts the new parameters into param_groups (or passes the
+                    # optimizer to code that is not followed) repairs it (pairs.yaml
+                    # optim-before-shard).
                     and not _regrouped(flow, event)
+                    # An optimizer that makes all its steps before the sharding trained a model of
+                    # its own (a base, a teacher): it holds the right parameters (pairs.yaml
+                    # optim-before-shard (third pair); exam rounds 1 a_20_dpo_lora, 7 fa_02 (a base
+                    # that is pretrained first)).
                     and not _done_before(flow, event, later[-1])
                 ):
                     what = (

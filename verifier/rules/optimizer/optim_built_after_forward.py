@@ -33,6 +33,9 @@ class OptimBuiltAfterForward(HeldRule):
                 shard = flow.sharded_by(model, event)
                 if shard is None or shard.open:
                     continue
+                # Only the root with its default stays gathered after a forward (torch keeps it for
+                # the backward); with True or False given it does not, or is meant (fault
+                # optim_built_after_forward.py).
                 default = is_const(shard.kwargs.get("reshard_after_forward", const(None)), None)
                 ran = [f for f in flow.forwards(model) if covers(shard, f) and covers(f, event)]
                 taken = flow.methods("parameters", "named_parameters")
@@ -40,6 +43,7 @@ class OptimBuiltAfterForward(HeldRule):
                     continue
                 between = flow.events[ran[0].index : event.index]
                 if not any(
+                    # Calls that reshard the root before the optimizer is built.
                     e.method in ("backward", "reshard", "state_dict") or e.op.startswith("dsd.")
                     for e in between
                 ):

@@ -72,4 +72,5 @@ def _casts_inside(root: Value) -> bool:
         if forward is not None
         else [".to("]
     )
+    # A forward that casts by itself may bring the blocks' float32 back to 16 bits.
     return any(word in line for line in lines for word in (".to(", ".type", "autocast", "bfloat16"))

@@ -26,6 +26,8 @@ class ReduceDtypeFollowsParamDtype(LowRule):
     def judge(self, evidence: Evidence) -> Finding:
         low = low_groups(evidence.trained)
         unset = [record for record in low if record.reduce_dtype is None]
+        # A frozen teacher in bfloat16 gets no gradients: its policy needs no reduce dtype (exam
+        # round 10 kb_04_dino_teacher twin).
         if unset and (not evidence.trained.models or _reduces_low(evidence.trained)):
             calls = f"{len(unset)} of {count(len(low), 'call')} of fully_shard set no reduce_dtype"
             return self.failed(
@@ -43,6 +45,8 @@ class ReduceDtypeFollowsParamDtype(LowRule):
         for event in low_policies_of_trained(flow):
             reduce = event.arg(1, "reduce_dtype")
             unset = not event.open and (reduce is None or is_const(reduce, None))
+            # From torch 2.15 on reduce_dtype=None reduces in the parameter's own dtype, so nothing
+            # is lost (torch 2.15.0 (CHANGELOG)).
             if unset and installed_torch() < (2, 15):
                 yield (
                     (

@@ -32,6 +32,8 @@ class CustomForwardBypass(MixedRule):
             return
         registered = {one.const for one in names}
         for event in called_on_sharded(flow, "forward"):
+            # A method that was given to register_fsdp_forward_method gathers its parameters
+            # (zoo/forward_method.py).
             if not {event.function.rpartition(".")[2], "forward"} & registered:
                 yield f"{text(event.node)} bypasses the hooks that gather the parameters", event
         for event in flow.events:
@@ -45,6 +47,7 @@ class CustomForwardBypass(MixedRule):
             before = (
                 one for one in flow.forwards(owner) if one.on is owner and one.index < event.index
             )
+            # After a forward in the same function the root may still be gathered.
             if all(one.function != event.function for one in before):
                 what = (
                     f"{event.function} runs {text(event.node)} outside of forward: no hook gathers"

@@ -4,6 +4,8 @@ from ..base import Hits
 from ..raised import ShardedRule
 from ._base import called_on_sharded
 
+# Only whole tensors from a file replace shards by plain tensors with assign=True; DTensors may be
+# assigned before the optimizer is built (zoo scripts that assign DTensors).
 _PLAIN_FILES = ("torch.load", "safetensors.torch.load_file")
 
 

@@ -49,6 +49,8 @@ class ParamsAddedAfterShard(ShardedModelRule):
             )
         stopped = "" if run.completed else root_cause(run).error
         if re.search(
+            # Texts of torch where a plain parameter meets sharded ones, or a resized layer meets
+            # its old shard (faults params_added_after_shard*.yaml).
             r"mixed torch.Tensor and DTensor|The size of tensor a|shapes cannot be multiplied",
             stopped,
         ):
@@ -84,6 +86,8 @@ class ParamsAddedAfterShard(ShardedModelRule):
             )
 
 
+# Methods of modules, transformers and peft that register parameters (faults
+# params_added_after_shard*.yaml; pairs.yaml).
 _ADDS = (
     "resize_token_embeddings",
     "add_module",

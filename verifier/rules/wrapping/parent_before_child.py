@@ -8,6 +8,8 @@ from ...source.values import holders
 from ...trace.events import Place, Shard
 from ..base import Hits, RaisedRule, RootCause, Run
 
+# A guard that asks whether the module is sharded already (`has_fsdp`, `isinstance(m, FSDPModule)`)
+# makes the order safe.
 _ASKS = re.compile(r"(?i)(has|is|isinstance|get)[^ ]*(fsdp|shard|dtensor)")
 
 
@@ -42,6 +44,8 @@ class ParentBeforeChild(RaisedRule):
         meshes = set(
             re.findall(r"DeviceMesh\((\([^)]*\))", cause.error)
         )  # two of them: tensor parallelism
+        # The same text with two meshes in it is tensor parallelism applied in the wrong order, not
+        # this fault (zoo/tp_fsdp.py).
         return len(meshes) < 2 and any(
             r.at_line and r.at_line.line in lines for r in run.places(Shard)
         )
@@ -62,6 +66,8 @@ class ParentBeforeChild(RaisedRule):
                 continue  # it asks whether the module is sharded already
             for holder in list(holders(module))[1:]:
                 parent, made = flow.first_shard.get(id(holder)), module.event
+                # A block that is made after the parent was sharded was no part of it: it is sharded
+                # alone before it is added (linted right scripts of the exam (growing models)).
                 if parent is None or (made is not None and made.index > parent.index):
                     continue  # what is made after the parent was sharded was no part of it
                 if parent is not event and covers(parent, event):

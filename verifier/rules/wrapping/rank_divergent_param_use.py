@@ -30,6 +30,8 @@ class RankDivergentParamUse(ShardedModelRule):
         for record, done, missing in found:
             reached = [r for r in record.ranks if r in missing or _reached(run, r, done)]
             sets = {rank: missing.get(rank, frozenset()) for rank in reached}
+            # Where FSDP puts zeros in place of missing gradients, or all ranks lack the same ones,
+            # the reduction is right (zoo/two_experts.py).
             if record.filled or len(set(sets.values())) < 2:
                 continue
             lacks = {
@@ -77,6 +79,7 @@ def _reached(run: Run, rank: int, done: int) -> bool:
     later one.
     """
     trace = next((t for t in run.traces if t.rank == rank), None)
+    # A rank that raised did not reach the reduction: nothing is known of its gradients.
     if trace is None or (trace.end is not None and trace.end.how == "exception"):
         return False
     return len(trace.of(Micro)) >= done

@@ -41,7 +41,11 @@ class RootNotWrapped(Rule):
             return self.unknown(ONE_RANK)
         first = {name: entries[0] for name, entries in run.parameters.items()}
         others = {
+            # Parameters registered after the sharding are params-added-after-shard's (fault
+            # params_added_after_shard*.yaml).
             *late_parameters(run),
+            # Parameters of which the script gives each rank a part are plain on purpose, with other
+            # gradients on each rank (exam round 6 w_14_rowparallel_table).
             *divided_by_script(evidence),
         }  # params-added-after-shard judges the late ones
         plain = [
@@ -54,6 +58,8 @@ class RootNotWrapped(Rule):
                 f"{count(len(run.parameters) - len(others), 'parameter')} managed by FSDP"
             )
         line = run.line_of(Shard, last=True)
+        # Plain parameters whose gradients the script reduces itself are equal on all ranks at the
+        # step: right (zoo/ignored_params.py, exam round 1 c_16_replicated_small_params).
         if apart := [name for name in plain if gradients_differ(run, name)]:
             what = "plain tensors whose gradients are not reduced and differ between ranks"
             return self.failed(f"{some(apart)} are {what}", line)
@@ -113,6 +119,7 @@ class RootNotWrapped(Rule):
                 )
 
 
+# Names of calls by which a script reduces gradients itself (zoo/ignored_params.py).
 _REDUCE = ("all_reduce", "reduce_scatter", "replicate", "DistributedDataParallel")
 _CONTAINERS = ("torch.nn.ModuleList", "torch.nn.Sequential")
 

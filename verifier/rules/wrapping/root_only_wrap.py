@@ -22,6 +22,8 @@ class RootOnlyWrap(Rule):
     """
 
     wants = "models"
+    # One group for a whole small model costs memory only: a warning (exam round 7
+    # fa_11_sam_gradient_clip, fd_14_force_matching).
     only_warns = True
     simulated = True
 
@@ -37,6 +39,8 @@ class RootOnlyWrap(Rule):
             return self.unknown(NOT_USED)
         total = sum(e[0].numel for e in run.parameters.values())
         blocks = max((b for m in run.models for b in m.blocks), key=lambda b: b.numel)
+        # If the repeated blocks hold less than half of the elements, groups of their own would save
+        # little.
         if len(groups) > 1 or 2 * blocks.numel < total:
             return self.passed(f"{count(len(groups), 'group')} for {total:,} parameter elements")
         modules = (
@@ -55,6 +59,8 @@ class RootOnlyWrap(Rule):
         ):
             return
         for event, module in flow.shards:
+            # Parameters that fully_shard ignores are in no group: how many are left is not known
+            # from the sources (linted right scripts of the exam).
             if not is_known(flow, module) or event.loops or "ignored_params" in event.kwargs:
                 continue
             for name, part in parts_of(module):

@@ -5,7 +5,11 @@ from ...trace.events import Parameter, Shard
 from ..base import Evidence, Finding, count
 from ._base import ShardedModelRule
 
+# Below 1 MiB an uneven split costs nothing: small models have biases and heads with fewer rows than
+# ranks (zoo/uneven_shards.py, small models of tests and exams).
 FLOOR = 1 << 20  # bytes of imbalance that are ignored
+# A rank that holds more than twice its even share has lost the point of sharding (a dim 0 with
+# fewer rows than ranks); up to that is padding (fault uneven_experts.yaml).
 UNEVEN = 2.0
 
 

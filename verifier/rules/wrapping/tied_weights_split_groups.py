@@ -49,6 +49,8 @@ class TiedWeightsSplitGroups(Rule):
         ties = [tie for record in run.places(Ties) for tie in record.ties]
         stopped = None if run.completed else root_cause(run)
         raised = stopped is not None and self.stops.search(stopped.error) is not None
+        # A tie that is still one parameter of one group is right, however many names it has
+        # (zoo/tied_embeddings.py).
         if (split := next((tie for tie in ties if tie.parameters > 1), None)) is not None:
             names, what = (
                 " and ".join(split.names),
@@ -84,6 +86,7 @@ class TiedWeightsSplitGroups(Rule):
             if other is None or one is other or root_of(one) is not root_of(other):
                 continue
             alone = [m for m in (one, other) if id(m) in flow.first_shard]
+            # fully_shard([embedding, head]) puts both into one group (zoo/tied_embeddings.py).
             joint = any(id(one) in group and id(other) in group for group in together)
             if alone and not joint:
                 what = (
