@@ -27,7 +27,7 @@ KEYS = {"name", "description", "license", "compatibility", "metadata"}
 SUSPICIOUS = (
     r"\beval\s*\(|\bexec\s*\(|(?<![.\w])compile\(|shell=True|environ\.copy\(|\bpickle\b|https?://"
 )
-FILES = 60  # that a copy may have
+FILES = 80  # that a copy may have; a lean skill has about 100 at most
 # Folders that Claude Code takes for parts of a plugin when they stand at its root.
 PLUGIN_PARTS = (
     "skills",
@@ -105,8 +105,7 @@ def test_all_versions_are_one_and_the_marketplace_offers_this_folder() -> None:
 def test_size(copy: Path) -> None:
     text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 200 and tokens(text) <= 3000
-    files = [path for path in copy.rglob("*") if path.is_file()]
-    assert len(files) <= FILES and sum(path.stat().st_size for path in files) <= 3_200_000
+    assert sum(path.is_file() for path in copy.rglob("*")) <= FILES
 
 
 def test_what_the_scanner_found_and_counted() -> None:

@@ -1,6 +1,4 @@
-"""Synthetic text: each token is 5 times the one before plus 3, plus a random bit, modulo the
-vocabulary.
-"""
+"""Synthetic text: each token is 5 times the one before plus 3, plus a random bit, modulo the vocabulary."""
 
 import torch
 
@@ -18,9 +16,7 @@ def sequences(samples, seed=0):
 
 
 def dialogues(samples, seed=0):
-    """As sequences, but only an answer at the end of each sample is a target; answers differ much
-    in length.
-    """
+    """As sequences, but only an answer at the end of each sample is a target; answers differ much in length."""
     inputs, targets = sequences(samples, seed)
     gen = torch.Generator().manual_seed(seed + 1)
     answer = 1 + (torch.rand(samples, generator=gen) ** 3 * (LENGTH - 1)).long()
@@ -29,9 +25,7 @@ def dialogues(samples, seed=0):
 
 
 def batch_of(step, size, samples):
-    """The indices of the samples of an optimizer step, in an order that is shuffled anew in each
-    epoch.
-    """
+    """The indices of the samples of an optimizer step, in an order that is shuffled anew in each epoch."""
     epoch, at = divmod(step, samples // size)
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))
     return order[at * size : (at + 1) * size]

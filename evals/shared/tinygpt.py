@@ -29,11 +29,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         n, t, c = x.shape
-        q, k, v = (
-            self.qkv(self.norm1(x))
-            .view(n, t, 3, self.heads, c // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
+        q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).reshape(n, t, c))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -49,9 +45,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(cfg.width, cfg.vocab, bias=False)
 
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.positions(
-            torch.arange(tokens.shape[1], device=tokens.device)
-        )
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

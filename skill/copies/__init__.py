@@ -5,7 +5,7 @@ they stand in the repository.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from .joined import HEADING, SOURCES, cache
 
@@ -17,16 +17,9 @@ FILES = (
     "verifier/__main__.py",
     "skill/recipe_base.yaml",
 )  # what is started or read by its path
-# Which source file holds what; the first that fits. Scanners and people stop at files that are too
-# long: no code file has more than 200 kB.
+# Which source file holds what; the first that fits. One that would be too long goes on in another.
 _PARTS = {
-    "rules_of_state.py": ("verifier/rules/checkpoint/", "verifier/rules/laws/"),
-    "rules_of_the_model.py": tuple(
-        f"verifier/rules/{name}/" for name in ("wrapping", "init", "mesh", "precision")
-    ),
     "rules.py": ("verifier/rules/",),
-    "probe_events.py": ("verifier/probe/events/",),
-    "probe_substitutes.py": ("verifier/probe/substitutes/", "verifier/probe/capacity/"),
     "probe.py": ("verifier/probe/",),
     "analysis.py": ("verifier/analysis/",),
     "source.py": ("verifier/source/",),
@@ -38,6 +31,7 @@ _PARTS = {
     "commands.py": ("skill/cli/", "skill/convert/"),
     "skill.py": ("skill/",),
 }
+LONGEST = 195_000  # bytes of a source file: scanners and people stop at files that are too long
 _DATA = "data.j2"  # templates, and the schemas beside the code
 _ABOUT = (
     "# verified-fsdp2: files of {what} as they stand in its repository, one below the other;"
@@ -68,10 +62,24 @@ def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
         line for line in found["__init__.py"].splitlines() if line.startswith(b"__version__ = ")
     )
     found["__init__.py"] = files[FINDER] + b"\n" + version + b"\n"
-    for name, sections in parts.items():
-        what = ", ".join(_PARTS.get(name, ("templates/", "schemas")))
-        found[f"{SOURCES}/{name}"] = _ABOUT.format(what=what).encode() + b"".join(sections)
+    for part, sections in parts.items():
+        what = ", ".join(_PARTS.get(part, ("templates/", "schemas")))
+        for name, texts in _split(part, sections):
+            found[f"{SOURCES}/{name}"] = _ABOUT.format(what=what).encode() + b"".join(texts)
     return found
+
+
+def _split(part: str, sections: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """(name of a file, its sections): `rules.py`, `rules_2.py` and so on; data stay in one file."""
+    files: list[list[bytes]] = [[]]
+    for section in sections:
+        full = sum(map(len, files[-1])) + len(section) > LONGEST
+        if full and files[-1] and part != _DATA:
+            files.append([])
+        files[-1].append(section)
+    yield part, files[0]
+    for number, texts in enumerate(files[1:], 2):
+        yield part.replace(".", f"_{number}."), texts
 
 
 def _part(path: str) -> str | None:

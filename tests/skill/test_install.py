@@ -22,7 +22,8 @@ from trees import build_file_tree, file_tree
 from trees import text_tree as tree
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import atomic_write, installer
-from verified_fsdp2.skill.copies import joined
+from verified_fsdp2.skill.copies import LONGEST, joined
+from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 NAME = "verified-fsdp2"
@@ -66,13 +67,10 @@ def test_the_real_copy_is_whole_and_small(run: Run) -> None:
     assert code == 0 and time.process_time() - started < 1
     found = tree(PLACE)
     assert set(found) == {*installer.pack_files(), installer.MANIFEST}
-    assert (
-        answer["targets"][0]["bytes"]
-        == sum(len(data) for data in installer.pack_files().values())
-        <= 3_200_000
-    )
+    size = sum(len(data) for data in installer.pack_files().values())
+    # about 30 kB for each rule, with what it stands on: a new rule has room
+    assert answer["targets"][0]["bytes"] == size <= 30_000 * len(RULES)
     assert answer["targets"][0]["digest"] == installer.digest(installer.pack_files())
-    assert len(found) <= 60
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "references").iterdir()} <= set(
         found
     )
@@ -101,7 +99,7 @@ def test_the_code_of_a_copy_is_that_of_the_repository(run: Run) -> None:
     for file in (PLACE / joined.SOURCES).glob("*.py"):
         text = file.read_text(encoding="utf-8")
         ast.parse(text)  # a scanner reads it as Python
-        assert len(text) <= 200_000, file.name
+        assert len(text) <= LONGEST + 2_000, file.name
     assert "skill/spec/schema.json" in sections and "verifier/report/report.html.j2" in sections
 
 

@@ -1,6 +1,4 @@
-"""The process group, or the lack of one: all of this also works in a single process that torchrun
-did not start.
-"""
+"""The process group, or the lack of one: all of this also works in a single process that torchrun did not start."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
     settings = read(Settings, "configs/base.yaml", ["train.steps=200", "out=runs/one"])
 
-Every key of the file must be a field, and every value must have the field's type: a misspelt key is
-an error that names what there is.
+Every key of the file must be a field, and every value must have the field's type: a misspelt key is an error that names what there is.
 """
 
 from __future__ import annotations
@@ -54,9 +53,7 @@ def fill(cls: type[T], values: dict[str, Any], where: str = "") -> T:
     for name in values:
         if name not in known:
             raise ConfigError(f"{where}{name}: no such setting; there are {', '.join(known)}")
-    return cls(
-        **{name: convert(value, hints[name], f"{where}{name}") for name, value in values.items()}
-    )
+    return cls(**{name: convert(value, hints[name], f"{where}{name}") for name, value in values.items()})
 
 
 def convert(value: Any, kind: Any, where: str) -> Any:

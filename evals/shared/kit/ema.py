@@ -13,9 +13,7 @@ from .parallel import whole
 
 
 class Average:
-    """Exponential moving average with a warm-up: the decay grows with the number of updates until
-    it is `decay`.
-    """
+    """Exponential moving average with a warm-up: the decay grows with the number of updates until it is `decay`."""
 
     def __init__(self, model: nn.Module, decay: float = 0.999, warm: bool = True) -> None:
         self.decay, self.warm = decay, warm

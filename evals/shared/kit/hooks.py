@@ -1,7 +1,4 @@
-"""Hooks: what happens beside the training, at fixed points of it.
-
-A trainer calls them in the order of its list.
-"""
+"""Hooks: what happens beside the training, at fixed points of it. A trainer calls them in the order of its list."""
 
 from __future__ import annotations
 
@@ -16,10 +13,7 @@ from .journal import Journal, say
 
 
 class Hook:
-    """Override what is needed.
-
-    Every hook is called on every rank, so a hook may use collectives if all ranks come to them.
-    """
+    """Override what is needed. Every hook is called on every rank, so a hook may use collectives if all ranks come to them."""
 
     def on_start(self, trainer: Any) -> None: ...
 
@@ -91,9 +85,7 @@ class Speed(Hook):
 
 
 class Best(Hook):
-    """Remembers the smallest value of a validation number and calls a function when there is a new
-    one.
-    """
+    """Remembers the smallest value of a validation number and calls a function when there is a new one."""
 
     def __init__(self, key: str, call: Callable[[], Any] | None = None, patience: int = 0) -> None:
         self.key, self.call, self.patience = key, call, patience

@@ -1,7 +1,4 @@
-"""Numbers of a run: one line a record in a JSON-lines file, and a short line on the console.
-
-Only rank 0 writes.
-"""
+"""Numbers of a run: one line a record in a JSON-lines file, and a short line on the console. Only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ from . import comm
 
 
 class Journal:
-    """A file in the run's folder.
-
-    A run that goes on after a restart appends, and drops what it is about to do again.
-    """
+    """A file in the run's folder. A run that goes on after a restart appends, and drops what it is about to do again."""
 
     def __init__(self, folder: Path, name: str, first: int = 0, console: bool = False) -> None:
         self.path = Path(folder) / name
@@ -33,11 +27,7 @@ class Journal:
         """What is in the file."""
         if not self.path.exists():
             return []
-        return [
-            json.loads(line)
-            for line in self.path.read_text(encoding="utf-8").splitlines()
-            if line.strip()
-        ]
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
     @comm.only_main
     def write(self, step: int, **numbers: float) -> None:

@@ -1,7 +1,4 @@
-"""Layers of the transformers in this project.
-
-Shapes: n samples, t positions, c channels, h heads, d channels of a head.
-"""
+"""Layers of the transformers in this project. Shapes: n samples, t positions, c channels, h heads, d channels of a head."""
 
 from __future__ import annotations
 
@@ -75,9 +72,7 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """Attention and a gated layer, each behind a norm and around a residual."""
 
-    def __init__(
-        self, width: int, heads: int, length: int, causal: bool = True, hidden: int = 0
-    ) -> None:
+    def __init__(self, width: int, heads: int, length: int, causal: bool = True, hidden: int = 0) -> None:
         super().__init__()
         self.before_attention = RMSNorm(width)
         self.attention = Attention(width, heads, length, causal)

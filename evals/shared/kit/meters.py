@@ -57,9 +57,7 @@ class Window:
     def median(self) -> float:
         ordered = sorted(self.values)
         middle = len(ordered) // 2
-        return (
-            ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
-        )
+        return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
 
     def state_dict(self) -> dict[str, list[float]]:
         return {"values": list(self.values)}

@@ -25,9 +25,7 @@ class OptimSettings:
 class Lion(torch.optim.Optimizer):
     """Sign of an interpolated momentum (Chen et al. 2023), with decoupled weight decay."""
 
-    def __init__(
-        self, params: Iterable[Any], lr: float, betas: tuple[float, float], weight_decay: float
-    ) -> None:
+    def __init__(self, params: Iterable[Any], lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -69,9 +67,7 @@ def groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, Any]]:
 
 
 def make(model: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
-    """To be called after the model was sharded: the optimizer must hold the parameters that are
-    trained.
-    """
+    """To be called after the model was sharded: the optimizer must hold the parameters that are trained."""
     own = groups(model, settings)
     betas = (settings.beta1, settings.beta2)
     if settings.kind == "adamw":

@@ -14,9 +14,7 @@ from . import comm
 
 
 def shard(model: nn.Module, layers: Iterable[nn.Module]) -> nn.Module:
-    """Each layer is a group of its own, the root has the rest; all of them free what they gathered
-    after their forward.
-    """
+    """Each layer is a group of its own, the root has the rest; all of them free what they gathered after their forward."""
     mesh = init_device_mesh("cpu", (comm.world(),))
     for layer in layers:
         fully_shard(layer, mesh=mesh)

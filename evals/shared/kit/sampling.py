@@ -1,7 +1,4 @@
-"""Which samples make which step.
-
-The order depends on the seed and the epoch, never on the number of ranks.
-"""
+"""Which samples make which step. The order depends on the seed and the epoch, never on the number of ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +11,9 @@ from . import comm
 
 
 class Batches:
-    """Global batches without end, in an order that is shuffled anew in each epoch; the rest of an
-    epoch is dropped.
+    """Global batches without end, in an order that is shuffled anew in each epoch; the rest of an epoch is dropped.
 
-    Its state is the number of batches that were handed out, so that a run can go on at the next
-    one, on any number of ranks.
+    Its state is the number of batches that were handed out, so that a run can go on at the next one, on any number of ranks.
     """
 
     def __init__(self, samples: int, size: int, seed: int = 0) -> None:
@@ -54,18 +49,12 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["seed"] != self.seed:
-            raise ValueError(
-                f"the checkpoint was made with seed {state['seed']}, this run has {self.seed}"
-            )
+            raise ValueError(f"the checkpoint was made with seed {state['seed']}, this run has {self.seed}")
         self.done = state["done"]
 
 
 def part(indices: torch.Tensor, pieces: int = 1) -> list[torch.Tensor]:
-    """This rank's micro-batches of a global batch: rows rank, rank + world, ... of each of the
-    pieces.
-    """
+    """This rank's micro-batches of a global batch: rows rank, rank + world, ... of each of the pieces."""
     if len(indices) % (pieces * comm.world()):
-        raise ValueError(
-            f"{len(indices)} samples for {comm.world()} ranks of {pieces} micro-batches"
-        )
+        raise ValueError(f"{len(indices)} samples for {comm.world()} ranks of {pieces} micro-batches")
     return [piece[comm.rank() :: comm.world()] for piece in indices.chunk(pieces)]

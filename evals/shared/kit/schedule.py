@@ -74,9 +74,7 @@ def factor(step: int, settings: ScheduleSettings) -> float:
     return warmed(step, settings) * KINDS[settings.kind](step, settings)
 
 
-def make(
-    optimizer: torch.optim.Optimizer, settings: ScheduleSettings
-) -> torch.optim.lr_scheduler.LambdaLR:
+def make(optimizer: torch.optim.Optimizer, settings: ScheduleSettings) -> torch.optim.lr_scheduler.LambdaLR:
     """To be stepped once after each optimizer step."""
     if settings.kind not in KINDS:
         raise ValueError(f"schedule.kind: {settings.kind} is none of {', '.join(KINDS)}")

@@ -1,6 +1,4 @@
-"""Checkpoints: distributed ones, to which each rank writes what it holds, readable on any number of
-ranks.
-"""
+"""Checkpoints: distributed ones, to which each rank writes what it holds, readable on any number of ranks."""
 
 from __future__ import annotations
 
@@ -28,10 +26,7 @@ class Stateful(Protocol):
 
 
 class Store:
-    """The checkpoints of a run's folder, the newest `keep` of them.
-
-    The file `latest` names the last complete one.
-    """
+    """The checkpoints of a run's folder, the newest `keep` of them. The file `latest` names the last complete one."""
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
         self.folder, self.keep = Path(folder), keep
@@ -39,13 +34,7 @@ class Store:
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step}"
 
-    def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        others: dict[str, Stateful],
-    ) -> Path:
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Stateful]) -> Path:
         """To be called on every rank."""
         path = self.path(step)
         dcp.save(self.state(model, optimizer, others), checkpoint_id=path)
@@ -58,33 +47,18 @@ class Store:
         return path
 
     def load(
-        self,
-        path: str | Path,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        others: dict[str, Stateful],
+        self, path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Stateful]
     ) -> None:
         """Model, optimizer and all others as they were; to be called on every rank."""
         state = self.state(model, optimizer, others)
         dcp.load(state, checkpoint_id=self.resolve(path))
-        set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=state.pop("model"),
-            optim_state_dict=state.pop("optimizer"),
-        )
+        set_state_dict(model, optimizer, model_state_dict=state.pop("model"), optim_state_dict=state.pop("optimizer"))
         for name, other in others.items():
             other.load_state_dict(state[name])
 
-    def state(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Stateful]
-    ) -> dict[str, Any]:
+    def state(self, model: nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Stateful]) -> dict[str, Any]:
         weights, moments = get_state_dict(model, optimizer)
-        return {
-            "model": weights,
-            "optimizer": moments,
-            **{name: other.state_dict() for name, other in others.items()},
-        }
+        return {"model": weights, "optimizer": moments, **{name: other.state_dict() for name, other in others.items()}}
 
     def resolve(self, path: str | Path) -> Path:
         """A folder of a step, or of a run, whose last checkpoint is meant."""

@@ -32,9 +32,7 @@ class Language:
         generator = torch.Generator().manual_seed(settings.seed + 7)
         self.settings = settings
         words = settings.vocab - SPECIAL
-        self.successors = SPECIAL + torch.randint(
-            0, words, (settings.vocab, settings.branches), generator=generator
-        )
+        self.successors = SPECIAL + torch.randint(0, words, (settings.vocab, settings.branches), generator=generator)
 
     def document(self, generator: torch.Generator) -> list[int]:
         """Words with a begin and an end, at most `length` of them."""
@@ -45,15 +43,9 @@ class Language:
         words = [word]
         while len(words) < size:
             if torch.rand((), generator=generator) < settings.noise:
-                word = SPECIAL + int(
-                    torch.randint(0, settings.vocab - SPECIAL, (), generator=generator)
-                )
+                word = SPECIAL + int(torch.randint(0, settings.vocab - SPECIAL, (), generator=generator))
             else:
-                word = int(
-                    self.successors[
-                        word, torch.randint(0, settings.branches, (), generator=generator)
-                    ]
-                )
+                word = int(self.successors[word, torch.randint(0, settings.branches, (), generator=generator)])
             words.append(word)
         return [BEGIN, *words[:longest], END]
 
@@ -76,9 +68,7 @@ def padded(documents: list[list[int]], length: int) -> torch.Tensor:
 
 
 def next_words(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets [n, t - 1] of a causal model; where the target is padding, nothing is to
-    be learned.
-    """
+    """Inputs and targets [n, t - 1] of a causal model; where the target is padding, nothing is to be learned."""
     targets = rows[:, 1:].clone()
     targets[targets == PAD] = IGNORED
     return rows[:, :-1], targets
@@ -87,8 +77,7 @@ def next_words(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def masked_words(rows: torch.Tensor, share: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs with words replaced by MASK, and targets that are those words and IGNORED elsewhere.
 
-    Which words are masked depends on the seed alone, so every rank that asks for the same rows gets
-    the same masks.
+    Which words are masked depends on the seed alone, so every rank that asks for the same rows gets the same masks.
     """
     generator = torch.Generator().manual_seed(seed)
     hidden = (torch.rand(rows.shape, generator=generator) < share) & (rows >= SPECIAL)

@@ -27,8 +27,9 @@ class RankDependentCheckpointPath(KindRule):
         dist.broadcast_object_list(names, src=0)
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=names[0])
     Fix: Make the path on rank 0 and broadcast it; write to storage that all ranks share.
-    Source: measured: FileNotFoundError on `__1_0.distcp` at the resume; the save itself raises
-    nothing.
+    Source: TensorAuto/OpenTau PR#396 (a time stamp of each rank's own);
+    NVIDIA-BioNeMo/bionemo-recipes PR#786 (a rank's own loss in the path); measured: FileNotFoundError on `__1_0.distcp` at the
+    resume; the save itself raises nothing.
     """
 
     needs = frozenset({"train", "inspect"})

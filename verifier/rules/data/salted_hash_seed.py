@@ -32,7 +32,8 @@ class SaltedHashSeed(SourceRule):
         order = torch.randperm(64, generator=generator)
     Fix: Use a hash without salt (`zlib.crc32`, `hashlib.sha256`), or a number; PYTHONHASHSEED must
     be equal on all ranks.
-    Source: docs.python.org/3/reference/datamodel.html#object.__hash__; law L9. Forked ranks share
+    Source: uber/petastorm PR#247 (shards by the hash of a path overlap); nv-legate/cupynumeric
+    PR#825; docs.python.org/3/reference/datamodel.html#object.__hash__; law L9. Forked ranks share
     one salt, torchrun's do not: only the sources, or --launcher torchrun, show it.
     """
 

@@ -26,9 +26,9 @@ class VocabularyOfOneRank(Rule):
         vocabulary = {word: number for number, word in enumerate(sorted(set(words)))}  # of all words
     Fix: Build it from the whole data set in a fixed order, or on rank 0 and
     `broadcast_object_list`.
-    Source: law L5: dicts from texts to consecutive whole numbers that the training loop can reach,
-    on every rank at the first forward, where the samples of the first step are others than those of
-    one process.
+    Source: facebookresearch/pytext PR#554 (label vocabularies of sharded data); law L5: dicts from
+    texts to consecutive whole numbers that the training loop can reach, on every rank at the first
+    forward, where the samples of the first step are others than those of one process.
     """
 
     needs = frozenset({"train", "single"})

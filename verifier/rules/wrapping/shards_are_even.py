@@ -31,8 +31,8 @@ class ShardsAreEven(ShardedModelRule):
         fully_shard(model)
     Fix: Give `fully_shard` a `shard_placement_fn` that picks a dim whose size is a multiple of the
     number of ranks.
-    Source: the docstring of `fully_shard`; pytorch/torchtitan shards experts on dim 1 if there are
-    fewer than ranks.
+    Source: pytorch/torchtitan PR#1561 (experts on dim 1 where there are fewer than ranks);
+    huggingface/transformers PR#48237 (empty shards); the docstring of `fully_shard`.
     """
 
     simulated = True
