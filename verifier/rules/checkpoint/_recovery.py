@@ -91,7 +91,7 @@ class MixtureRule(Rule):
                 )
             )
         # If a resume from the intact checkpoint is not exact either, what a resume after a crash
-        # holds cannot be kept apart from that.
+        # holds cannot be distinguished from that.
         if reason := not_exact(evidence):
             return self.unknown(reason)
         notes = []

@@ -64,7 +64,7 @@ class IncompleteCheckpointChosen(Rule):
             apart = [save for save in earlier if final_path(crash, save) != final_path(crash, torn)]
             outcome = outcome_of(crash, resumed, evidence.resume)
             refused = outcome.steps == 0 and not resumed.completed
-            # A start from scratch is only known from a resume where the intact checkpoint is
+            # A start from scratch differs from a resume only where the intact checkpoint is
             # restored exactly.
             if apart and (refused or (outcome.fresh and not not_exact(evidence))):
                 line = load_line(evidence)

@@ -12,7 +12,7 @@ from ._resumed import ResumeRule, load_line, saved_at
 _RANDOM = tuple(f"{module}.get_rng_state" for module in ("torch", "torch.random", "torch.cuda"))
 _RANDOM += ("random.getstate", "numpy.random.get_state")
 # Bytes of torch's generator states (CPU 5056, CUDA 16): a uint8 tensor of that size which differs
-# between ranks is a random state (exam round 7).
+# between ranks is a random state.
 _GENERATORS = (5056, 16)  # bytes of the state of a generator of the CPU, and of CUDA
 
 

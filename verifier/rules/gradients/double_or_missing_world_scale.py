@@ -119,7 +119,7 @@ def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:
     right = {name for name, ratio in at_step.items() if near(ratio, 1.0)}
     # Experts of one rank have the sum of the ranks' gradients until the script divides it, beside
     # others that need it not: what counts is what the optimizer finds (experts of one rank (exam
-    # round 9 ha_09_expert_parallel)).
+    # round 12 nd_11_expert_exchange)).
     if any(near(after.get(name, 0.0), 1.0) for name in right):
         after = {name: ratio for name, ratio in after.items() if name not in right}
     for field, found in (("grads", after), ("grads_at_step", at_step)):
@@ -132,8 +132,7 @@ def _multiples(run: Run, oracle: Run, field: str) -> Iterator[tuple[str, float]]
     mine, theirs = run.whole(Step, field, 1), oracle.whole(Step, field, 1)
     for name, a in mine.items():
         # Gradients below 1e-5 of the largest (a bias before a softmax) are rounding of a sum that
-        # cancels: any factor between two of them is chance (exam round 11 mc_01_twotower_init
-        # twin).
+        # cancels: any factor between two of them is chance (exam round 11 mc_01 twin shows it).
         by_chance = name in run.faint or name in oracle.faint
         if a and (b := theirs.get(name)) and a[0] > 0.0 and b[0] > 0.0 and not by_chance:
             ratio = math.sqrt(a[0] / b[0])

@@ -131,8 +131,7 @@ class RankDependentInitNoBroadcast(Rule):
                 f"different on the ranks before sharding, but {op} sets all weights after it"
             )
         # If all weights of one rank from before the sharding are the model's at the first forward,
-        # they were set on all (exam round 3 g_12_scale_after (rank-dependent seeds, rank 0's
-        # weights are broadcast)).
+        # they were set on all (zoo/broadcast_from_rank0.py).
         if (giver := _rank_that_gave_all(run, per_rank)) is not None:
             return self.passed(
                 f"different on the ranks before sharding, but rank {giver}'s are set on all"

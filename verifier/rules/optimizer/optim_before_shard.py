@@ -44,9 +44,8 @@ class OptimBeforeShard(HeldRule):
                     # optim-before-shard).
                     and not _regrouped(flow, event)
                     # An optimizer that makes all its steps before the sharding trained a model of
-                    # its own (a base, a teacher): it holds the right parameters (pairs.yaml
-                    # optim-before-shard (third pair); exam rounds 1 a_20_dpo_lora, 7 fa_02 (a base
-                    # that is pretrained first)).
+                    # its own (a base, a teacher): it holds the right parameters (pairs.yaml,
+                    # optim-before-shard).
                     and not _done_before(flow, event, later[-1])
                 ):
                     what = (

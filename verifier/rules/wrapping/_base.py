@@ -31,8 +31,7 @@ def gradients_differ(run: Run, name: str) -> bool:
     """Whether at some step the ranks that hold a plain parameter had different gradients of it."""
     for step in range(1, run.steps() + 1):
         # A parameter that one rank alone has has no copy whose gradient it should be reduced with
-        # (experts of one rank (exam round 9 ha_09_expert_parallel, round 12
-        # nd_11_expert_exchange)).
+        # (experts of one rank (exam round 12 nd_11_expert_exchange)).
         values = [r.grads_at_step[name] for r in run.at_step(Step, step) if name in r.grads_at_step]
         if any(value != values[0] for value in values):
             return True

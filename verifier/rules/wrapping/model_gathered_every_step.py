@@ -24,7 +24,7 @@ class ModelGatheredEveryStep(ShardedModelRule):
     """
 
     wants = "steps"
-    # It costs time and memory; the trained model is right (exam rounds 2 and 3 (f_07, g_10 twins)).
+    # It costs time and memory; the trained model is right.
     only_warns = True
     simulated = True
 
