@@ -46,7 +46,7 @@ detection: $(VENV)/installed-test  ## every seeded fault and right script throug
 	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/reliability.md
 
 zoo: $(VENV)/installed-test  ## the right scripts shown right without the verifier: equal weights on 1, 2, 4 ranks and after a resume
-	$(BIN)/python benchmarks/zoo_is_right.py --out benchmarks/results/zoo_is_right.json
+	$(BIN)/python benchmarks/zoo_is_right.py --out build/zoo_is_right.json
 
 grader: $(VENV)/installed-test  ## the grader of the evals on every solution, start and wrong solution (half an hour)
 	$(BIN)/python evals/check_grader.py --out benchmarks/results/grader.json

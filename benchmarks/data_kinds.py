@@ -1,7 +1,7 @@
 """Every kind of data with the real packages: generated, linted, trained and verified on small data that this script makes.
 
     pip install -c constraints.txt '.[test,data]'
-    python benchmarks/data_kinds.py --out benchmarks/results/data_kinds.json
+    python benchmarks/data_kinds.py --out build/data_kinds.json
 
 The verdict is that of `fsdp2 verify`: among others the same samples on one, two and four ranks, and after a resume on other numbers
 of ranks. `workers` read ahead in every second row; the samples of `import` are augmented at random.
