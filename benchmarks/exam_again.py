@@ -161,6 +161,8 @@ def main() -> int:
         else:
             every = every_script(ROUNDS)
             again(options, every, as_kept(every))
+    if not options.out.exists():
+        raise SystemExit("no script was judged in this time")
     results = json.loads(options.out.read_text(encoding="utf-8"))
     totals = {key: value for key, value in results.items() if key not in ("rounds", "rows")}
     print(json.dumps(totals, indent=1))
