@@ -18,7 +18,7 @@ demo: $(VENV)/installed  ## quickstart: check a spec, write its project, verify 
 
 test: lint types unit  ## lint, types and the tests that decide: 6 to 13 minutes on 2 cores
 
-test-all: lint types unit-all  ## and the tests marked `full`: 20 minutes on 2 cores
+test-all: lint types unit-all  ## and the tests marked `full`: 45 minutes on 2 cores
 
 lint: $(VENV)/installed-test  ## ruff check, ruff format, word list
 	$(BIN)/ruff check .
