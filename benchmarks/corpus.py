@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,16 +102,18 @@ class Case:
             copy.mkdir(parents=True)
             shutil.copy(self.host, copy / self.host.name)
             copy /= self.host.name
-        for edit in self.edits:
-            file = copy / edit["file"] if "file" in edit else copy
-            text = file.read_text(encoding="utf-8")
-            if text.count(edit["old"]) != 1:
-                raise ValueError(
-                    f"{self.path}: `old` stands {text.count(edit['old'])} times in {file.name}, not"
-                    " once"
-                )
-            file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
+        edit(copy, self.edits, str(self.path))
         return copy
+
+
+def edit(copy: Path, edits: Iterable[dict[str, str]], case: str) -> None:
+    """Put the fault of a case into `copy`, a script or a folder, by its edits in their order."""
+    for one in edits:
+        file = copy / one["file"] if "file" in one else copy
+        text = file.read_bytes().decode()  # as it is: reading as text would change the ends of lines
+        if text.count(one["old"]) != 1:
+            raise ValueError(f"{case}: `old` stands {text.count(one['old'])} times in {file.name}, not once")
+        file.write_bytes(text.replace(one["old"], one["new"]).encode())
 
 
 def faults() -> list[Case]:

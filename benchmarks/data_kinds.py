@@ -2,7 +2,7 @@
 that this script makes.
 
     pip install -c constraints.txt '.[test,data]'
-    python benchmarks/data_kinds.py --out benchmarks/results/data_kinds.json
+    python benchmarks/data_kinds.py --out build/data_kinds.json
 
 The verdict is that of `fsdp2 verify`: among others the same samples on one, two and four ranks, and
 after a resume on other numbers of ranks. `workers` read ahead in every second row; the samples of

@@ -1,31 +1,40 @@
 """How the verifier does on scripts whose authors knew none of its rules.
 
-    python benchmarks/exam.py tests/exam/round1 --out benchmarks/results/exam_round1.json
+    python benchmarks/exam.py tests/exam/round14 --out build/exam_round14.json --publish benchmarks/results/exam.json
+    python benchmarks/exam.py tests/exam/round4 --from          # all of a past round, out of the history
+    python benchmarks/exam.py tests/exam/round4                 # what is kept of it
 
-A case is a folder with a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is
-wrong and how its author proved it) and `right/train.py`; a fault has `wrong/train.py` too, which
-differs from its right twin in as few lines as possible. Each script is verified with the defaults
-and these arguments; a case that turned out to be wrong itself (`not_right`: why) is left out. A
-fault is found if it fails a rule that its twin does not fail (a warning is no failure); a right
-script whose verdict is `fail` is a false alarm. `named`: the first such finding says what to
-change, as a reader judged it. A round counts once, at first sight: what is published is measured
-before anything is changed for it.
+A new round is a folder of cases: a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is wrong and how its author
+proved it) and `right/train.py`; a fault has `wrong/train.py` too, which differs from its right twin in as few lines as possible. Each
+script is verified with the defaults and these arguments; a case that turned out to be wrong itself (`not_right`: why) is left out. A
+fault is found if it fails a rule that its twin does not fail (a warning is no failure); a right script whose verdict is `fail` is a
+false alarm. `named`: the first such finding says what to change, as a reader judged it. A round counts once, at first sight: what is
+published is measured before anything is changed for it.
+
+Of a past round those cases are kept that decide something. Their folders hold the right script; cases.yaml of the round says why each
+is kept and makes the fault by edits of the right script (tests/exam/README.md).
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import platform
 import shutil
+import subprocess
+import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from corpus import edit
 from detection_table import wilson
 from results_file import write
 from verified_fsdp2.verifier.config.target import resolve
@@ -35,35 +44,72 @@ from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
 
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = ROOT / "tests" / "exam"
+WHOLE = "2099be1a5accefdf5188cb9a53ab65154997d2d7"  # the last commit that holds every script and every row of rounds 1 to 13
+SETTINGS = ("save_args", "resume_args", "args", "nproc")
+FIGURES = ("found", "named", "false_alarms", "right_inconclusive")
 
-def scripts(folder: Path) -> list[tuple[str, str, Path, dict[str, Any]]]:
-    """(case, kind, script, settings) of a round; kind is "fault", "twin" or "right"."""
+
+@dataclass(frozen=True)
+class Script:
+    """One script of a round; its kind is "fault", "twin" (the right script of a fault) or "right"."""
+
+    case: str
+    kind: str
+    folder: Path
+    about: dict[str, Any] = field(repr=False)
+    edits: tuple[dict[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {key: self.about[key] for key in SETTINGS if self.about.get(key)}
+
+    def copy(self, into: Path) -> Path:
+        """The script to verify, in a copy of its folder."""
+        shutil.copytree(self.folder, into, ignore=shutil.ignore_patterns("__pycache__"))
+        edit(into, self.edits, f"{self.folder.parent.name}/{self.case}")
+        return into / "train.py"
+
+
+def scripts(folder: Path) -> list[Script]:
+    """The scripts of a round as its authors wrote it, or of what is kept of it."""
     found = []
+    if (kept := folder / "cases.yaml").exists():
+        for name, case in yaml.safe_load(kept.read_text(encoding="utf-8")).items():
+            if case["kind"] == "fault":
+                found.append(Script(name, "fault", folder / name, case, tuple(case["edits"])))
+            found.append(Script(name, "twin" if case["kind"] == "fault" else "right", folder / name, case))
     for about in sorted(folder.glob("*/case.yaml")):
         case = yaml.safe_load(about.read_text(encoding="utf-8"))
         if "not_right" in case:
             continue
-        settings = {
-            key: case[key] for key in ("save_args", "resume_args", "args", "nproc") if case.get(key)
-        }
-        kinds = (
-            {"wrong": "fault", "right": "twin"} if case["kind"] == "fault" else {"right": "right"}
-        )
-        for name, kind in kinds.items():
-            found.append((about.parent.name, kind, about.parent / name / "train.py", settings))
+        kinds = {"wrong": "fault", "right": "twin"} if case["kind"] == "fault" else {"right": "right"}
+        found += [Script(about.parent.name, kind, about.parent / name, case) for name, kind in kinds.items()]
     return found
 
 
-def judge(
-    script: Path, settings: dict[str, Any], launcher: Launcher, only: Collection[str] = ()
-) -> dict[str, Any]:
+def history(commit: str, into: Path) -> Path:
+    """The folder `into` with tests/exam and benchmarks/results as the commit has them."""
+    command = ["git", "archive", "--format=tar", commit, "tests/exam", "benchmarks/results"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise SystemExit(
+            f"this clone has no commit {commit}, which holds the rounds of the exam ({said}); "
+            "if its history is shallow, `git fetch --unshallow` gets the rest"
+        )
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(into, filter="data")
+    return into
+
+
+def judge(script: Script, launcher: Launcher, only: Collection[str] = ()) -> dict[str, Any]:
     """The row of one script; `only`: the rules that are judged, without them all."""
     with tempfile.TemporaryDirectory() as place:
-        copy = Path(shutil.copytree(script.parent, Path(place) / "project")) / script.name
+        copy = script.copy(Path(place) / "project")
         try:
-            verdict = verify_with(
-                launcher, resolve(copy, settings), Path(place) / "work", select(only, ())
-            )
+            verdict = verify_with(launcher, resolve(copy, script.settings), Path(place) / "work", select(only, ()))
         except Exception as error:  # of the script's arguments, or of ours: a result too
             return {
                 "verdict": "error",
@@ -105,10 +151,8 @@ def new_failures(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     return [rule for rule in row["failed"] if rule not in twin["failed"]]
 
 
-def summary(
-    rows: list[dict[str, Any]], versions: dict[str, Any], named: list[str]
-) -> dict[str, Any]:
-    """The published figures of a round."""
+def summary(rows: list[dict[str, Any]], versions: dict[str, Any], named: list[str]) -> dict[str, Any]:
+    """The figures of a round, and its rows."""
     faults = [row for row in rows if row["kind"] == "fault"]
     good = [row for row in rows if row["kind"] != "fault"]
     return {
@@ -126,24 +170,25 @@ def summary(
     }
 
 
-def by_law(rounds: list[list[dict[str, Any]]]) -> list[str]:
-    """Markdown rows: a law, the faults that fail it, those that fail only laws and comparisons,
-    right scripts that fail it.
-    """
+def published(before: dict[str, Any], number: int, results: dict[str, Any]) -> dict[str, Any]:
+    """The page of figures with one more round: its shares, and its rows added to the counts of the laws."""
+    if any(row["round"] == number for row in before.get("rounds", ())):
+        raise SystemExit(f"round {number} is published: a round counts once, at first sight")
+    rounds = [*before.get("rounds", ()), {"round": number, **{name: results[name] for name in FIGURES}}]
     laws = {name for name, rule in RULES.items() if rule.family == "laws"}
     general = laws | {name for name, rule in RULES.items() if rule.family == "parity"}
-    rows = [row for rows in rounds for row in rows]
-    found = {law: [set(row["new"]) for row in rows if law in row.get("new", ())] for law in laws}
-    wrong = {
-        law: sum(row["kind"] != "fault" and law in row["failed"] for row in rows) for law in laws
-    }
-    met = sorted(
-        (law for law in laws if found[law] or wrong[law]), key=lambda law: (-len(found[law]), law)
-    )
-    return [
-        f"| {x} | {len(found[x])} | {sum(new <= general for new in found[x])} | {wrong[x]} |"
-        for x in met
-    ]
+    counts = Counter({(row["law"], key): row[key] for row in before.get("laws", ()) for key in row if key != "law"})
+    for row in results["rows"]:
+        for law in laws.intersection(row["new"] if row["kind"] == "fault" else row["failed"]):
+            if row["kind"] == "fault":
+                counts[law, "faults"] += 1
+                counts[law, "by_laws_and_comparisons_alone"] += set(row["new"]) <= general
+            else:
+                counts[law, "right"] += 1
+    met = sorted({law for law, _ in counts}, key=lambda law: (-counts[law, "faults"], law))
+    kinds = ("faults", "by_laws_and_comparisons_alone", "right")
+    by_law = [{"law": law, **{kind: counts[law, kind] for kind in kinds}} for law in met]
+    return {**before, "rounds": sorted(rounds, key=lambda row: row["round"]), "laws": by_law}
 
 
 def main() -> int:
@@ -151,26 +196,34 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("round", type=Path, help="the folder of a round")
+    parser.add_argument("--from", dest="commit", nargs="?", const=WHOLE, help="read the round as this commit has it")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
+    parser.add_argument("--publish", type=Path, help="add the figures of this new round to this file")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument(
         "--named", default="", help="cases whose first finding names what to change, by comma"
     )
     options = parser.parse_args()
     rows = []
-    with Launcher(wish=wish(temporary("runs"))) as launcher:
-        for case, kind, script, settings in scripts(options.round):
-            if options.only in case:
-                rows.append({"case": case, "kind": kind, **judge(script, settings, launcher)})
+    with tempfile.TemporaryDirectory() as past, Launcher(wish=wish(temporary("runs"))) as launcher:
+        folder = options.round
+        if options.commit:
+            folder = history(options.commit, Path(past)) / folder.resolve().relative_to(ROOT)
+        for script in scripts(folder):
+            if options.only in script.case:
+                rows.append({"case": script.case, "kind": script.kind, **judge(script, launcher)})
+                row = rows[-1]
                 print(
-                    f"{kind:<6}{rows[-1]['verdict']:<13}{case:<40}{rows[-1]['first']}:"
-                    f" {rows[-1]['evidence']}",
+                    f"{script.kind:<6}{row['verdict']:<13}{script.case:<40}{row['first']}: {row['evidence']}",
                     flush=True,
                 )
         results = summary(rows, launcher.versions, options.named.split(","))
     print(json.dumps({key: value for key, value in results.items() if key != "rows"}, indent=1))
     if options.out:
         write(options.out, results)
+    if options.publish:
+        before = json.loads(options.publish.read_text(encoding="utf-8"))
+        write(options.publish, published(before, int(options.round.name.removeprefix("round")), results))
     return 0
 
 

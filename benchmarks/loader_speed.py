@@ -1,7 +1,7 @@
 """Tokens a second of the generated loader beside a plain numpy loop and torch's DataLoader, on the
 same token file, in one process.
 
-    python benchmarks/loader_speed.py --out benchmarks/results/loader_speed.json
+    python benchmarks/loader_speed.py --out build/loader_speed.json
 
 All draw windows of the same length in a random order, and give inputs and targets of a micro-batch
 as int64 tensors. They read in turns, so that a noisy machine slows all; a figure is the median of

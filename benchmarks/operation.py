@@ -2,7 +2,7 @@
 TensorBoard and W&B, the real packages.
 
     pip install tensorboard wandb
-    python benchmarks/operation.py --out benchmarks/results/operation.json
+    python benchmarks/operation.py --out build/operation.json
 
 cost: microseconds of `step_begins` and `train_step` together, on rank 0, the median of 1,000 calls;
 a line goes to a file. crash: two ranks are killed in the middle of a run, which then resumes.

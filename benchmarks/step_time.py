@@ -1,7 +1,7 @@
 """What the generated training loop costs beside a bare hand-written FSDP2 loop: the same model,
 batch and optimizer.
 
-    python benchmarks/step_time.py --out benchmarks/results/step_time.json
+    python benchmarks/step_time.py --out build/step_time.json
 
 Both run in the same processes, a step of the one after a step of the other: the generated `train()`
 runs unmodified, and each time it asks for its next batch, one bare step is made first. So a noisy

@@ -1,7 +1,7 @@
 """What a full verification costs, in plain launches: the quickstart scaffold, `torchrun` and `fsdp2
 verify` in turn.
 
-    python benchmarks/verify_speed.py [--repeats 5] [--out benchmarks/results/verify_speed.json]
+    python benchmarks/verify_speed.py [--repeats 5] [--out build/verify_speed.json]
 
 Each round runs one plain `torchrun --nproc-per-node 2 train.py` of as many steps as the
 verification compares, then one `fsdp2 verify` (single, reference, perturbed, train, resume, two

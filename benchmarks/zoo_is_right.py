@@ -2,7 +2,7 @@
 
 Shown without the verifier: none of its code runs here, only two public hooks of torch.
 
-    python benchmarks/zoo_is_right.py --out benchmarks/results/zoo_is_right.json
+    python benchmarks/zoo_is_right.py --out build/zoo_is_right.json
 
 Every script of tests/zoo runs on 1, 2 and 4 ranks, or on those of them that its mesh allows. After
 each optimizer step the whole weights are gathered. A right script ends at the same weights at every

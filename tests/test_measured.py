@@ -8,7 +8,7 @@ from typing import Any
 
 import gpu
 import versions
-from exam import by_law
+from exam import FIGURES, WHOLE
 from field import table as table_of_trainers
 from field_seeds import seeds_of, totals
 from field_seeds import table as table_of_seeds
@@ -48,7 +48,7 @@ def claimed(pattern: str) -> tuple[int, ...]:
 
 def test_summaries_are_short() -> None:
     files = sorted((ROOT / "benchmarks" / "results").iterdir())
-    assert sum(file.read_text(encoding="utf-8").count("\n") for file in files) <= 3900
+    assert sum(file.read_text(encoding="utf-8").count("\n") for file in files) <= 2200
     for file in files:
         assert (
             file.read_text(encoding="utf-8")
@@ -220,22 +220,15 @@ def test_the_versions_are_published() -> None:
 
 
 def test_each_round_of_the_exam_is_published() -> None:
-    numbers = range(1, 1 + len(list((ROOT / "benchmarks" / "results").glob("exam_round*.json"))))
-    files = [ROOT / "benchmarks" / "results" / f"exam_round{number}.json" for number in numbers]
-    for number, file in zip(numbers, files, strict=True):
-        results = json.loads(file.read_text(encoding="utf-8"))
-        (row,) = (line for line in RELIABILITY.splitlines() if line.startswith(f"| {number} | "))
-        cells = row.split(" | ")[1:]
-        for cell, name in zip(
-            cells, ("found", "named", "false_alarms", "right_inconclusive"), strict=True
-        ):
-            assert cell.startswith(f"{results[name]['number']} of {results[name]['of']} ("), (
-                number,
-                name,
-            )
-    for line in by_law([json.loads(file.read_text(encoding="utf-8"))["rows"] for file in files]):
-        assert line in RELIABILITY, line
-    found, failed = results["found"], results["false_alarms"]
+    results = result("exam")
+    for row in results["rounds"]:
+        (line,) = (line for line in RELIABILITY.splitlines() if line.startswith(f"| {row['round']} | "))
+        cells = line.split(" | ")[1:]
+        for cell, name in zip(cells, FIGURES, strict=True):
+            assert cell.startswith(f"{row[name]['number']} of {row[name]['of']} ("), (row["round"], name)
+    for row in results["laws"]:
+        assert "| " + " | ".join(map(str, row.values())) + " |" in RELIABILITY, row["law"]
+    found, failed = results["rounds"][-1]["found"], results["rounds"][-1]["false_alarms"]
     claim = (
         f"{found['number']} of {found['of']} silent faults found, {failed['number']} of"
         f" {failed['of']} right scripts"
@@ -243,8 +236,14 @@ def test_each_round_of_the_exam_is_published() -> None:
     assert f"{claim} failed" in README
 
 
+def test_the_whole_exam_is_named_by_its_commit() -> None:
+    assert result("exam")["commit"] == WHOLE
+    for page in (RELIABILITY, (ROOT / "tests" / "exam" / "README.md").read_text(encoding="utf-8")):
+        assert WHOLE[:8] in page
+
+
 def test_what_was_judged_again_is_published() -> None:
-    results = result("exam_again")
+    results = result("exam")["again"]
     faults, right = results["found_before"], results["right"]
     text = " ".join(RELIABILITY.split())
     assert f"{faults['found_again']} of {faults['of']} faults found before are found again" in text

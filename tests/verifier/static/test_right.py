@@ -39,11 +39,9 @@ def test_right_scripts(case) -> None:
 
 @pytest.mark.full
 def test_right_scripts_of_the_exam() -> None:
-    """Written by authors who knew no rule: 13 hits on 7 of them, before their causes were
-    repaired.
-    """
-    scripts = [*(ROOT / "tests" / "exam").glob("round*/*/right/**/*.py")]
-    assert len(scripts) > 1000
+    """Written by authors who knew no rule. Of 1,003 whole cases 7 had a false hit before its cause was repaired; these are kept."""
+    scripts = [*(ROOT / "tests" / "exam").glob("round*/*/**/*.py")]
+    assert len(scripts) > 250
     assert [
         (h.rule, h.location.file, h.location.line)
         for h in look(scripts).hits
