@@ -110,9 +110,12 @@ def edit(copy: Path, edits: Iterable[dict[str, str]], case: str) -> None:
     """Put the fault of a case into `copy`, a script or a folder, by its edits in their order."""
     for one in edits:
         file = copy / one["file"] if "file" in one else copy
-        text = file.read_bytes().decode()  # as it is: reading as text would change the ends of lines
+        # as it is: reading as text would change the ends of lines
+        text = file.read_bytes().decode()
         if text.count(one["old"]) != 1:
-            raise ValueError(f"{case}: `old` stands {text.count(one['old'])} times in {file.name}, not once")
+            raise ValueError(
+                f"{case}: `old` stands {text.count(one['old'])} times in {file.name}, not once"
+            )
         file.write_bytes(text.replace(one["old"], one["new"]).encode())
 
 

@@ -4,15 +4,18 @@
     python benchmarks/exam.py tests/exam/round4 --from          # all of a past round, out of the history
     python benchmarks/exam.py tests/exam/round4                 # what is kept of it
 
-A new round is a folder of cases: a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is wrong and how its author
-proved it) and `right/train.py`; a fault has `wrong/train.py` too, which differs from its right twin in as few lines as possible. Each
-script is verified with the defaults and these arguments; a case that turned out to be wrong itself (`not_right`: why) is left out. A
-fault is found if it fails a rule that its twin does not fail (a warning is no failure); a right script whose verdict is `fail` is a
-false alarm. `named`: the first such finding says what to change, as a reader judged it. A round counts once, at first sight: what is
-published is measured before anything is changed for it.
+A new round is a folder of cases: a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`,
+what is wrong and how its author proved it) and `right/train.py`; a fault has `wrong/train.py` too,
+which differs from its right twin in as few lines as possible. Each script is verified with the
+defaults and these arguments; a case that turned out to be wrong itself (`not_right`: why) is left
+out. A fault is found if it fails a rule that its twin does not fail (a warning is no failure); a
+right script whose verdict is `fail` is a false alarm. `named`: the first such finding says what to
+change, as a reader judged it. A round counts once, at first sight: what is published is measured
+before anything is changed for it.
 
-Of a past round those cases are kept that decide something. Their folders hold the right script; cases.yaml of the round says why each
-is kept and makes the fault by edits of the right script (tests/exam/README.md).
+Of a past round those cases are kept that decide something. Their folders hold the right script;
+cases.yaml of the round says why each is kept and makes the fault by edits of the right script
+(tests/exam/README.md).
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = ROOT / "tests" / "exam"
-WHOLE = "2099be1a5accefdf5188cb9a53ab65154997d2d7"  # the last commit that holds every script and every row of rounds 1 to 13
+# the last commit that holds every script and every row of rounds 1 to 13
+WHOLE = "2099be1a5accefdf5188cb9a53ab65154997d2d7"
 SETTINGS = ("save_args", "resume_args", "args", "nproc")
 FIGURES = ("found", "named", "false_alarms", "right_inconclusive")
 
@@ -79,13 +83,20 @@ def scripts(folder: Path) -> list[Script]:
         for name, case in yaml.safe_load(kept.read_text(encoding="utf-8")).items():
             if case["kind"] == "fault":
                 found.append(Script(name, "fault", folder / name, case, tuple(case["edits"])))
-            found.append(Script(name, "twin" if case["kind"] == "fault" else "right", folder / name, case))
+            found.append(
+                Script(name, "twin" if case["kind"] == "fault" else "right", folder / name, case)
+            )
     for about in sorted(folder.glob("*/case.yaml")):
         case = yaml.safe_load(about.read_text(encoding="utf-8"))
         if "not_right" in case:
             continue
-        kinds = {"wrong": "fault", "right": "twin"} if case["kind"] == "fault" else {"right": "right"}
-        found += [Script(about.parent.name, kind, about.parent / name, case) for name, kind in kinds.items()]
+        kinds = (
+            {"wrong": "fault", "right": "twin"} if case["kind"] == "fault" else {"right": "right"}
+        )
+        found += [
+            Script(about.parent.name, kind, about.parent / name, case)
+            for name, kind in kinds.items()
+        ]
     return found
 
 
@@ -109,7 +120,9 @@ def judge(script: Script, launcher: Launcher, only: Collection[str] = ()) -> dic
     with tempfile.TemporaryDirectory() as place:
         copy = script.copy(Path(place) / "project")
         try:
-            verdict = verify_with(launcher, resolve(copy, script.settings), Path(place) / "work", select(only, ()))
+            verdict = verify_with(
+                launcher, resolve(copy, script.settings), Path(place) / "work", select(only, ())
+            )
         except Exception as error:  # of the script's arguments, or of ours: a result too
             return {
                 "verdict": "error",
@@ -151,7 +164,9 @@ def new_failures(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     return [rule for rule in row["failed"] if rule not in twin["failed"]]
 
 
-def summary(rows: list[dict[str, Any]], versions: dict[str, Any], named: list[str]) -> dict[str, Any]:
+def summary(
+    rows: list[dict[str, Any]], versions: dict[str, Any], named: list[str]
+) -> dict[str, Any]:
     """The figures of a round, and its rows."""
     faults = [row for row in rows if row["kind"] == "fault"]
     good = [row for row in rows if row["kind"] != "fault"]
@@ -171,13 +186,25 @@ def summary(rows: list[dict[str, Any]], versions: dict[str, Any], named: list[st
 
 
 def published(before: dict[str, Any], number: int, results: dict[str, Any]) -> dict[str, Any]:
-    """The page of figures with one more round: its shares, and its rows added to the counts of the laws."""
+    """The page of figures with one more round: its shares, and its rows added to the counts of the
+    laws.
+    """
     if any(row["round"] == number for row in before.get("rounds", ())):
         raise SystemExit(f"round {number} is published: a round counts once, at first sight")
-    rounds = [*before.get("rounds", ()), {"round": number, **{name: results[name] for name in FIGURES}}]
+    rounds = [
+        *before.get("rounds", ()),
+        {"round": number, **{name: results[name] for name in FIGURES}},
+    ]
     laws = {name for name, rule in RULES.items() if rule.family == "laws"}
     general = laws | {name for name, rule in RULES.items() if rule.family == "parity"}
-    counts = Counter({(row["law"], key): row[key] for row in before.get("laws", ()) for key in row if key != "law"})
+    counts = Counter(
+        {
+            (row["law"], key): row[key]
+            for row in before.get("laws", ())
+            for key in row
+            if key != "law"
+        }
+    )
     for row in results["rows"]:
         for law in laws.intersection(row["new"] if row["kind"] == "fault" else row["failed"]):
             if row["kind"] == "fault":
@@ -196,9 +223,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("round", type=Path, help="the folder of a round")
-    parser.add_argument("--from", dest="commit", nargs="?", const=WHOLE, help="read the round as this commit has it")
+    parser.add_argument(
+        "--from", dest="commit", nargs="?", const=WHOLE, help="read the round as this commit has it"
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON")
-    parser.add_argument("--publish", type=Path, help="add the figures of this new round to this file")
+    parser.add_argument(
+        "--publish", type=Path, help="add the figures of this new round to this file"
+    )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument(
         "--named", default="", help="cases whose first finding names what to change, by comma"
@@ -223,7 +254,10 @@ def main() -> int:
         write(options.out, results)
     if options.publish:
         before = json.loads(options.publish.read_text(encoding="utf-8"))
-        write(options.publish, published(before, int(options.round.name.removeprefix("round")), results))
+        write(
+            options.publish,
+            published(before, int(options.round.name.removeprefix("round")), results),
+        )
     return 0
 
 

@@ -4,11 +4,12 @@ script fail?
     python benchmarks/exam_again.py --seconds 3600 --jobs 2 --from    # every script, out of the history
     python benchmarks/exam_again.py --seconds 3600 --jobs 2           # the kept ones
 
-Takes scripts by chance, first those that were never judged again, and of these the faults that had been found. Such a fault is
-judged by the rule that named it, and by all rules only if that does not find it; right scripts are judged by all.
-`--from COMMIT` reads scripts and rows at first sight from a commit, by default the last one that holds them all.
-build/exam_again.json says for each round what came out; what is judged now takes the place of what stands there. `--publish FILE`
-puts its totals into the page of figures.
+Takes scripts by chance, first those that were never judged again, and of these the faults that had
+been found. Such a fault is judged by the rule that named it, and by all rules only if that does not
+find it; right scripts are judged by all. `--from COMMIT` reads scripts and rows at first sight from
+a commit, by default the last one that holds them all. build/exam_again.json says for each round
+what came out; what is judged now takes the place of what stands there. `--publish FILE` puts its
+totals into the page of figures.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ Cases = dict[Key, tuple[Script, str]]  # and the rule that found it
 
 def every_script(folder: Path) -> dict[Key, Script]:
     rounds = {int(path.name.removeprefix("round")): path for path in folder.glob("round*")}
-    found = ((number, script) for number, path in sorted(rounds.items()) for script in scripts(path))
+    found = (
+        (number, script) for number, path in sorted(rounds.items()) for script in scripts(path)
+    )
     return {(number, script.case, script.kind): script for number, script in found}
 
 
@@ -49,15 +52,22 @@ def first_sight(results: Path, rounds: set[int]) -> Rows:
     """The rows of whole rounds, as they were published."""
     found: Rows = {}
     for number in rounds:
-        rows = json.loads((results / f"exam_round{number}.json").read_text(encoding="utf-8"))["rows"]
+        rows = json.loads((results / f"exam_round{number}.json").read_text(encoding="utf-8"))[
+            "rows"
+        ]
         found |= {(number, row["case"], row["kind"]): row for row in rows}
     return found
 
 
 def as_kept(every: dict[Key, Script]) -> Rows:
     """In the place of those rows: the rules that find a kept fault."""
-    rules = {key: script.about["fails"] if key[2] == "fault" else [] for key, script in every.items()}
-    return {key: {"new": found, "first": (found or [""])[0], "failed": []} for key, found in rules.items()}
+    rules = {
+        key: script.about["fails"] if key[2] == "fault" else [] for key, script in every.items()
+    }
+    return {
+        key: {"new": found, "first": (found or [""])[0], "failed": []}
+        for key, found in rules.items()
+    }
 
 
 def stored(results: dict[str, Any]) -> dict[Key, str]:
@@ -161,7 +171,15 @@ def again(options: argparse.Namespace, every: dict[Key, Script], first: Rows) ->
     ).strip()
     commits = sorted({*results.get("commits", ()), commit})
     named = [key for key in every if key[1].startswith(tuple(options.only.split(",")))]
-    order = sorted(named, key=lambda key: (key in came, not first[key].get("new"), key[2] == "fault", random.random()))
+    order = sorted(
+        named,
+        key=lambda key: (
+            key in came,
+            not first[key].get("new"),
+            key[2] == "fault",
+            random.random(),
+        ),
+    )
     cases = {key: (every[key], rule_of(first[key])) for key in order}
     for key, row in judged(cases, options.jobs, time.monotonic() + options.seconds):
         came[key] = outcome(key, row, first.get((*key[:2], "twin"), {"failed": []}))
@@ -171,19 +189,35 @@ def again(options: argparse.Namespace, every: dict[Key, Script], first: Rows) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, required=True, help="how long scripts are judged")
     parser.add_argument("--jobs", type=int, default=1, help="how many scripts at a time")
-    parser.add_argument("--from", dest="commit", nargs="?", const=WHOLE, help="whole rounds, as this commit has them")
-    parser.add_argument("--only", default="", help="cases whose name begins with one of these, by comma")
-    parser.add_argument("--out", type=Path, default=OUT, help="what was judged before, and is stored again")
+    parser.add_argument(
+        "--from",
+        dest="commit",
+        nargs="?",
+        const=WHOLE,
+        help="whole rounds, as this commit has them",
+    )
+    parser.add_argument(
+        "--only", default="", help="cases whose name begins with one of these, by comma"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="what was judged before, and is stored again"
+    )
     parser.add_argument("--publish", type=Path, help="put the totals into this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as past:
         if options.commit:
             folder = history(options.commit, Path(past))
             every = every_script(folder / "tests" / "exam")
-            again(options, every, first_sight(folder / "benchmarks" / "results", {key[0] for key in every}))
+            again(
+                options,
+                every,
+                first_sight(folder / "benchmarks" / "results", {key[0] for key in every}),
+            )
         else:
             every = every_script(ROUNDS)
             again(options, every, as_kept(every))
@@ -193,7 +227,10 @@ def main() -> int:
     totals = {key: value for key, value in results.items() if key not in ("rounds", "rows")}
     print(json.dumps(totals, indent=1))
     if options.publish:
-        write(options.publish, {**json.loads(options.publish.read_text(encoding="utf-8")), "again": totals})
+        write(
+            options.publish,
+            {**json.loads(options.publish.read_text(encoding="utf-8")), "again": totals},
+        )
     return 0
 
 

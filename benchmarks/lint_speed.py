@@ -1,7 +1,8 @@
 """How long `fsdp2 lint` takes on a script of 500 lines, process start included, side by side with
 torchfix.
 
-    python benchmarks/lint_speed.py --torchfix /path/to/torchfix [--runs 20] [--script PATH] [--out \\
+    python benchmarks/lint_speed.py --torchfix /path/to/torchfix [--runs 20] [--script PATH] [--out
+    \\
         FILE]
 
 The two programs run in turns, so that a busy machine is as busy for one as for the other. Processor

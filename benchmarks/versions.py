@@ -1,7 +1,8 @@
 """Each version of torch and Python: installed, doctor, right scripts, a fault of every family, the
 quickstart's project.
 
-    python benchmarks/versions.py FOLDER [--only 2.9.1 ...] --out benchmarks/results/versions.json \\
+    python benchmarks/versions.py FOLDER [--only 2.9.1 ...] --out benchmarks/results/versions.json
+    \\
         --table references/reliability.md
 
 An environment a version is made in FOLDER (with pip; about 2 GB each, and 4 GB for each major

@@ -222,10 +222,15 @@ def test_the_versions_are_published() -> None:
 def test_each_round_of_the_exam_is_published() -> None:
     results = result("exam")
     for row in results["rounds"]:
-        (line,) = (line for line in RELIABILITY.splitlines() if line.startswith(f"| {row['round']} | "))
+        (line,) = (
+            line for line in RELIABILITY.splitlines() if line.startswith(f"| {row['round']} | ")
+        )
         cells = line.split(" | ")[1:]
         for cell, name in zip(cells, FIGURES, strict=True):
-            assert cell.startswith(f"{row[name]['number']} of {row[name]['of']} ("), (row["round"], name)
+            assert cell.startswith(f"{row[name]['number']} of {row[name]['of']} ("), (
+                row["round"],
+                name,
+            )
     for row in results["laws"]:
         assert "| " + " | ".join(map(str, row.values())) + " |" in RELIABILITY, row["law"]
     found, failed = results["rounds"][-1]["found"], results["rounds"][-1]["false_alarms"]

@@ -1,6 +1,8 @@
-"""The kept scripts of the exam: their faults fail the rules that find them today, their right scripts fail none.
+"""The kept scripts of the exam: their faults fail the rules that find them today, their right
+scripts fail none.
 
-`make test` only reads them; `make test-all` verifies each with the defaults, as `benchmarks/exam.py` does.
+`make test` only reads them; `make test-all` verifies each with the defaults, as
+`benchmarks/exam.py` does.
 """
 
 from pathlib import Path
@@ -12,7 +14,18 @@ from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.rules import RULES
 
 KEPT = [script for folder in sorted(ROUNDS.glob("round*")) for script in scripts(folder)]
-KEYS = {"kept", "kind", "fails", "once_failed", "fails_wrongly", "fault", "why_right", "proof", "edits", *SETTINGS}
+KEYS = {
+    "kept",
+    "kind",
+    "fails",
+    "once_failed",
+    "fails_wrongly",
+    "fault",
+    "why_right",
+    "proof",
+    "edits",
+    *SETTINGS,
+}
 
 
 def name(script: Script) -> str:

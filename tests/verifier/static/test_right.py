@@ -39,7 +39,10 @@ def test_right_scripts(case) -> None:
 
 @pytest.mark.full
 def test_right_scripts_of_the_exam() -> None:
-    """Written by authors who knew no rule. Of 1,003 whole cases 7 had a false hit before its cause was repaired; these are kept."""
+    """Written by authors who knew no rule.
+
+    Of 1,003 whole cases 7 had a false hit before its cause was repaired; these are kept.
+    """
     scripts = [*(ROOT / "tests" / "exam").glob("round*/*/**/*.py")]
     assert len(scripts) > 250
     assert [
