@@ -1,3 +1,4 @@
+from ..policies import OnlyWarns
 from ._recovery import MixtureRule
 
 
@@ -21,4 +22,4 @@ class PartialOverwriteMixesCheckpoints(MixtureRule):
 
     needs = frozenset({"train", "resume", "crash"})
     fault = "crash"
-    only_warns = True
+    policies = (OnlyWarns(),)

@@ -3,6 +3,7 @@ import ast
 from ...analysis.traffic import whole_bytes
 from ...trace.events import Checkpoint, Traffic
 from ..base import Evidence, Finding
+from ..policies import OnlyWarns
 from ._base import ShardedModelRule
 
 
@@ -24,7 +25,7 @@ class ModelGatheredEveryStep(ShardedModelRule):
     """
 
     wants = "steps"
-    only_warns = True
+    policies = (OnlyWarns(),)
     simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:

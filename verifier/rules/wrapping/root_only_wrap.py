@@ -1,6 +1,7 @@
 from ...source.flow_queries import has_parameters, is_known, parts_of, trains
 from ...trace.events import Shard
 from ..base import Evidence, Finding, Flow, Hits, Rule, count
+from ..policies import OnlyWarns
 from ._base import NOT_USED, elements
 
 
@@ -22,7 +23,7 @@ class RootOnlyWrap(Rule):
     """
 
     wants = "models"
-    only_warns = True
+    policies = (OnlyWarns(),)
     simulated = True
 
     def applies(self, evidence: Evidence) -> str:
