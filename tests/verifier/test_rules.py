@@ -244,7 +244,8 @@ class TestResume:
 
 @cases("shown, warns", ("pass", True), ("inconclusive", False), ("fail", False))
 def test_a_cause_whose_effect_a_run_would_have_shown_is_a_warning(shown: str, warns: bool) -> None:
-    causes = {n: shown.rule for n, rule in RULES.items() if (shown := rule.policy(ShownBy))}
+    policies = {name: rule.policy(ShownBy) for name, rule in RULES.items()}
+    causes = {name: policy.rule for name, policy in policies.items() if policy}
     assert set(causes.values()) <= set(RULES) and "optim-template-empty" in causes
     for name, effect in causes.items():
         cause, _ = without_effect(
