@@ -159,7 +159,7 @@ OF_ALL: tuple[Pass[OfAll], ...] = (
     Pass(
         with_code,
         "a reader sees the line without opening the file",
-        "first: the passes after it only pass places on",
+        "anywhere in this table: no pass reads the code of a line",
     ),
     Pass(
         suppressed,
@@ -169,7 +169,7 @@ OF_ALL: tuple[Pass[OfAll], ...] = (
     Pass(
         widened,
         "a limit that a team widened is never widened silently",
-        "before other passes add to the text: it stands in front of the rule's own words",
+        "after `suppressed`, which replaces the text: a finding that it covers says so too",
     ),
     Pass(
         without_effect,
@@ -196,16 +196,16 @@ OF_A_TEAM: tuple[Pass[OfATeam], ...] = (
     Pass(
         may_be_open,
         "a team that requires some rules lets the others be open",
-        "before `must_hold`, which reads `required` as the rules left it for failures",
+        "anywhere in this table: it changes what is inconclusive, the others failures",
     ),
     Pass(
         must_hold,
         "a team may require what otherwise only warns",
-        "after all of OF_ALL: what warns is known",
+        "after `without_effect` and the rules themselves, which say what warns",
     ),
     Pass(
         expired,
         "a skip with a date is a promise",
-        "last: its findings stand as they are, whatever the team requires",
+        "last: what it adds decides already, and replaces a pass of the rule on suppressions",
     ),
 )

@@ -179,7 +179,7 @@ OF_ONE: tuple[Pass[OfOne], ...] = (
     Pass(
         ended_by_us,
         "a rank that the verifier ended is no failure of the script",
-        "first: nothing that follows from such a run can be trusted",
+        "first: no later pass may make a pass or a doubt of what such a run shows",
     ),
     Pass(
         same_end_after_resume,
@@ -195,7 +195,7 @@ OF_ONE: tuple[Pass[OfOne], ...] = (
     Pass(
         only_cut,
         "the verifier ends the train run early, perhaps at different places of the ranks",
-        "after `only_slow`: a run that was slow was not ended at a place of the script",
+        "after `only_slow`: where both hold, a larger --timeout is the better advice",
     ),
     Pass(
         lacking_here,
