@@ -47,8 +47,8 @@ def messages() -> None:
     """
     judged = judge._judged
 
-    def checked(rule: Rule, evidence: Evidence) -> Finding:
-        found = judged(rule, evidence)
+    def checked(rule: Rule, evidence: Evidence, beyond: str) -> Finding:
+        found = judged(rule, evidence, beyond)
         if not brief(found):
             pytest.fail(
                 f"the message of {rule.name} is too long, or does not state the limit:"

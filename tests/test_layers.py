@@ -1,5 +1,5 @@
-"""Imports run one way, those inside functions too: no cycles, layers go downwards, and `verifier`
-never imports `skill`.
+"""Imports run one way, those inside functions and those for types too: no cycles, layers go
+downwards, and `verifier` never imports `skill`.
 """
 
 import ast
@@ -27,6 +27,7 @@ SKILL: Layers = (
 VERIFIER: Layers = (
     ("__main__", "pipeline", "integrations"),
     ("stages", "execute", "judge"),
+    ("judging",),
     ("report", "rules"),
     ("analysis",),
     ("source", "launch", "probe"),
@@ -45,7 +46,7 @@ LOOSE = {
     "errors",
 }
 LONGEST, MEDIAN = 400, 110  # lines of a module
-JUDGING = ("verifier.analysis", "verifier.rules", "verifier.judge")
+JUDGING = ("verifier.analysis", "verifier.rules", "verifier.judge", "verifier.judging")
 READING = {
     *(
         "open",
@@ -67,17 +68,8 @@ AT_IMPORT = {"verifier.rules"}  # finds the rules by looking into its own folder
 
 
 def imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import below a node, but for those of `if TYPE_CHECKING`."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        yield node
-    typing_only = isinstance(node, ast.If) and ast.unparse(node.test) in (
-        "TYPE_CHECKING",
-        "typing.TYPE_CHECKING",
-    )
-    for child in (
-        node.orelse if isinstance(node, ast.If) and typing_only else ast.iter_child_nodes(node)
-    ):
-        yield from imports(child)
+    """Every import below a node, those of `if TYPE_CHECKING` too."""
+    return (one for one in ast.walk(node) if isinstance(one, ast.Import | ast.ImportFrom))
 
 
 def sources() -> dict[str, Path]:

@@ -1,12 +1,5 @@
 """The ways in which a command ends without a whole verdict, and the exit codes of every command."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .verdict import Verdict
-
 PASS = 0
 FAIL = 1
 USAGE = 2
@@ -28,14 +21,11 @@ class MachineRefuses(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has asked us to end (exit `code`: 130 SIGINT, 143 SIGTERM, 129 SIGHUP).
+    """A signal has asked us to end (exit `code`: 130 SIGINT, 143 SIGTERM, 129 SIGHUP)."""
 
-    `verdict` is what was found until then.
-    """
-
-    def __init__(self, code: int = INTERRUPTED, verdict: Verdict | None = None) -> None:
+    def __init__(self, code: int = INTERRUPTED) -> None:
         super().__init__(code)
-        self.code, self.verdict = code, verdict
+        self.code = code
 
 
 _NO_PROCESS = "no further process or thread may be started (ulimit -u, pids of the cgroup)"

@@ -42,7 +42,7 @@ from .source.scan import is_distributed, with_sources, with_texts, with_training
 from .stages import Settings
 from .trace import Run
 from .trace.events import Start
-from .verdict import Verdict
+from .verdict import CutShort, Verdict
 
 
 def verify(
@@ -59,7 +59,7 @@ def verify(
     Every launch is bounded by `target.timeout`.
 
     Where the environment cannot run ranks, the verdict is that of the other tiers. Raises
-    Interrupted, with the verdict so far.
+    CutShort, with the verdict so far.
     """
     chosen = select(only, (*skip, *target.policy.skipped), tier)
     left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
@@ -78,7 +78,7 @@ def verify(
         )
         part = replace(part, interrupted=name, seconds=time.monotonic() - started)
         part = apply_policy(part.decided(), target.policy, left_out)
-        raise Interrupted(code, redacted(part, secrets)) from None
+        raise CutShort(code, redacted(part, secrets)) from None
     except MachineRefuses as error:
         part = _part(target, work, chosen, ended, f"environment error: {error}", about)
         verdict = replace(part, refused=str(error), seconds=time.monotonic() - started).decided()

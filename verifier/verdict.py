@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, get_args
 
-from .errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS
+from .errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, Interrupted
 from .finding import Answer, Finding, Status, Tier
 
 
@@ -149,6 +149,14 @@ class Verdict:
     def stands(self, finding: Finding) -> bool:
         """Whether this failure is known from the baseline, if there is one."""
         return self.baseline is not None and self.baseline.stands(finding)
+
+
+class CutShort(Interrupted):
+    """Interrupted, with the `verdict` on what was found until then."""
+
+    def __init__(self, code: int, verdict: Verdict) -> None:
+        super().__init__(code)
+        self.verdict = verdict
 
 
 def verdict_of(findings: Sequence[Finding]) -> Answer:

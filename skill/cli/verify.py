@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.config.flags import FLAGS
-from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, Interrupted, UserError
+from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, UserError
 from ...verifier.isolation.leftovers import remove, temporary
 from ..atomic_write import defer_signals
 from ..output import add_command, log
@@ -304,6 +304,7 @@ def _one(
     An interrupted one is reported, too.
     """
     from ...verifier.pipeline import verify
+    from ...verifier.verdict import CutShort
 
     target = replace(target, full_size=options.full_size)
     work = options.work or temporary("verify")
@@ -312,8 +313,7 @@ def _one(
     try:
         with Live(sys.stderr) as live:
             verdict = verify(target, own, *rules, sys.executable, progress=live, tier=options.tier)
-    except Interrupted as stop:
-        assert stop.verdict is not None
+    except CutShort as stop:
         _report(options, reports, stop.verdict, old)
         raise
     finally:

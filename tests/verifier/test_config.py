@@ -23,8 +23,10 @@ from verified_fsdp2.verifier.config.policy import Policy, Skip, Widening
 from verified_fsdp2.verifier.config.target import Target, resolve, resolve_all
 from verified_fsdp2.verifier.config.verify_file import FORM, PYPROJECT, config_in, read
 from verified_fsdp2.verifier.errors import MachineRefuses, UserError
+from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import apply_policy, apply_tolerance
+from verified_fsdp2.verifier.judge import apply_policy
+from verified_fsdp2.verifier.judging.all_findings import widened
 from verified_fsdp2.verifier.report import json_report, text
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.naming import unknown
@@ -327,12 +329,13 @@ def test_what_is_skipped_stands_in_the_reports() -> None:
 
 
 def test_a_widened_limit_is_reported_first_and_skipped_and_required_is_refused() -> None:
-    by = {"matches-ddp": Widening(2.5, "a sum in another order")}
-    shown = apply_tolerance(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
+    evidence = Evidence(tolerances={"matches-ddp": Widening(2.5, "a sum in another order")})
+    compared = Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0)
+    shown, fine, left_open = widened([compared, FINE, OPEN], evidence)
     assert "2.5 times: a sum in another order" in shown.evidence and shown.evidence.endswith(
         "5 steps"
     )
-    assert apply_tolerance(FINE, by) is FINE and apply_tolerance(OPEN, by) is OPEN
+    assert fine is FINE and left_open is OPEN
     with pytest.raises(UserError, match=r"verify\.yaml:3:5: parity is "):
         Policy(skips=(skip("parity"),), required=("parity",))
 

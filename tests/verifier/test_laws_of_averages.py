@@ -25,7 +25,7 @@ from records import (
 )
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import _confirmed, _with_consequences
+from verified_fsdp2.verifier.judging.all_findings import confirmed, with_consequences
 from verified_fsdp2.verifier.probe.compat.groups import Slot
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.events.restored_weights import Swaps
@@ -376,8 +376,9 @@ def test_the_probe_sees_weights_put_back_from_their_own_memory(
     (Finding("matches-ddp", "fail", "x"), "fail"),
 )
 def test_a_suspicion_needs_another_failure(beside: Finding, status: str) -> None:
-    found, _ = _confirmed(
-        [Finding("state-same-on-ranks", "fail", "other values", suspicion=True), beside]
+    found, _ = confirmed(
+        [Finding("state-same-on-ranks", "fail", "other values", suspicion=True), beside],
+        Evidence(),
     )
     assert found.status == status
     assert ("decide it by the code" in found.evidence) == (status == "inconclusive")
@@ -390,7 +391,7 @@ def test_what_another_rule_explains_is_its_consequence() -> None:
         "load-without-set",
         "state-same-on-ranks",
     )
-    found = _with_consequences([Finding(name, "fail", "x") for name in names])
+    found = with_consequences([Finding(name, "fail", "x") for name in names], Evidence())
     assert [finding.consequence for finding in found] == [True, True, False, False]
 
 
@@ -400,7 +401,9 @@ def test_what_a_resume_loses_explains_nothing_that_runs_without_one_show() -> No
         ([], [False, True, False, False]),
         (["optim-before-shard"], [False, True, True, True]),
     ):
-        found = _with_consequences([Finding(name, "fail", "x") for name in (*names, *cause)])
+        found = with_consequences(
+            [Finding(name, "fail", "x") for name in (*names, *cause)], Evidence()
+        )
         assert [finding.consequence for finding in found[:4]] == follows
 
 

@@ -275,7 +275,7 @@ def test_an_error_in_a_rule_is_ours(monkeypatch: Patch) -> None:
         Evidence(train=run(RIGHT, RIGHT)), ["optim-before-shard", "run-completes"]
     )
     assert (broken.rule, broken.status) == ("optim-before-shard", "error")
-    assert "KeyError: 'renamed'" in broken.evidence and "(verifier/judge.py:" in broken.evidence
+    assert "KeyError: 'renamed'" in broken.evidence and "(verifier/judging/" in broken.evidence
     assert (other.rule, other.status) == ("run-completes", "pass")
     assert Verdict("error", {}, {}, (), (broken, other)).exit_code == OUR_FAULT == 3
 

@@ -22,9 +22,11 @@ from records import (
 )
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import _without_effect, judge_one
+from verified_fsdp2.verifier.judge import judge_one
+from verified_fsdp2.verifier.judging.all_findings import without_effect
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SECTIONS
+from verified_fsdp2.verifier.rules.policies import ShownBy
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -242,10 +244,11 @@ class TestResume:
 
 @cases("shown, warns", ("pass", True), ("inconclusive", False), ("fail", False))
 def test_a_cause_whose_effect_a_run_would_have_shown_is_a_warning(shown: str, warns: bool) -> None:
-    causes = {name: rule.shown_by for name, rule in RULES.items() if rule.shown_by}
+    policies = {name: rule.policy(ShownBy) for name, rule in RULES.items()}
+    causes = {name: policy.rule for name, policy in policies.items() if policy}
     assert set(causes.values()) <= set(RULES) and "optim-template-empty" in causes
     for name, effect in causes.items():
-        cause, _ = _without_effect(
+        cause, _ = without_effect(
             [Finding(name, "fail", "it is so"), Finding(effect, shown, "")], Evidence()
         )
         assert (cause.warns, effect in cause.evidence) == (warns, warns)
@@ -260,6 +263,7 @@ def test_an_oracle_with_the_same_cause_excuses_nothing(
     """
     micros = [micro(criteria=entropy(n, w)) for n, w in zip((4, 8), weights, strict=True)]
     evidence = Evidence(single=run([model(), *micros, step(), stepped()], role="single"))
-    assert RULES[MEANS].shared(evidence) is shared
-    findings = [Finding(MEANS, "fail", "it is so"), Finding(RULES[MEANS].shown_by, "pass", "")]
-    assert _without_effect(findings, evidence)[0].warns is not shared
+    shown = RULES[MEANS].policy(ShownBy)
+    assert shown is not None and shown.unless is not None and shown.unless(evidence) is shared
+    findings = [Finding(MEANS, "fail", "it is so"), Finding(shown.rule, "pass", "")]
+    assert without_effect(findings, evidence)[0].warns is not shared

@@ -5,7 +5,7 @@ import re
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from ..analysis.applicability import never_sharded, trainings, unnamed, went_through, without_steps
 from ..analysis.checkpoints import no_checkpoint, only_exports, own_files, unseen_save
@@ -17,7 +17,9 @@ from ..source.events import Event, Flow
 from ..source.registry import DETECTORS
 from ..trace import Run
 from ..trace.events import Place, Shard, Visited
+from .policies import AfterSharding, JudgesExports, NeedsSharding, OnlyWarns, Policy
 
+# Roles of runs that begin from a checkpoint: a rule that needs one judges checkpoints.
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
 SECTIONS = (
     "Seen",
@@ -29,6 +31,7 @@ SECTIONS = (
     "Torch",
 )  # Seen: an error or a symptom, for the contract
 DEVELOPED_ON = "run on 2.13.0."  # the section Torch of an explanation that has none of its own
+Kind = TypeVar("Kind", bound=Policy)
 Hits = Iterator[
     tuple[str, Event | Place]
 ]  # what a static detector yields: what is wrong, and the call or line that is
@@ -51,7 +54,7 @@ __all__ = [
 
 
 class Rule(ABC):
-    """One clause of the contract.
+    """One clause of the contract: what it needs and reads, whom it explains, how it is judged.
 
     The docstring of a subclass explains it: statement, then `Section:` blocks.
     """
@@ -62,38 +65,18 @@ class Rule(ABC):
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it reads
     # roles that it reads too, if other rules need them
     reads: ClassVar[frozenset[str]] = frozenset()
-    wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = (
-        "steps"  # what the train run must have recorded
-    )
-    named_by: ClassVar[
-        tuple[str, ...]
-    ] = ()  # it does not apply where the sources name none of these
+    # what the train run must have recorded
+    wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = "steps"
+    # it does not apply where the sources name none of these
+    named_by: ClassVar[tuple[str, ...]] = ()
     one_rank: ClassVar[str] = ""  # why it does not apply with one rank; "" if it does
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
-    skipped_with: ClassVar[tuple[str, ...]] = ()  # further families whose `--skip` leaves it out
-    only_on_cpu: ClassVar[bool] = (
-        False  # whether gloo or the CPU causes it: a script for GPUs has nothing of it
-    )
-    judges_exports: ClassVar[bool] = (
-        False  # whether a file that nothing resumes from is enough for it
-    )
-    only_warns: ClassVar[bool] = (
-        False  # whether it costs memory or time, or needs a crash: the trained model is right
-    )
     names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what
-    beside_the_weights: ClassVar[bool] = (
-        False  # whether it judges what may be lost without an effect on the weights
-    )
-    shown_by: ClassVar[
-        str
-        # the rule that fails wherever this cause has an effect: where that passes, this only warns
-    ] = ""
+    policies: ClassVar[tuple[Policy, ...]] = ()  # how it is judged unlike the others: policies.py
 
-    def shared(self, evidence: Evidence) -> bool:
-        """Whether what `shown_by` compares with has the same cause, so that its pass says
-        nothing.
-        """
-        return False
+    def policy(self, kind: type[Kind]) -> Kind | None:
+        """Its policy of a kind; None if it has none."""
+        return next((one for one in self.policies if isinstance(one, kind)), None)
 
     @property
     def about_checkpoints(self) -> bool:
@@ -126,9 +109,14 @@ class Rule(ABC):
             return f"not applicable with one rank: {self.one_rank}"
         if not self.about_checkpoints:
             return ""
+        # JSON, NumPy, raw files: the verifier knows no write of the script's own format that it
+        # could interrupt or damage.
         if self.needs & {"crash", "damaged"} and (reason := own_files(evidence)):
             return reason
-        return no_checkpoint(evidence) or ("" if self.judges_exports else only_exports(evidence))
+        # What nothing resumes from is an export (zoo/lora_adapters.py): only its content is judged.
+        return no_checkpoint(evidence) or (
+            "" if self.policy(JudgesExports) else only_exports(evidence)
+        )
 
     def unseen(self, evidence: Evidence) -> str:
         """Why no run has shown what the script has, with the option or edit that makes one; "" if
@@ -181,7 +169,7 @@ class Rule(ABC):
 
     def failed(self, evidence: str, location: Place | None = None, **more: Any) -> Finding:
         """The clause is broken; `fix` defaults to the section Fix."""
-        more.setdefault("required", not self.only_warns)
+        more.setdefault("required", self.policy(OnlyWarns) is None)
         more.setdefault("fix", " ".join(self.page()["Fix"].split()))
         return Finding(self.name, "fail", evidence, location=location, **more)
 
@@ -212,8 +200,10 @@ class SourceRule(Rule):
             reached = next((hit for hit in hits if not _not_reached(evidence, hit.location)), None)
             if reached is not None:
                 return self.failed(reached.message, reached.location, tier="static")
+            # In a package of a public trainer, code that nothing calls trains nothing wrong.
             message = f"{hits[0].message}; no rank of the train run reached this line"
             return self.failed(message, hits[0].location, tier="static", required=False)
+        # Where following the script came to no training, the sources prove nothing.
         if not evidence.followed:
             what = "following the calls from the script on, no training was found"
             return self.unknown(
@@ -259,14 +249,10 @@ class RaisedRule(Rule):
     simulated = True
     reads = frozenset({"resume"})
     pattern: ClassVar[str]
-    needs_sharding: ClassVar[bool] = (
-        False  # whether it is inconclusive where `fully_shard` was never called
-    )
-    after_sharding: ClassVar[bool] = (
-        False  # whether the error is this rule's only after a call of `fully_shard`
-    )
 
     def applies(self, evidence: Evidence) -> str:
+        # An error that was raised decides, even where sources and train run seem to have nothing of
+        # the kind (exam round 1).
         if not went_through(evidence) or self._raised(evidence) is not None:
             return ""
         return (
@@ -277,7 +263,7 @@ class RaisedRule(Rule):
 
     def unseen(self, evidence: Evidence) -> str:
         reason = super().unseen(evidence) if went_through(evidence) else ""
-        return reason or (never_sharded(evidence) if self.needs_sharding else "")
+        return reason or (never_sharded(evidence) if self.policy(NeedsSharding) else "")
 
     def absent(self, train: Run) -> str:
         """Why a train run that completed has nothing of the kind; "" if it has."""
@@ -286,7 +272,8 @@ class RaisedRule(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         if (found := self._raised(evidence)) is not None:
             run, cause = found
-            # nobody asked for that number of ranks
+            # Files of each rank may not fit a number of ranks that nobody asked for (exam e_07,
+            # e_12).
             decides = run.role != "reshard" or evidence.course.sizes_chosen
             return self.failed(
                 f"the {run.role} run stopped: {cause.text}",
@@ -309,7 +296,7 @@ class RaisedRule(Rule):
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         """Whether the error is this rule's, beyond its text."""
-        return not self.after_sharding or run.line_of(Shard) is not None
+        return not self.policy(AfterSharding) or run.line_of(Shard) is not None
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         """The user's line to change."""

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from ..config.reading.words import similar
 from ..errors import UserError
 from . import RULES
+from .policies import SkippedWith
 
 
 def unknown(name: str) -> str:
@@ -26,11 +27,10 @@ def is_skipped(rule: str, names: Collection[str]) -> bool:
     """Whether a rule is left out by these names: `checkpoint` leaves out every rule that needs a
     resume, too.
     """
+    beside = RULES[rule].policy(SkippedWith)
     with_checkpoints = "checkpoint" in names and RULES[rule].about_checkpoints
     return (
-        is_named(rule, names)
-        or with_checkpoints
-        or any(name in names for name in RULES[rule].skipped_with)
+        is_named(rule, names) or with_checkpoints or (beside is not None and beside.family in names)
     )
 
 

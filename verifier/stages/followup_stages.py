@@ -16,6 +16,7 @@ from ..launch.planned import PlannedRun
 from ..launch.processes import busy
 from ..rules import RULES
 from ..rules.base import Rule
+from ..rules.policies import BesideTheWeights
 from .oracles import in_one_process
 from .settings import QUICK, Settings, trained
 from .train import SURVEY_SECONDS, SURVEYED
@@ -134,7 +135,7 @@ def to_the_end(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     ]
     found = []
     if evidence.resumed_ending is None and any(
-        r.about_the_resume and not r.beside_the_weights for r in failed
+        r.about_the_resume and not r.policy(BesideTheWeights) for r in failed
     ):
         found.append(settings.run("resumed_ending", target.nproc, *target.resume_args, **fields))
     same = all(weights_apart(evidence, run) <= SAME_END for run in ends)

@@ -8,6 +8,7 @@ import yaml
 from corpus import right
 from scripts import Command, written
 from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.rules.policies import OnlyWarns
 from verified_fsdp2.verifier.source.lint import look
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +49,7 @@ def test_right_scripts_of_the_exam() -> None:
     assert [
         (h.rule, h.location.file, h.location.line)
         for h in look(scripts).hits
-        if not RULES[h.rule].only_warns
+        if not RULES[h.rule].policy(OnlyWarns)
     ] == []
 
 

@@ -10,7 +10,8 @@ from records import cases
 from scripts import written
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import apply_suppressions, judge
+from verified_fsdp2.verifier.judge import judge
+from verified_fsdp2.verifier.judging.all_findings import suppressed
 from verified_fsdp2.verifier.rules.lint import lint
 from verified_fsdp2.verifier.source.lint import look
 from verified_fsdp2.verifier.source.scan import with_sources
@@ -124,7 +125,7 @@ class TestInAFullVerification:
         line = look([script]).hits[0].location
         for place, status in ((line, "pass"), (replace(line, line=line.line + 1), "fail")):
             found = Finding("matches-ddp", "fail", "x", location=place)
-            assert apply_suppressions(found, evidence.suppressions).status == status
+            assert suppressed([found], evidence)[0].status == status
 
     def test_one_that_covers_nothing_is_a_finding_and_judging_changes_nothing(
         self, tmp_path: Path
@@ -135,12 +136,8 @@ class TestInAFullVerification:
         assert [f.status for f in first] == ["not_applicable", "fail"] and COVERED in first[
             1
         ].evidence
-        assert (
-            apply_suppressions(
-                Finding(COVERED, "fail", "x", location=place), evidence.suppressions
-            ).status
-            == "pass"
-        )
+        failed = Finding(COVERED, "fail", "x", location=place)
+        assert suppressed([failed], evidence)[0].status == "pass"
         again = judge(evidence, [COVERED, "unused-suppression"])
         assert [(f.rule, f.status) for f in again] == [(f.rule, f.status) for f in first]
 

@@ -11,13 +11,14 @@ from ...analysis.checkpoints import unseen_save
 from ...analysis.reopened_checkpoints import differing, opened
 from ...analysis.saves import Save, all_saves, given, kept
 from ..base import Evidence, Finding, Rule, Run, count, some
+from ..policies import JudgesExports
 
 
 class KindRule(Rule):
     """A rule on saves of one kind."""
 
     wants = "run"
-    judges_exports = True
+    policies = (JudgesExports(),)
     kind: ClassVar[str]  # what such a save is called
 
     def about(self, save: Save) -> bool:

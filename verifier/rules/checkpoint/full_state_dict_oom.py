@@ -4,6 +4,7 @@ from ...analysis.saves import all_saves
 from ...source.flow_queries import GETTERS, has_option, is_const, options_of, text
 from ...trace.events import Template
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run
+from ..policies import JudgesExports, OnlyWarns
 
 
 class FullStateDictOom(Rule):
@@ -25,10 +26,9 @@ class FullStateDictOom(Rule):
     Torch: run on 2.13.0: 16 keys on each of 2 ranks; with `cpu_offload`, 16 and 0.
     """
 
-    judges_exports = True
     # A full state dict on every rank costs memory only: the trained model is right, so it warns
     # (exam round 6 t_17, w_08 twin, w_11, w_20 (4 false alarms)).
-    only_warns = True
+    policies = (JudgesExports(), OnlyWarns())
     wants = "run"
     one_rank = "it holds the full state dict"
 

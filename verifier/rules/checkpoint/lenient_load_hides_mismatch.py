@@ -2,6 +2,7 @@ from ...analysis.checkpoints import only_exports
 from ...source.flow_queries import SETTERS, is_const, made_by, names_in, options_of, text
 from ...trace.events import Lenient
 from ..base import Evidence, Finding, Flow, Hits, Rule, Run, count, some
+from ..policies import JudgesExports
 from ._resumed import NEEDS, first_steps, not_resumed, not_shown
 
 # Parts of names that wrappers add (DDP, torch.compile, checkpoint_wrapper, FSDP1, `model`/`net`
@@ -39,7 +40,7 @@ class LenientLoadHidesMismatch(Rule):
 
     wants = "run"
     needs = NEEDS
-    judges_exports = True
+    policies = (JudgesExports(),)
 
     def applies(self, evidence: Evidence) -> str:
         seen = any(_lenient(run) for run in (evidence.train, evidence.resume))

@@ -6,6 +6,7 @@ from ...trace import difference
 from ...trace.events import Saving, Step
 from ...trace.sketches import Sketch
 from ..base import Event, Evidence, Finding, Flow, Hits, count, some
+from ..policies import ShownBy
 from ._resumed import ResumeRule, load_line, saved_at
 from .saved_while_replaced import replaced
 
@@ -32,7 +33,7 @@ class LoadWithoutSet(ResumeRule):
     Source: the DCP tutorial's pattern; pytorch#114299; RLinf PR#283.
     """
 
-    shown_by = "resume-is-exact"
+    policies = (ShownBy("resume-is-exact"),)
 
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         pairs = [(s.weights, r.weights) for s, r in zip(saved, resumed, strict=True)]

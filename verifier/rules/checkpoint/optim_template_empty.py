@@ -2,6 +2,7 @@ from ...source.flow_queries import GETTERS, SETTERS, names_in, state_given, step
 from ...source.values import choices, reach
 from ...trace.events import Step
 from ..base import Event, Evidence, Finding, Flow, Hits, count, some
+from ..policies import ShownBy
 from ._resumed import ResumeRule, keeps_no_state, load_line
 
 
@@ -26,7 +27,7 @@ class OptimTemplateEmpty(ResumeRule):
     error.
     """
 
-    shown_by = "resume-is-exact"
+    policies = (ShownBy("resume-is-exact"),)
 
     def applies(self, evidence: Evidence) -> str:
         return super().applies(evidence) or keeps_no_state(evidence.trained)

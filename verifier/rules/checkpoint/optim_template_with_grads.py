@@ -1,5 +1,6 @@
 from ...trace.events import Step, Template
 from ..base import Evidence, Finding, Rule, Run, count
+from ..policies import ShownBy
 from ._resumed import NEEDS, keeps_no_state, not_resumed, not_shown
 
 
@@ -22,7 +23,7 @@ class OptimTemplateWithGrads(Rule):
     Source: pytorch#140898.
     """
 
-    shown_by = "resume-is-exact"
+    policies = (ShownBy("resume-is-exact"),)
     explains = ("optim-template-empty",)
     wants = "run"
     needs = NEEDS

@@ -4,6 +4,7 @@ from ...source.flow_queries import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
 from ...trace.events import Step
 from ..base import Evidence, Finding, Flow, Hits
+from ..policies import ShownBy
 from ._resumed import ResumeRule, load_line, saved_at
 
 _RATE = (
@@ -30,7 +31,7 @@ class SchedulerOrProgressNotRestored(ResumeRule):
     Source: pytorch/torchtitan PR#275, #809; Modalities/modalities#315; pytorch#119168.
     """
 
-    shown_by = "resume-is-exact"
+    policies = (ShownBy("resume-is-exact"),)
 
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         resume, step = evidence.resume, saved[0].step

@@ -5,6 +5,7 @@ from ...source.values import reach
 from ...trace import Trace
 from ...trace.events import Checkpoint, Step, Template
 from ..base import Finding, Hits, Rule, Run, count, some
+from ..policies import JudgesExports
 from ._resumed import keeps_no_state
 
 
@@ -25,7 +26,7 @@ class Step0SaveAdvancesAdam(Rule):
     Source: measured: 1.34 times; the same in NVIDIA/Megatron-LM#5974, PR#5976.
     """
 
-    judges_exports = True
+    policies = (JudgesExports(),)
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained

@@ -3,6 +3,7 @@ import math
 from ...probe.compat.names import MEAN, averages
 from ...trace.events import Start
 from ..base import Evidence, Finding, Rule, Run
+from ..policies import OnlyOnCpu
 
 
 class GlooAvgIsSum(Rule):
@@ -27,7 +28,7 @@ class GlooAvgIsSum(Rule):
     """
 
     wants = "run"
-    only_on_cpu = True
+    policies = (OnlyOnCpu(),)
 
     def applies(self, evidence: Evidence) -> str:
         unmeasured = evidence.average is None and not averages(_version(evidence.trained))

@@ -1,6 +1,7 @@
 from ...analysis.applicability import went_through
 from ...trace.events import Divide, Place
 from ..base import Evidence, RaisedRule, RootCause, Run
+from ..policies import OnlyOnCpu
 
 
 class GlooPremulSum(RaisedRule):
@@ -23,7 +24,7 @@ class GlooPremulSum(RaisedRule):
     """
 
     simulated = False
-    only_on_cpu = True
+    policies = (OnlyOnCpu(),)
     pattern = r"Cannot use ReduceOp\.PREMUL_SUM with Gloo"
 
     def absent(self, train: Run) -> str:

@@ -4,12 +4,25 @@ from ...analysis.comparison import agrees
 from ...analysis.gradient_scale_causes import NEAR, weight
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Run, count
+from ..policies import ShownBy
 from ._base import ScaleRule
 
 # Up to 5 % more targets make a mean of means that differs little. Above it one process that weighs
 # micro-batches alike has the same fault: its pass says nothing (exam round 10 ka_01_sft_token_mean
 # (missed: one process makes the mean of means too)).
 UNEVEN = 1.05  # times as many targets in one micro-batch of a step as in another
+
+
+def same_in_one_process(evidence: Evidence) -> bool:
+    """Whether one process that accumulates does the same: each micro-batch counts alike, however
+    many targets it has.
+    """
+    return any(
+        max(counts) > UNEVEN * min(counts) and max(weights) - min(weights) <= NEAR * max(weights)
+        for weights, counts in (
+            zip(*one, strict=True) for one in _weights(evidence.single).values() if len(one) > 1
+        )
+    )
 
 
 class TokenMeanOfMeans(ScaleRule):
@@ -31,7 +44,7 @@ class TokenMeanOfMeans(ScaleRule):
     Source: pytorch/torchtitan PR#1803; meta-pytorch/torchtune PR#2172.
     """
 
-    shown_by = "matches-single-process"
+    policies = (ShownBy("matches-single-process", unless=same_in_one_process),)
     needs = frozenset({"train", "full_precision", "single"})
 
     def applies(self, evidence: Evidence) -> str:
@@ -59,18 +72,6 @@ class TokenMeanOfMeans(ScaleRule):
             ""
             if seen and not compared
             else "no cross entropy was seen; matches-single-process covers other losses"
-        )
-
-    def shared(self, evidence: Evidence) -> bool:
-        """One process that accumulates may do the same: each micro-batch counts alike, however many
-        targets it has.
-        """
-        return any(
-            max(counts) > UNEVEN * min(counts)
-            and max(weights) - min(weights) <= NEAR * max(weights)
-            for weights, counts in (
-                zip(*one, strict=True) for one in _weights(evidence.single).values() if len(one) > 1
-            )
         )
 
     def judge(self, evidence: Evidence) -> Finding:

@@ -4,6 +4,7 @@ from ...source.flow_queries import is_known, shared, text
 from ...source.values import Value, reach
 from ...trace.events import Checkpoint
 from ..base import Flow, Hits
+from ..policies import SkippedWith
 from ..raised import MixedRule
 
 # Calls that put a state dict, or one tensor, into parameters: without any of them in the sources
@@ -37,7 +38,7 @@ class FullSdIntoDtensor(MixedRule):
     Source: pytorch#136336; pytorch PR#124651.
     """
 
-    skipped_with = ("checkpoint",)
+    policies = (SkippedWith("checkpoint"),)
 
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence) or not unnamed(evidence.sources, *LOADERS):

@@ -1,6 +1,7 @@
 from ...analysis.applicability import went_through
 from ...trace.events import Place, Shard, ToEmpty
 from ..base import Evidence, RaisedRule, RootCause, Run
+from ..policies import AfterSharding, NeedsSharding
 
 
 class MetaNotMaterialized(RaisedRule):
@@ -30,8 +31,7 @@ class MetaNotMaterialized(RaisedRule):
         r"FSDP parameters should be materialized from meta device|Cannot copy out of meta tensor;"
         r" no data!"
     )
-    after_sharding = True
-    needs_sharding = True
+    policies = (AfterSharding(), NeedsSharding())
 
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence):

@@ -2,6 +2,7 @@ from ...analysis.applicability import unnamed, unseen_load, went_through
 from ...source.flow_queries import is_const, made_by
 from ...trace.events import SetState
 from ..base import Evidence, Finding, Flow, Hits, Rule, count, some
+from ..policies import SkippedWith
 
 SETTERS = ("set_model_state_dict", "set_state_dict")
 
@@ -28,7 +29,7 @@ class Rank0SdWithoutBroadcast(Rule):
     explains = ("meta-params-not-reset",)
     reads = frozenset({"resume"})
     wants = "run"
-    skipped_with = ("checkpoint",)
+    policies = (SkippedWith("checkpoint"),)
 
     def applies(self, evidence: Evidence) -> str:
         # A setter that the sources name and no run reached may run in a resume: then it is open,

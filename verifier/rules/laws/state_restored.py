@@ -4,6 +4,7 @@ from ...analysis.state_after_resume import SAME, beginning, holder, named
 from ...analysis.unusual_parallelism import saved_in_a_step
 from ..base import Evidence, Finding, Rule, Run, some
 from ..checkpoint._resumed import load_line, saved_at
+from ..policies import BesideTheWeights
 
 LATER = 3  # steps after the checkpoint
 
@@ -27,7 +28,7 @@ class StateRestored(Rule):
     """
 
     needs = frozenset({"train", "resume"})
-    beside_the_weights = True
+    policies = (BesideTheWeights(),)
 
     def judge(self, evidence: Evidence) -> Finding:
         train, resume, after = evidence.trained, evidence.resume, evidence.resumed_after()

@@ -3,6 +3,7 @@ import re
 from ...source.flow_queries import text
 from ...trace.events import Optimizer, Place
 from ..base import Flow, Hits, RaisedRule, RootCause, Run
+from ..policies import NeedsSharding
 from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack
 
 
@@ -26,7 +27,7 @@ class UnsupportedOptimizer(RaisedRule):
     """
 
     pattern = rf"{NO_STRATEGY}|{MIXED}"
-    needs_sharding = True
+    policies = (NeedsSharding(),)
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         if re.search(MIXED, cause.error):

@@ -3,6 +3,7 @@ from ...source.flow_queries import cast_of, is_known, text
 from ...source.values import holders, root_of
 from ...trace.events import Place, Shard
 from ..base import Hits, RaisedRule, RootCause, Run
+from ..policies import NeedsSharding
 
 
 class MixedOrigDtypeInGroup(RaisedRule):
@@ -24,7 +25,7 @@ class MixedOrigDtypeInGroup(RaisedRule):
     """
 
     pattern = r"FSDP expects uniform (original parameter|reduce) dtype"
-    needs_sharding = True
+    policies = (NeedsSharding(),)
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         mixed = (r.at_line for r in run.places(Shard) if len({p.dtype for p in r.parameters}) > 1)

@@ -1,5 +1,6 @@
 from ...trace.events import Model, Place
 from ..base import RaisedRule, RootCause, Run
+from ..policies import AfterSharding
 
 
 class InferenceModeBeforeTraining(RaisedRule):
@@ -26,7 +27,7 @@ class InferenceModeBeforeTraining(RaisedRule):
         r"Inplace update to inference tensor outside InferenceMode|Inference tensors do not track"
         r" version counter"
     )
-    after_sharding = True
+    policies = (AfterSharding(),)
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         return run.line_of(Model) or cause.location  # the one under inference mode

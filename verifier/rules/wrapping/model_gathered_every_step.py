@@ -3,6 +3,7 @@ import ast
 from ...analysis.traffic import whole_bytes
 from ...trace.events import Checkpoint, Traffic
 from ..base import Evidence, Finding
+from ..policies import OnlyWarns
 from ._base import ShardedModelRule
 
 
@@ -25,7 +26,7 @@ class ModelGatheredEveryStep(ShardedModelRule):
 
     wants = "steps"
     # It costs time and memory; the trained model is right.
-    only_warns = True
+    policies = (OnlyWarns(),)
     simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:

@@ -1,6 +1,7 @@
 from ...source.events import STORE, Flow
 from ...source.flow_queries import is_const, made_by, text
 from ..base import Hits
+from ..policies import AfterSharding
 from ..raised import ShardedRule
 from ._base import called_on_sharded
 
@@ -30,7 +31,7 @@ class ParameterReplacedAfterShard(ShardedRule):
     """
 
     pattern = r"'(Parameter|Tensor)' object has no attribute '_local_tensor'"
-    after_sharding = True
+    policies = (AfterSharding(),)
 
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops(STORE):

@@ -1,6 +1,7 @@
 from ...source.flow_queries import has_parameters, is_known, parts_of, trains
 from ...trace.events import Shard
 from ..base import Evidence, Finding, Flow, Hits, Rule, count
+from ..policies import OnlyWarns
 from ._base import NOT_USED, elements
 
 
@@ -24,7 +25,7 @@ class RootOnlyWrap(Rule):
     wants = "models"
     # One group for a whole small model costs memory only: a warning (exam round 7
     # fa_11_sam_gradient_clip, fd_14_force_matching).
-    only_warns = True
+    policies = (OnlyWarns(),)
     simulated = True
 
     def applies(self, evidence: Evidence) -> str:

@@ -1,0 +1,211 @@
+"""What becomes of all findings together.
+
+OF_ALL are applied to the list, one after the other; OF_A_TEAM after them, with the team's policy.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..analysis.why_not_run import RESUMED
+from ..config.policy import Policy, Skip
+from ..evidence import Evidence
+from ..finding import Finding
+from ..rules import RULES
+from ..rules.naming import is_named
+from ..rules.policies import ShownBy
+from ..source.suppress import RULE as UNUSED
+from ..source.suppress import covering
+from .passes import Pass
+
+OfAll = Callable[[list[Finding], Evidence], list[Finding]]
+OfATeam = Callable[[list[Finding], Policy], list[Finding]]
+
+
+def with_code(findings: list[Finding], evidence: Evidence) -> list[Finding]:
+    """With the code of a finding's line, where only the line is known."""
+
+    def read(finding: Finding) -> Finding:
+        place = finding.location
+        if place is None or place.code:
+            return finding
+        code = evidence.sources.line(place.file, place.line)
+        return replace(finding, location=replace(place, code=code))
+
+    return [read(finding) for finding in findings]
+
+
+def suppressed(findings: list[Finding], evidence: Evidence) -> list[Finding]:
+    """A failure whose place a suppression covers is a pass that says so."""
+
+    def read(finding: Finding) -> Finding:
+        one = covering(evidence.suppressions, finding.rule, finding.location)
+        if finding.status != "fail" or one is None:
+            return finding
+        return replace(finding, status="pass", evidence=one.message(), fix=None)
+
+    return [read(finding) for finding in findings]
+
+
+def widened(findings: list[Finding], evidence: Evidence) -> list[Finding]:
+    """A finding whose limit a team has widened says so first."""
+
+    def read(finding: Finding) -> Finding:
+        by = evidence.tolerances.get(finding.rule)
+        if by is None or finding.limit is None:
+            return finding
+        note = f"[limit taken {by.times:g} times: {by.reason}]"
+        return replace(finding, evidence=f"{note} {finding.evidence}")
+
+    return [read(finding) for finding in findings]
+
+
+def without_effect(findings: list[Finding], evidence: Evidence) -> list[Finding]:
+    """A failure whose effect another rule would have shown, and has not, is a warning."""
+    passed = {f.rule for f in findings if f.status == "pass"}
+
+    def read(finding: Finding) -> Finding:
+        if finding.status != "fail":
+            return finding
+        shown = RULES[finding.rule].policy(ShownBy)
+        if shown is None or shown.rule not in passed:
+            return finding
+        # A mean of micro-batches' means that one process makes too (exam round 10).
+        if shown.unless is not None and shown.unless(evidence):
+            return finding
+        text = f"{finding.evidence}; without effect in these runs: {shown.rule} passes"
+        return replace(finding, required=False, evidence=text)
+
+    return [read(finding) for finding in findings]
+
+
+def confirmed(findings: list[Finding], evidence: Evidence) -> list[Finding]:
+    """A suspicion that no other failure confirms is inconclusive."""
+    decide = [f for f in findings if f.status == "fail" and f.required]
+    if not all(f.suspicion for f in decide):
+        return findings
+    alone = "nothing else that was compared shows it, and a right script may be made so"
+
+    def left_open(finding: Finding) -> Finding:
+        text = f"{finding.evidence}; {alone}: decide it by the code"
+        return replace(finding, status="inconclusive", evidence=text)
+
+    return [left_open(f) if f in decide else f for f in findings]
+
+
+def with_consequences(findings: list[Finding], evidence: Evidence) -> list[Finding]:
+    """A failure that another one explains, and a difference where another one names a cause, is a
+    consequence.
+    """
+    failed = [f for f in findings if f.status == "fail" and not f.warns]
+    effects = [f for f in failed if not RULES[f.rule].names_a_cause]
+    # What a resume loses explains no difference between runs that resume from nothing.
+    after_resume = {f.rule: bool(RULES[f.rule].needs & {*RESUMED}) for f in failed}
+    causes = [after_resume[f.rule] for f in failed if f not in effects]
+    explained = {name for f in failed for name in RULES[f.rule].explains}
+
+    def follows(finding: Finding) -> bool:
+        caused = any(after_resume[finding.rule] or not cause for cause in causes)
+        return finding.rule in explained or (finding in effects and caused)
+
+    return [replace(f, consequence=True) if f in failed and follows(f) else f for f in findings]
+
+
+def faults_of_ours(findings: list[Finding], evidence: Evidence) -> list[Finding]:
+    """And an error, with the symbol, if the probe failed in a run."""
+    texts = [f"{run.role} run, {text}" for run in evidence.runs for text in run.probe_errors]
+    if not texts:
+        return findings
+    more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+    return [*findings, Finding("verifier", "error", f"fsdp2 itself failed: {texts[0]}{more}")]
+
+
+def may_be_open(findings: list[Finding], policy: Policy) -> list[Finding]:
+    """What a team does not require may be inconclusive, if it requires anything."""
+
+    def free(f: Finding) -> bool:
+        return f.status == "inconclusive" and not is_named(f.rule, policy.required)
+
+    return [replace(f, required=False) if policy.required and free(f) else f for f in findings]
+
+
+def must_hold(findings: list[Finding], policy: Policy) -> list[Finding]:
+    """A warning of a rule that a team requires decides."""
+
+    def named(f: Finding) -> bool:
+        return f.warns and is_named(f.rule, policy.required)
+
+    return [replace(f, required=True) if named(f) else f for f in findings]
+
+
+def expired(findings: list[Finding], policy: Policy) -> list[Finding]:
+    """A skip that has expired fails."""
+    late = [_late(skip) for skip in policy.skips if skip.over]
+    if not late:
+        return findings
+    # It replaces the pass of the same rule.
+    holds = [f for f in findings if f.rule == UNUSED and f.status in ("pass", "not_applicable")]
+    return [f for f in findings if f not in holds] + late
+
+
+def _late(skip: Skip) -> Finding:
+    message = (
+        f"the skip of {skip.rule} expired on {skip.until} ({skip.reason}); the rule is judged again"
+    )
+    fix = f"Fix what {skip.rule} reports and remove the skip, or give the skip a new date."
+    return Finding(UNUSED, "fail", message, location=skip.location, fix=fix, tier="static")
+
+
+OF_ALL: tuple[Pass[OfAll], ...] = (
+    Pass(
+        with_code,
+        "a reader sees the line without opening the file",
+        "anywhere in this table: no pass reads the code of a line",
+    ),
+    Pass(
+        suppressed,
+        "a comment `# fsdp2: ignore[rule] reason` decides for its line",
+        "before the passes that compare findings: what is suppressed explains and confirms nothing",
+    ),
+    Pass(
+        widened,
+        "a limit that a team widened is never widened silently",
+        "after `suppressed`, which replaces the text: a finding that it covers says so too",
+    ),
+    Pass(
+        without_effect,
+        "state that a resume lost, and the runs show no difference, changed nothing here",
+        "before `confirmed` and `with_consequences`: a warning confirms and explains nothing",
+    ),
+    Pass(
+        confirmed,
+        "right scripts keep values of one rank, or move apart after resharding (exam kb_09)",
+        "before `with_consequences`: what is left open explains nothing",
+    ),
+    Pass(
+        with_consequences,
+        "one fault makes many rules fail: the report begins with its cause",
+        "after all passes that may take a failure back",
+    ),
+    Pass(
+        faults_of_ours,
+        "rules are judged on what was recorded all the same, so the error needs a line of its own",
+        "last: it is no finding of a rule, and the passes above look rules up",
+    ),
+)
+OF_A_TEAM: tuple[Pass[OfATeam], ...] = (
+    Pass(
+        may_be_open,
+        "a team that requires some rules lets the others be open",
+        "anywhere in this table: it changes what is inconclusive, the others failures",
+    ),
+    Pass(
+        must_hold,
+        "a team may require what otherwise only warns",
+        "after `without_effect` and the rules themselves, which say what warns",
+    ),
+    Pass(
+        expired,
+        "a skip with a date is a promise",
+        "last: what it adds decides already, and replaces a pass of the rule on suppressions",
+    ),
+)
