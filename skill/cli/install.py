@@ -73,6 +73,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Plan for every folder, then do all of it or nothing; 1 if something was left as it is."""
     from .. import installer
+    from ..copies import contents
 
     places = installer.targets(
         options.client or ["all"], options.user, everywhere=options.uninstall
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         plans = [plan for plan in plans if plan.action != "absent"]
         files: list[dict[str, bytes]] = [{} for _ in plans]
     else:
-        files = [installer.files_for(place.folder, thin) for place in places]
+        files = [contents.files_for(place.folder, thin) for place in places]
         plans = [
             installer.plan_install(place, one, options.force)
             for place, one in zip(places, files, strict=True)
@@ -94,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         plan.kept or plan.action == "foreign" or (options.check and plan.contents) for plan in plans
     )
     shown = [
-        _to_dict(plan, one, installer.digest(one)) for plan, one in zip(plans, files, strict=True)
+        _to_dict(plan, one, contents.digest(one)) for plan, one in zip(plans, files, strict=True)
     ]
     if options.json:
         emit_json(

@@ -20,15 +20,39 @@ FILES = (
 # Which source file holds what; the first that fits. Scanners and people stop at files that are too
 # long: no code file has more than 200 kB.
 _PARTS = {
-    "rules_of_state.py": ("verifier/rules/checkpoint/", "verifier/rules/laws/"),
+    "rules_of_checkpoints.py": ("verifier/rules/checkpoint/",),
+    "rules_of_state.py": ("verifier/rules/laws/",),
     "rules_of_the_model.py": tuple(
         f"verifier/rules/{name}/" for name in ("wrapping", "init", "mesh", "precision")
     ),
     "rules.py": ("verifier/rules/",),
+    "probe_events_of_the_model.py": tuple(
+        f"verifier/probe/events/{name}.py"
+        for name in (
+            "capacity",
+            "groups",
+            "layers",
+            "lora_merges",
+            "memory",
+            "models",
+            "precision",
+            "recompute",
+            "replaced",
+            "restored_weights",
+            "sharding",
+            "ties",
+            "uninitialised_memory",
+            "wrapping",
+        )
+    ),
     "probe_events.py": ("verifier/probe/events/",),
     "probe_substitutes.py": ("verifier/probe/substitutes/", "verifier/probe/capacity/"),
     "probe.py": ("verifier/probe/",),
+    "analysis_of_capacity.py": tuple(
+        f"verifier/analysis/{name}.py" for name in ("capacity", "roofline", "settings_search")
+    ),
     "analysis.py": ("verifier/analysis/",),
+    "source_migration.py": ("verifier/source/migration",),
     "source.py": ("verifier/source/",),
     "report.py": ("verifier/report/", "verifier/integrations/"),
     "launch.py": ("verifier/launch/", "verifier/config/"),

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import mirror, overlay
+from . import layers, mirror
 from .choose import AUTO, Choice, Wish
 from .leftovers import remove
 from .mounts import is_below, is_in
@@ -95,7 +95,7 @@ class Worlds:
         if self.choice.mechanism != OVERLAY:
             self._copy(place, base)
         for found in bases[::-1] if self.choice.mechanism == OVERLAY else ():
-            overlay.inherit(found, place, share=found == self._prepared)
+            layers.inherit(found, place, share=found == self._prepared)
         return self._world(place, [str(found) for found in bases])
 
     def _world(self, place: Path, bases: Sequence[str]) -> World:
@@ -175,7 +175,7 @@ class Worlds:
 
     def _wrote(self, world: World) -> list[str]:
         if world.mechanism == OVERLAY:
-            return overlay.written(Path(world.folder))
+            return layers.written(Path(world.folder))
         return mirror.changed(world.mirror, str(self.project)) if world.mirror else []
 
     def _counts(self, path: str, saves: Sequence[str]) -> bool:
