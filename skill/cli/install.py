@@ -20,18 +20,19 @@ CHANGED = {
     "rules_gone": "rules that are gone",
 }
 EPILOG = """\
-The command is `python FOLDER/skill`. A thin copy (text alone, 0.3 MB) calls the verified-fsdp2 of its version in that Python, on the
-path or in the project's .venv; a full one (3 MB) needs only torch, jinja2, pyyaml and jsonschema there. Without an option: what is
-there, else thin if verified-fsdp2 is installed here. Installing again upgrades a copy. A file that you edited is kept and named
-(exit 1); --force replaces it. Nothing else in the folder is touched.
+The command is `python FOLDER/skill`. A thin copy (text alone, 0.3 MB) calls the verified-fsdp2 of
+its version in that Python, on the path or in the project's .venv; a full one (3 MB) needs only
+torch, jinja2, pyyaml and jsonschema there. Without an option: what is there, else thin if
+verified-fsdp2 is installed here. Installing again upgrades a copy. A file that you edited is kept
+and named (exit 1); --force replaces it. Nothing else in the folder is touched.
 
 examples:
-  fsdp2 install                                  the two folders that reach all clients, in this project
-  fsdp2 install --client claude --user           ~/.claude/skills/verified-fsdp2
+  fsdp2 install                          the two folders that reach all clients, in this project
+  fsdp2 install --client claude --user   ~/.claude/skills/verified-fsdp2
   fsdp2 install --client codex --client gemini --dry-run
-  fsdp2 install --full                           for machines on which fsdp2 is not installed
-  fsdp2 install --check                          in CI: exit 1 if a copy is missing, edited or of another version
-  fsdp2 install --uninstall                      remove what was installed in this project, for every client
+  fsdp2 install --full                   for machines on which fsdp2 is not installed
+  fsdp2 install --check                  in CI: exit 1 if a copy is missing, edited or old
+  fsdp2 install --uninstall              remove what was installed in this project, for every client
 
 exit codes: 0 done, 1 something of yours was kept, 2 bad usage, or a place that cannot be written.
 """

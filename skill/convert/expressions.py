@@ -1,4 +1,4 @@
-"""The edits of expressions: attributes, calls, wrappers and state dicts are replaced where they stand."""
+"""The edits of expressions: attributes, calls, wrappers and state dicts."""
 
 from __future__ import annotations
 

@@ -72,11 +72,12 @@ except metadata.PackageNotFoundError:
 if found != "{__version__}":
     places = [None, *(folder / ".venv" / "bin" for folder in Path(__file__).resolve().parents[4:5])]
     for command in filter(None, (shutil.which("fsdp2", path=place) for place in places)):
-        printed = subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split()
-        if printed[-1:] == ["{__version__}"]:
+        asked = subprocess.run([command, "--version"], capture_output=True, text=True)
+        if asked.stdout.split()[-1:] == ["{__version__}"]:
             os.execv(command, [command, *sys.argv[1:]])
     there = f"has {NAME} {{found}}" if found else "has no {NAME}"
-    print(f"fsdp2: {{sys.executable}} {{there}}; this skill needs {__version__}: install that version,", file=sys.stderr)
+    needs = "this skill needs {__version__}: install that version,"
+    print(f"fsdp2: {{sys.executable}} {{there}}; {{needs}}", file=sys.stderr)
     print("or the skill again, with --full: a copy that needs no install", file=sys.stderr)
     sys.exit(2)
 

@@ -92,7 +92,8 @@ def test_a_script_without_marks_is_fsdp2_and_keeps_its_comments(
     (
         "with model.no_sync():  # quiet\n    model(torch.ones(2)).sum().backward()\n",
         (
-            "# quiet\nmodel.set_requires_gradient_sync(False)\nmodel(torch.ones(2)).sum().backward()\nmodel.set_requires_gradient_sync(True)\n"
+            "# quiet\nmodel.set_requires_gradient_sync(False)\n"
+            "model(torch.ones(2)).sum().backward()\nmodel.set_requires_gradient_sync(True)\n"
         ),
     ),
     (

@@ -52,9 +52,8 @@ def losses(verdict: Verdict) -> Iterator[str]:
         )
         for name, group in rows.items():
             for cells in group:
-                yield (
-                    f"{name:<{size}}{''.join(f'{cell:>{_CELL}}' for cell in cells[start : block.stop])}".rstrip()
-                )
+                row = "".join(f"{cell:>{_CELL}}" for cell in cells[start : block.stop])
+                yield f"{name:<{size}}{row}".rstrip()
 
 
 def facts(verdict: Verdict) -> Iterator[str]:

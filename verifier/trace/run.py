@@ -1,4 +1,4 @@
-"""The quantities of a run that combine several of its ranks and records: samples, losses, gradients."""
+"""What combines the ranks and records of a run: its samples, losses and gradients."""
 
 import math
 from collections import Counter
