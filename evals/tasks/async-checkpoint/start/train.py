@@ -26,12 +26,7 @@ class Progress(Stateful):
         return {"model": model, "optimizer": optimizer, "step": self.step}
 
     def load_state_dict(self, state):
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.step = state["step"]
 
 

@@ -27,7 +27,5 @@ if __name__ == "__main__":
     if len(sys.argv) < 4:
         raise SystemExit(__doc__)
     settings = config.read(Settings, sys.argv[2])
-    for book, probability in recommend(
-        load(sys.argv[1], settings), [int(word) for word in sys.argv[3:]]
-    ):
+    for book, probability in recommend(load(sys.argv[1], settings), [int(word) for word in sys.argv[3:]]):
         print(f"{book:>6}  {probability:.3f}")

@@ -14,9 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 def train_step(model, optimizer, inputs, targets, pieces, clip):
     """One optimizer step over this rank's samples, in `pieces` micro-batches; only the last one communicates."""
     total = 0.0
-    for number, (x, y) in enumerate(
-        zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True), 1
-    ):
+    for number, (x, y) in enumerate(zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True), 1):
         with nullcontext() if number == pieces else model.no_sync():
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten()) / pieces
             loss.backward()

@@ -12,18 +12,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         size = width // heads
-        angle = torch.outer(
-            torch.arange(length).float(), 10000.0 ** (-torch.arange(0, size, 2).float() / size)
-        )
+        angle = torch.outer(torch.arange(length).float(), 10000.0 ** (-torch.arange(0, size, 2).float() / size))
         self.register_buffer("cos", angle.cos().repeat(1, 2), persistent=False)
         self.register_buffer("sin", angle.sin().repeat(1, 2), persistent=False)
 
     def turn(self, x):
         first, second = x.chunk(2, dim=-1)
-        return (
-            x * self.cos[: x.shape[2]]
-            + torch.cat([-second, first], dim=-1) * self.sin[: x.shape[2]]
-        )
+        return x * self.cos[: x.shape[2]] + torch.cat([-second, first], dim=-1) * self.sin[: x.shape[2]]
 
     def forward(self, x):
         n, t, c = x.shape

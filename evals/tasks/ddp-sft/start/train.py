@@ -15,9 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 def parse():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps to make now")
-    parser.add_argument(
-        "--horizon", type=int, default=20, help="steps of the whole cosine schedule"
-    )
+    parser.add_argument("--horizon", type=int, default=20, help="steps of the whole cosine schedule")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--micro", type=int, default=4, help="samples of a micro-batch on one rank")
     parser.add_argument("--out", type=Path)
@@ -54,8 +52,7 @@ def main():
     model = DDP(Decoder(VOCAB, LENGTH))
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda s: min(1.0, (s + 1) / 3) * 0.5 * (1 + math.cos(math.pi * s / args.horizon)),
+        optimizer, lambda s: min(1.0, (s + 1) / 3) * 0.5 * (1 + math.cos(math.pi * s / args.horizon))
     )
     first = load(args.resume, model, optimizer, schedule) if args.resume else 0
 
@@ -67,9 +64,7 @@ def main():
         total = torch.zeros(())
         for part in mine.split(args.micro):
             logits = model(inputs[part]).flatten(0, 1)
-            loss = F.cross_entropy(
-                logits, targets[part].flatten(), ignore_index=IGNORED, reduction="sum"
-            )
+            loss = F.cross_entropy(logits, targets[part].flatten(), ignore_index=IGNORED, reduction="sum")
             (loss * world / count).backward()  # DDP takes the mean over the ranks
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -78,10 +73,7 @@ def main():
         optimizer.zero_grad()
         dist.all_reduce(total)
         if rank == 0:
-            print(
-                f"step {step + 1} loss {total.item() / count.item():.4f} tokens {count.item()}",
-                flush=True,
-            )
+            print(f"step {step + 1} loss {total.item() / count.item():.4f} tokens {count.item()}", flush=True)
         if args.out and (step + 1) % args.save_every == 0:
             save(args.out / f"step_{step + 1}", model, optimizer, schedule, step + 1)
     dist.destroy_process_group()

@@ -7,12 +7,8 @@ class Mix(nn.Module):
     def __init__(self, tokens, width):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.over_tokens = nn.Sequential(
-            nn.Linear(tokens, 2 * tokens), nn.SiLU(), nn.Linear(2 * tokens, tokens)
-        )
-        self.over_width = nn.Sequential(
-            nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)
-        )
+        self.over_tokens = nn.Sequential(nn.Linear(tokens, 2 * tokens), nn.SiLU(), nn.Linear(2 * tokens, tokens))
+        self.over_width = nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
 
     def forward(self, x):
         x = x + self.over_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)

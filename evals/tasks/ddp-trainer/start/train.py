@@ -10,14 +10,7 @@ from mixer import Mixer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-DEFAULTS = {
-    "max_steps": 8,
-    "save_at": 4,
-    "batch": 20,
-    "schedule_steps": 24,
-    "checkpoint": "",
-    "resume": "",
-}
+DEFAULTS = {"max_steps": 8, "save_at": 4, "batch": 20, "schedule_steps": 24, "checkpoint": "", "resume": ""}
 
 
 def measurements(count):
@@ -39,9 +32,7 @@ class Trainer:
         )
         data = measurements(100)
         self.sampler = DistributedSampler(data, self.world, self.rank, shuffle=True, drop_last=True)
-        self.loader = DataLoader(
-            data, batch_size=options["batch"] // self.world, sampler=self.sampler
-        )
+        self.loader = DataLoader(data, batch_size=options["batch"] // self.world, sampler=self.sampler)
         self.step = 0
 
     def build_model(self):
@@ -73,17 +64,11 @@ class Trainer:
 
     def report(self, loss):
         if self.rank == 0:
-            print(
-                f"step {self.step} loss {loss.item():.4f} lr {self.schedule.get_last_lr()[0]:.2e}",
-                flush=True,
-            )
+            print(f"step {self.step} loss {loss.item():.4f} lr {self.schedule.get_last_lr()[0]:.2e}", flush=True)
 
     def save(self, path):
         if self.rank == 0:
-            state = {
-                "model": self.model.module.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-            }
+            state = {"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict()}
             torch.save({**state, "schedule": self.schedule.state_dict(), "step": self.step}, path)
         dist.barrier()
 

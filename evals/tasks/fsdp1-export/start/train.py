@@ -27,11 +27,7 @@ args = parser.parse_args()
 
 dist.init_process_group()
 rank, world = dist.get_rank(), dist.get_world_size()
-device = (
-    torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    if torch.cuda.is_available()
-    else torch.device("cpu")
-)
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
 
 torch.manual_seed(5)
 model = FullyShardedDataParallel(
@@ -48,9 +44,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
 inputs, targets = sequences(256)
 for step in range(args.steps):
     mine = batch_of(step, args.batch, len(inputs)).chunk(world)[rank]
-    loss = F.cross_entropy(
-        model(inputs[mine].to(device)).flatten(0, 1), targets[mine].to(device).flatten()
-    )
+    loss = F.cross_entropy(model(inputs[mine].to(device)).flatten(0, 1), targets[mine].to(device).flatten())
     loss.backward()
     norm = model.clip_grad_norm_(args.clip)
     optimizer.step()

@@ -18,9 +18,7 @@ class Tagger(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
-            )
+            nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
             for _ in range(3)
         )
         self.tags = nn.Linear(WIDTH, TAGS)
@@ -55,9 +53,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch", type=int, default=24, help="over all ranks")
-    parser.add_argument(
-        "--shard", type=int, default=2, help="ranks that share one copy of the model"
-    )
+    parser.add_argument("--shard", type=int, default=2, help="ranks that share one copy of the model")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(21)

@@ -41,9 +41,7 @@ def main():
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rank", type=int, default=4)
     parser.add_argument("--alpha", type=float, default=8.0)
-    parser.add_argument(
-        "--adapter", default="adapter.pt", help="where the trained adapters are written"
-    )
+    parser.add_argument("--adapter", default="adapter.pt", help="where the trained adapters are written")
     args = parser.parse_args()
 
     torch.manual_seed(0)

@@ -29,9 +29,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         n, t, c = x.shape
-        q, k, v = (
-            w(x).view(n, t, self.heads, -1).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (w(x).view(n, t, self.heads, -1).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         y = F.scaled_dot_product_attention(self.turn(q), self.turn(k), v, attn_mask=self.mask)
         return self.wo(y.transpose(1, 2).reshape(n, t, c))
 

@@ -37,14 +37,8 @@ class TinyDecoderLayer(nn.Module):
 
     def forward(self, hidden_states):
         n, t, c = hidden_states.shape
-        qkv = (
-            self.qkv_proj(self.input_layernorm(hidden_states))
-            .view(n, t, 3, self.heads, -1)
-            .permute(2, 0, 3, 1, 4)
-        )
-        mixed = (
-            F.scaled_dot_product_attention(*qkv, is_causal=True).transpose(1, 2).reshape(n, t, c)
-        )
+        qkv = self.qkv_proj(self.input_layernorm(hidden_states)).view(n, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*qkv, is_causal=True).transpose(1, 2).reshape(n, t, c)
         hidden_states = hidden_states + self.o_proj(mixed)
         return hidden_states + self.fc2(F.gelu(self.fc1(self.post_layernorm(hidden_states))))
 

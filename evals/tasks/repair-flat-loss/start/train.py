@@ -18,8 +18,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, width)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
-            for _ in range(layers)
+            nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True) for _ in range(layers)
         )
         self.labels = nn.Linear(width, LABELS)
 
@@ -45,12 +44,8 @@ class Experiment:
         )
 
     def make_optimizer(self):
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=self.options.lr, weight_decay=0.01
-        )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: min(1.0, (step + 1) / 4)
-        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.options.lr, weight_decay=0.01)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / 4))
 
     def parallelize(self):
         mesh = init_device_mesh("cpu", (self.world,))

@@ -16,9 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 def save(out, model, optimizer, step):
     weights, moments = get_state_dict(model, optimizer)
-    dcp.save(
-        {"model": weights, "optimizer": moments, "step": step}, checkpoint_id=out / "checkpoint"
-    )
+    dcp.save({"model": weights, "optimizer": moments, "step": step}, checkpoint_id=out / "checkpoint")
 
 
 def resume(out, model, optimizer):
@@ -26,9 +24,7 @@ def resume(out, model, optimizer):
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "step": 0}
     dcp.load(state, checkpoint_id=out / "checkpoint")
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return state["step"]
 
 

@@ -22,11 +22,7 @@ class Encoder(nn.Module):
 
     def forward(self, x):
         n, t, c = x.shape
-        q, k, v = (
-            self.qkv(self.norm1(x))
-            .view(n, t, 3, self.heads, c // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
+        q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, t, c))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 

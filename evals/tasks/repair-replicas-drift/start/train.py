@@ -16,9 +16,7 @@ class Stage(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.mix = nn.Sequential(
-            nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)
-        )
+        self.mix = nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
 
     def forward(self, x):
         return x + self.mix(self.norm(x))

@@ -21,9 +21,7 @@ def build():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: 0.5 * (1 + math.cos(math.pi * s / 12))
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 0.5 * (1 + math.cos(math.pi * s / 12)))
     return model, optimizer, schedule
 
 
@@ -66,10 +64,7 @@ def main():
         optimizer.step()
         schedule.step()
         if rank == 0:
-            print(
-                f"step {step + 1} loss {loss.item():.4f} lr {optimizer.param_groups[0]['lr']:.2e}",
-                flush=True,
-            )
+            print(f"step {step + 1} loss {loss.item():.4f} lr {optimizer.param_groups[0]['lr']:.2e}", flush=True)
         if args.out and (step + 1) % args.save_every == 0:
             save(f"{args.out}/step_{step + 1}", model, optimizer)
     dist.destroy_process_group()

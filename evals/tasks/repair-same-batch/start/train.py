@@ -18,9 +18,7 @@ class Series(Dataset):
         gen = torch.Generator().manual_seed(23)
         self.labels = torch.randint(0, classes, (count,), generator=gen)
         phase = 6.28 * torch.rand(count, 1, generator=gen)
-        self.values = torch.sin(
-            (self.labels[:, None] + 1) * torch.linspace(0, 6.28, length) + phase
-        )
+        self.values = torch.sin((self.labels[:, None] + 1) * torch.linspace(0, 6.28, length) + phase)
         self.values += 0.2 * torch.randn(count, length, generator=gen)
 
     def __len__(self):
@@ -56,9 +54,7 @@ class Network(nn.Module):
 
 def make_loader(data, batch):
     order = torch.Generator().manual_seed(0)
-    return DataLoader(
-        data, batch_size=batch, sampler=RandomSampler(data, generator=order), drop_last=True
-    )
+    return DataLoader(data, batch_size=batch, sampler=RandomSampler(data, generator=order), drop_last=True)
 
 
 def main(epochs, batch):
@@ -85,7 +81,5 @@ def main(epochs, batch):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument(
-        "--batch", type=int, default=30, help="samples of one optimizer step, over all ranks"
-    )
+    parser.add_argument("--batch", type=int, default=30, help="samples of one optimizer step, over all ranks")
     main(**vars(parser.parse_args()))

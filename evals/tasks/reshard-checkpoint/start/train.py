@@ -40,15 +40,9 @@ def build():
 def save(folder, model, optimizer, feed):
     """Each rank writes what it has."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {
-        "model": {name: value.to_local() for name, value in model.state_dict().items()},
-        "taken": feed.taken,
-    }
+    state = {"model": {name: value.to_local() for name, value in model.state_dict().items()}, "taken": feed.taken}
     state["optimizer"] = [
-        {
-            name: value.to_local() if name != "step" else value
-            for name, value in optimizer.state[p].items()
-        }
+        {name: value.to_local() if name != "step" else value for name, value in optimizer.state[p].items()}
         for p in model.parameters()
     ]
     torch.save(state, folder / f"rank{dist.get_rank()}.pt")

@@ -29,9 +29,7 @@ class Config:
         """key=value words, as in steps=20"""
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
         pairs = [word.split("=", 1) for word in words]
-        return cls(
-            **{key: {int: int, float: float, str: str}[kinds[key]](value) for key, value in pairs}
-        )
+        return cls(**{key: {int: int, float: float, str: str}[kinds[key]](value) for key, value in pairs})
 
 
 class Encoder(nn.Module):
@@ -40,9 +38,7 @@ class Encoder(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-        )
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, x):
         y = self.norm1(x)
@@ -55,9 +51,7 @@ class ViT(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, cfg.width, cfg.patch, cfg.patch)
         self.token = nn.Parameter(torch.zeros(1, 1, cfg.width))
-        self.place = nn.Parameter(
-            0.02 * torch.randn(1, (cfg.image // cfg.patch) ** 2 + 1, cfg.width)
-        )
+        self.place = nn.Parameter(0.02 * torch.randn(1, (cfg.image // cfg.patch) ** 2 + 1, cfg.width))
         self.encoders = nn.ModuleList(Encoder(cfg.width, cfg.heads) for _ in range(cfg.depth))
         self.norm = nn.LayerNorm(cfg.width)
         self.head = nn.Linear(cfg.width, cfg.classes)
@@ -75,17 +69,13 @@ def make_images(count, cfg):
     gen = torch.Generator().manual_seed(1)
     patterns = torch.randn(cfg.classes, 3, cfg.image, cfg.image, generator=gen)
     labels = torch.randint(0, cfg.classes, (count,), generator=gen)
-    return patterns[labels] + 0.5 * torch.randn(
-        count, 3, cfg.image, cfg.image, generator=gen
-    ), labels
+    return patterns[labels] + 0.5 * torch.randn(count, 3, cfg.image, cfg.image, generator=gen), labels
 
 
 def main(cfg):
     torch.manual_seed(cfg.seed)
     model = ViT(cfg)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=cfg.lr, momentum=0.9, nesterov=True, weight_decay=1e-4
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
     images, labels = make_images(480, cfg)
     order = torch.randperm(len(images))
     for step in range(cfg.steps):

@@ -9,9 +9,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.attention_norm = nn.LayerNorm(width)
-        self.feed = nn.Sequential(
-            nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width)
-        )
+        self.feed = nn.Sequential(nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
         self.feed_norm = nn.LayerNorm(width)
 
     def forward(self, x):

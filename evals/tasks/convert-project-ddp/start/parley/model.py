@@ -14,9 +14,7 @@ class DialogueModel(nn.Module):
         super().__init__()
         width, length, vocab = settings.model.width, settings.text.length, settings.text.vocab
         self.tokens = nn.Embedding(vocab, width)
-        self.blocks = nn.ModuleList(
-            Block(width, settings.model.heads, length) for _ in range(settings.model.layers)
-        )
+        self.blocks = nn.ModuleList(Block(width, settings.model.heads, length) for _ in range(settings.model.layers))
         self.norm = RMSNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
         initialise(self, settings.model.layers)

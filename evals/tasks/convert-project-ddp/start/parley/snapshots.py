@@ -16,9 +16,7 @@ class Snapshots:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any]
-    ) -> None:
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any]) -> None:
         path = self.folder / f"step_{step}"
         if comm.is_main():
             path.mkdir(parents=True, exist_ok=True)
@@ -28,9 +26,7 @@ class Snapshots:
         comm.wait()
         say(f"saved {path}")
 
-    def load(
-        self, path: str, model: nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any]
-    ) -> None:
+    def load(self, path: str, model: nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any]) -> None:
         state = torch.load(Path(path) / "state.pt", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])

@@ -72,9 +72,7 @@ class Trainer:
         if comm.is_main():
             self.settings.out.mkdir(parents=True, exist_ok=True)
             config.write(self.settings, self.settings.out / "settings.yaml")
-        say(
-            f"{sum(p.numel() for p in self.plain.parameters()) / 1e3:.1f}k parameters on {comm.world()} ranks"
-        )
+        say(f"{sum(p.numel() for p in self.plain.parameters()) / 1e3:.1f}k parameters on {comm.world()} ranks")
         self.call("on_start")
         while self.step < self.settings.steps:
             numbers = self.update(next(self.steps))

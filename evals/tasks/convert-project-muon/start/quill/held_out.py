@@ -21,8 +21,6 @@ def held_out(model: nn.Module, rows: torch.Tensor, batch: int = 8) -> dict[str, 
         logits = model(inputs)
         known = targets != IGNORED
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        meters.add(
-            known.sum(), val_loss=loss, val_accuracy=(logits.argmax(dim=-1) == targets)[known].sum()
-        )
+        meters.add(known.sum(), val_loss=loss, val_accuracy=(logits.argmax(dim=-1) == targets)[known].sum())
     model.train()
     return meters.over_ranks()

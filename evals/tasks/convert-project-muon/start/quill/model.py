@@ -14,9 +14,7 @@ class Writer(nn.Module):
         super().__init__()
         own, length, vocab = settings.model, settings.text.length, settings.text.vocab
         self.tokens = nn.Embedding(vocab, own.width)
-        self.blocks = nn.ModuleList(
-            Block(own.width, own.heads, length, hidden=own.hidden) for _ in range(own.layers)
-        )
+        self.blocks = nn.ModuleList(Block(own.width, own.heads, length, hidden=own.hidden) for _ in range(own.layers))
         self.norm = RMSNorm(own.width)
         self.head = nn.Linear(own.width, vocab, bias=False)
         initialise(self, own.layers)

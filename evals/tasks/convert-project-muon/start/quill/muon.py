@@ -39,19 +39,9 @@ class Muon(torch.optim.Optimizer):
     """For matrices only. `spreads` has the last step's spread of each."""
 
     def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float,
-        momentum: float,
-        iterations: int,
-        weight_decay: float,
+        self, params: Iterable[nn.Parameter], lr: float, momentum: float, iterations: int, weight_decay: float
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "iterations": iterations,
-            "weight_decay": weight_decay,
-        }
+        defaults = {"lr": lr, "momentum": momentum, "iterations": iterations, "weight_decay": weight_decay}
         super().__init__(params, defaults)
         self.spreads: list[float] = []
 
@@ -84,9 +74,7 @@ def make(model: Writer, settings: Settings) -> tuple[Muon, torch.optim.Optimizer
     known = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in known]
     betas = (settings.adamw.beta1, settings.adamw.beta2)
-    adamw = torch.optim.AdamW(
-        others, lr=settings.adamw.lr, betas=betas, weight_decay=settings.adamw.weight_decay
-    )
+    adamw = torch.optim.AdamW(others, lr=settings.adamw.lr, betas=betas, weight_decay=settings.adamw.weight_decay)
     return muon, adamw
 
 

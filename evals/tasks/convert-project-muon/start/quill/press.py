@@ -28,9 +28,7 @@ class Press:
         self.writer = Writer(settings)
         self.model = DistributedDataParallel(self.writer)
         self.optimizers = muon.make(self.writer, settings)
-        self.schedules = [
-            schedule.make(optimizer, settings.schedule) for optimizer in self.optimizers
-        ]
+        self.schedules = [schedule.make(optimizer, settings.schedule) for optimizer in self.optimizers]
         training, validation = corpora(settings.text)
         self.training = padded(training, settings.text.length)
         self.validation = padded(validation, settings.text.length)
@@ -64,9 +62,7 @@ class Press:
 
     def update(self, indices: torch.Tensor) -> dict[str, float]:
         """One step of both optimizers, on the mean loss over the words of all ranks."""
-        pieces = [
-            next_words(self.training[own]) for own in part(indices, self.settings.micro_batches)
-        ]
+        pieces = [next_words(self.training[own]) for own in part(indices, self.settings.micro_batches)]
         [words] = comm.total(sum(int((targets != IGNORED).sum()) for _, targets in pieces))
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -83,12 +79,7 @@ class Press:
             optimizer.step()
             schedule_.step()
         spread = fmean(self.optimizers[0].spreads)
-        return {
-            "loss": comm.total(losses)[0] / words,
-            "norm": norm.item(),
-            "lr": rate,
-            "spread": spread,
-        }
+        return {"loss": comm.total(losses)[0] / words, "norm": norm.item(), "lr": rate, "spread": spread}
 
     def evaluate(self) -> None:
         self.call("on_evaluation", held_out(self.writer, self.validation))

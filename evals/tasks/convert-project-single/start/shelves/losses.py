@@ -13,9 +13,7 @@ from .readers import NOTHING, Loans
 def loan_loss(scores: torch.Tensor, loans: Loans, smoothing: float) -> torch.Tensor:
     """The mean over all loans of the batch that are to be foretold, smoothed towards all books."""
     targets = loans.targets.flatten()
-    return F.cross_entropy(
-        scores.flatten(0, 1), targets, ignore_index=NOTHING, label_smoothing=smoothing
-    )
+    return F.cross_entropy(scores.flatten(0, 1), targets, ignore_index=NOTHING, label_smoothing=smoothing)
 
 
 @dataclass
@@ -41,9 +39,7 @@ class Scores:
         )
 
     def __add__(self, other: Scores) -> Scores:
-        return Scores(
-            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
-        )
+        return Scores(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def means(self) -> dict[str, float]:
         return {

@@ -28,8 +28,7 @@ class Recommender(nn.Module):
         width, books = settings.model.width, settings.readers.books
         self.books = nn.Embedding(books, width)
         self.blocks = nn.ModuleList(
-            Block(width, settings.model.heads, settings.readers.longest)
-            for _ in range(settings.model.layers)
+            Block(width, settings.model.heads, settings.readers.longest) for _ in range(settings.model.layers)
         )
         self.norm = RMSNorm(width)
         self.offers = Offers(books, width)

@@ -29,16 +29,10 @@ class Console(Observer):
         print(f"{event.parameters / 1e3:.1f}k parameters, from step {event.step}", flush=True)
 
     def stepped(self, event: Stepped) -> None:
-        print(
-            f"{event.step:>6}  loss {event.loss:.4f}  norm {event.norm:.3f}  ratio {event.ratio:.3f}",
-            flush=True,
-        )
+        print(f"{event.step:>6}  loss {event.loss:.4f}  norm {event.norm:.3f}  ratio {event.ratio:.3f}", flush=True)
 
     def validated(self, event: Validated) -> None:
-        print(
-            f"{event.step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in event.numbers.items()),
-            flush=True,
-        )
+        print(f"{event.step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in event.numbers.items()), flush=True)
 
     def ended(self, event: Ended) -> None:
         print(f"{event.step} steps, {time.perf_counter() - self.at:.0f} s", flush=True)

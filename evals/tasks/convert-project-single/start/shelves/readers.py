@@ -49,9 +49,7 @@ class Library:
         self.shelf[NOTHING] = -1
         self.sequel = 1 + torch.randperm(settings.books - 1, generator=generator)
         self.sequel = torch.cat([torch.zeros(1, dtype=torch.long), self.sequel])
-        self.on_shelf = [
-            torch.nonzero(self.shelf == number).flatten() for number in range(settings.shelves)
-        ]
+        self.on_shelf = [torch.nonzero(self.shelf == number).flatten() for number in range(settings.shelves)]
 
     def any_book(self, shelves: list[int], generator: torch.Generator) -> int:
         books = torch.cat([self.on_shelf[number] for number in shelves])
@@ -72,9 +70,7 @@ class Library:
             elif draw < 0.95:
                 loans.append(self.any_book(favourites, generator))
             else:
-                loans.append(
-                    1 + int(torch.randint(0, self.settings.books - 1, (), generator=generator))
-                )
+                loans.append(1 + int(torch.randint(0, self.settings.books - 1, (), generator=generator)))
         return loans
 
     def loans(self, readers: int, seed: int) -> Loans:
@@ -108,9 +104,7 @@ class Order:
         epoch, place = divmod(self.number, self.readers // self.batch)
         generator = torch.Generator().manual_seed(17 * self.seed + epoch)
         self.number += 1
-        return torch.randperm(self.readers, generator=generator)[
-            place * self.batch : (place + 1) * self.batch
-        ]
+        return torch.randperm(self.readers, generator=generator)[place * self.batch : (place + 1) * self.batch]
 
     def state_dict(self) -> dict[str, Any]:
         return {"number": self.number}

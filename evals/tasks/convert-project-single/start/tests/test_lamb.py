@@ -29,9 +29,7 @@ def test_the_ratio_is_the_norm_of_the_weight_by_that_of_the_update():
     # the first update of Adam is the sign of the gradient
     changed, ratio = stepped([[3.0, 4.0]], [[0.1, -0.2]], lr=0.1, weight_decay=0.0)
     assert math.isclose(ratio, 5.0 / math.sqrt(2), rel_tol=1e-4)
-    assert torch.allclose(
-        changed, torch.tensor([[3.0 - 0.1 * ratio, 4.0 + 0.1 * ratio]]), atol=1e-4
-    )
+    assert torch.allclose(changed, torch.tensor([[3.0 - 0.1 * ratio, 4.0 + 0.1 * ratio]]), atol=1e-4)
 
 
 def test_a_weight_of_zero_moves_as_in_adam():

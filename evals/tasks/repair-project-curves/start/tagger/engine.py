@@ -91,10 +91,7 @@ class Engine:
             getattr(hook, name)(self, *numbers)
 
     def evaluate(self) -> None:
-        self.tell(
-            "on_evaluation",
-            scores(self.model, self.held_out, self.loss, self.settings.sentences.tags),
-        )
+        self.tell("on_evaluation", scores(self.model, self.held_out, self.loss, self.settings.sentences.tags))
 
     def save(self) -> None:
         self.store.save(self.step, self.model, self.optimizer, self.others)

@@ -12,11 +12,7 @@ class TagLoss:
     """Sums and weights apart, so that whoever adds up parts can divide by what belongs to all of them."""
 
     def __init__(self, training: Treebank, tags: int, rare: float) -> None:
-        counts = (
-            torch.bincount(training.tags[training.tags != NONE], minlength=tags)
-            .clamp(min=1)
-            .float()
-        )
+        counts = torch.bincount(training.tags[training.tags != NONE], minlength=tags).clamp(min=1).float()
         weights = (counts / counts.sum()) ** -rare
         self.weights = weights / weights.mean()
 
@@ -27,9 +23,5 @@ class TagLoss:
     def sum(self, logits: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
         """The weighted sum of the words' losses."""
         return F.cross_entropy(
-            logits.flatten(0, 1),
-            tags.flatten(),
-            weight=self.weights,
-            ignore_index=NONE,
-            reduction="sum",
+            logits.flatten(0, 1), tags.flatten(), weight=self.weights, ignore_index=NONE, reduction="sum"
         )

@@ -16,8 +16,7 @@ class Tagger(nn.Module):
         model, sentences = settings.model, settings.sentences
         self.embed = nn.Embedding(sentences.words, model.width)
         self.blocks = nn.ModuleList(
-            Block(model.width, model.heads, sentences.longest, causal=False)
-            for _ in range(model.layers)
+            Block(model.width, model.heads, sentences.longest, causal=False) for _ in range(model.layers)
         )
         self.norm = RMSNorm(model.width)
         self.tags = nn.Linear(model.width, sentences.tags)

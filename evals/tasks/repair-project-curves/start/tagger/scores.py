@@ -19,9 +19,7 @@ def rounds(sentences: int, batch: int) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def scores(
-    model: nn.Module, held_out: Treebank, loss: TagLoss, tags: int, batch: int = 8
-) -> dict[str, float]:
+def scores(model: nn.Module, held_out: Treebank, loss: TagLoss, tags: int, batch: int = 8) -> dict[str, float]:
     """Over all held-out words, the same on every rank."""
     confusion = torch.zeros(tags, tags, dtype=torch.float64)  # [right, predicted]
     sum = weight = 0.0

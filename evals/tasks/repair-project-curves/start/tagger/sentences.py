@@ -30,8 +30,7 @@ class Treebank:
 
     def split(self, pieces: int) -> list[Treebank]:
         return [
-            Treebank(words, tags)
-            for words, tags in zip(self.words.chunk(pieces), self.tags.chunk(pieces), strict=True)
+            Treebank(words, tags) for words, tags in zip(self.words.chunk(pieces), self.tags.chunk(pieces), strict=True)
         ]
 
 

@@ -34,12 +34,7 @@ class Run:
     @property
     def others(self) -> dict[str, Stateful]:
         """What a checkpoint has beside the model and its optimizer."""
-        return {
-            "schedule": self.schedule,
-            "average": self.average,
-            "order": self.order,
-            "count": self.count,
-        }
+        return {"schedule": self.schedule, "average": self.average, "order": self.order, "count": self.count}
 
 
 def prepare(settings: Settings) -> Run:
@@ -75,8 +70,7 @@ def train(run: Run) -> None:
     """Up to the last step."""
     settings = run.settings
     journals = [
-        Journal(settings.out, name, first=run.count["step"], console=True)
-        for name in ("train.jsonl", "val.jsonl")
+        Journal(settings.out, name, first=run.count["step"], console=True) for name in ("train.jsonl", "val.jsonl")
     ]
     if comm.is_main():
         config.write(settings, settings.out / "settings.yaml")

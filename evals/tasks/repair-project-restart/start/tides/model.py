@@ -18,9 +18,7 @@ class Forecaster(nn.Module):
         self.patch = model.patch
         self.enter = nn.Linear(model.patch, model.width)
         patches = series.past // model.patch
-        self.blocks = nn.ModuleList(
-            Block(model.width, model.heads, patches, causal=False) for _ in range(model.layers)
-        )
+        self.blocks = nn.ModuleList(Block(model.width, model.heads, patches, causal=False) for _ in range(model.layers))
         self.norm = RMSNorm(model.width)
         self.leave = nn.Linear(model.width, series.future)
         initialise(self, model.layers, std=0.08)

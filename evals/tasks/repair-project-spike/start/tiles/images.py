@@ -40,9 +40,7 @@ def tiles_of(images: torch.Tensor, tile: int) -> torch.Tensor:
 def datasets(settings: ImageSettings) -> tuple[torch.Tensor, torch.Tensor]:
     """Tiles of the training images, some of them bad, and of the held-out ones, all good."""
     if settings.side % settings.tile:
-        raise ValueError(
-            f"images of {settings.side} pixels are not made of tiles of {settings.tile}"
-        )
+        raise ValueError(f"images of {settings.side} pixels are not made of tiles of {settings.tile}")
     generator = torch.Generator().manual_seed(settings.seed)
     training = blobs(settings.training, settings.side, generator)
     held_out = blobs(settings.held_out, settings.side, generator)

@@ -17,13 +17,9 @@ class Autoencoder(nn.Module):
         self.enter = nn.Linear(pixels, model.width)
         self.positions = nn.Parameter(torch.zeros(tiles, model.width))
         self.unknown = nn.Parameter(torch.zeros(1, model.width))
-        self.encoder = nn.ModuleList(
-            Block(model.width, model.heads, tiles, causal=False) for _ in range(model.layers)
-        )
+        self.encoder = nn.ModuleList(Block(model.width, model.heads, tiles, causal=False) for _ in range(model.layers))
         self.between = RMSNorm(model.width)
-        self.decoder = nn.ModuleList(
-            Block(model.width, model.heads, tiles, causal=False) for _ in range(model.decoder)
-        )
+        self.decoder = nn.ModuleList(Block(model.width, model.heads, tiles, causal=False) for _ in range(model.decoder))
         self.norm = RMSNorm(model.width)
         self.leave = nn.Linear(model.width, pixels)
         initialise(self, model.layers + model.decoder, std=0.06)

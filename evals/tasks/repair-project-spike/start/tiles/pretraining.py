@@ -64,13 +64,9 @@ class Pretraining:
         hidden = self.hiding(self.step, len(indices)).chunk(ranks)[rank]
         tiles = self.training[indices.chunk(ranks)[rank]]
         self.optimizer.zero_grad()
-        loss = painting_loss(
-            self.model(tiles, hidden), tiles, hidden
-        )  # as many hidden tiles on each rank
+        loss = painting_loss(self.model(tiles, hidden), tiles, hidden)  # as many hidden tiles on each rank
         loss.backward()
-        norm = parallel.whole(
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_norm)
-        )
+        norm = parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_norm))
         mean = comm.total(loss.item())[0] / ranks
         rate = self.schedule.get_last_lr()[0]
         made = self.guard.allows(loss.item())
@@ -85,12 +81,7 @@ class Pretraining:
 
     def others(self) -> dict[str, Any]:
         """What is saved beside model and optimizer."""
-        return {
-            "schedule": self.schedule,
-            "batches": self.batches,
-            "guard": self.guard,
-            "count": self.count,
-        }
+        return {"schedule": self.schedule, "batches": self.batches, "guard": self.guard, "count": self.count}
 
     def resume(self, path: str) -> None:
         self.store.load(path, self.model, self.optimizer, self.others())

@@ -27,9 +27,7 @@ class Counts:
 
     def add(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
         learned = targets != IGNORED
-        self.loss += F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="sum"
-        ).item()
+        self.loss += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
         self.right += (logits.argmax(dim=-1) == targets)[learned].sum().item()
         self.words += learned.sum().item()
 
@@ -60,7 +58,5 @@ class Evaluation:
             counts.add(model(inputs), targets)
         model.train()
         means = counts.means()
-        loss, accuracy = (
-            value / comm.world() for value in comm.total(means["loss"], means["accuracy"])
-        )
+        loss, accuracy = (value / comm.world() for value in comm.total(means["loss"], means["accuracy"]))
         return {"val_loss": loss, "val_accuracy": accuracy, "perplexity": math.exp(min(loss, 50.0))}

@@ -14,9 +14,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         width, length = settings.model.width, settings.text.length
         self.tokens = nn.Embedding(settings.text.vocab, width)
-        self.blocks = nn.ModuleList(
-            Block(width, settings.model.heads, length) for _ in range(settings.model.layers)
-        )
+        self.blocks = nn.ModuleList(Block(width, settings.model.heads, length) for _ in range(settings.model.layers))
         self.norm = RMSNorm(width)
         self.head = nn.Linear(width, settings.text.vocab, bias=False)
         initialise(self, settings.model.layers)

@@ -71,9 +71,7 @@ class Trainer:
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
             sums += loss.item()
             (loss * comm.world() / words).backward()  # FSDP takes the mean of the ranks' gradients
-        norm = parallel.whole(
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_norm)
-        )
+        norm = parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_norm))
         rate = self.schedule.get_last_lr()[0]
         self.optimizer.step()
         self.schedule.step()

@@ -44,9 +44,7 @@ class Documents:
         whole = self.masked(self.training[indices], 1 + step)
         pieces, world = self.settings.micro_batches, comm.world()
         if len(indices) % (pieces * world):
-            raise ValueError(
-                f"a batch of {len(indices)} is not made of {pieces} micro-batches on {world} ranks"
-            )
+            raise ValueError(f"a batch of {len(indices)} is not made of {pieces} micro-batches on {world} ranks")
         own = torch.arange(comm.rank(), len(indices), world)
         return [whole.rows(piece) for piece in own.chunk(pieces)]
 
@@ -62,6 +60,4 @@ class Documents:
         return whole.rows(own.clamp(max=documents - 1)), int((own < documents).sum())
 
     def masked(self, rows: torch.Tensor, number: int) -> Masked:
-        return Masked(
-            *masked_words(rows, self.settings.mask, 1_000_000 * self.settings.seed + number)
-        )
+        return Masked(*masked_words(rows, self.settings.mask, 1_000_000 * self.settings.seed + number))

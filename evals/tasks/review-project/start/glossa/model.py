@@ -16,8 +16,7 @@ class MaskedModel(nn.Module):
         width, length, vocab = settings.model.width, settings.text.length, settings.text.vocab
         self.tokens = nn.Embedding(vocab, width)
         self.blocks = nn.ModuleList(
-            Block(width, settings.model.heads, length, causal=False)
-            for _ in range(settings.model.layers)
+            Block(width, settings.model.heads, length, causal=False) for _ in range(settings.model.layers)
         )
         self.norm = RMSNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
