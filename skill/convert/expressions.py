@@ -55,12 +55,10 @@ class ExpressionEdits(cst.CSTTransformer):
         self.todos: list[Todo] = []
         self._unplaced: list[Todo] = []  # marks that no statement has yet
         self.by_class = self.by_block = False
-        self._ifs: list[
-            tuple[cst.If, dict[str, str]]
-        ] = []  # around the current node, with what is gathered before each
-        self._kinds: list[
-            states.Kind | None
-        ] = []  # of the `state_dict_type` around the current node
+        # around the current node, with what is gathered before each
+        self._ifs: list[tuple[cst.If, dict[str, str]]] = []
+        # of the `state_dict_type` around the current node
+        self._kinds: list[states.Kind | None] = []
         self._functions: list[int] = [0]
 
     # What is known of a node

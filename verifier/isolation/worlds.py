@@ -61,9 +61,8 @@ class Worlds:
         self._common = self.work / "world"
         self._saved: Path | None = None  # the worlds that later runs begin from
         self._left: Path | None = None
-        self._lived: dict[
-            Path, Path
-        ] = {}  # where the run of a world that was set aside has found it
+        # where the run of a world that was set aside has found it
+        self._lived: dict[Path, Path] = {}
         self._prepared = prepared if prepared is not None and prepared.is_dir() else None
         self.movable = True  # whether the saved files can be used from a copy in another folder
         self.written: list[str] = []  # by runs, outside of `{checkpoint}`

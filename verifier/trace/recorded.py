@@ -33,17 +33,15 @@ class Recorded:
     # by rank, in order
     progress: dict[int, list[events.ProgressEvent]] = field(default_factory=dict)
     command: str = ""
-    foreign: str = (
-        ""  # what in the verifier's own files the probe has not written: then no record is used
-    )
+    # what in the verifier's own files the probe has not written: then no record is used
+    foreign: str = ""
     note: str = ""  # what the verifier changed in it, or in the checkpoint that it loads
     timeout: float = 0.0  # in seconds
     # for how many seconds no rank had recorded anything when the time was over
     quiet: float = math.inf
     busy: tuple[int, ...] = ()  # the ranks that computed then, and did not wait for another one
-    left: tuple[
-        str, ...
-    ] = ()  # of a run with a rank killed in a save: what lies in the folder of `{checkpoint}`
+    # of a run with a rank killed in a save: what lies in the folder of `{checkpoint}`
+    left: tuple[str, ...] = ()
 
     @property
     def completed(self) -> bool:

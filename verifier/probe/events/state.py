@@ -40,19 +40,16 @@ class Watch:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.known: dict[
-            str, tuple[object, ...]
-        ] = {}  # path -> what distinguishes a value from the last one
+        # path -> what distinguishes a value from the last one
+        self.known: dict[str, tuple[object, ...]] = {}
         self.evaluations = 0
         self.due = True  # whether the state of this step is not recorded yet
         self.ran = False  # whether a backward has ended since
         self.trained = False  # whether any has begun
-        self.coarse: dict[
-            str, torch.Tensor
-        ] = {}  # path -> tensors of 16 bits as they were at the last step
-        self.consumed: dict[
-            str, _Consumed
-        ] = {}  # by an optimizer, and not cleared or changed since
+        # path -> tensors of 16 bits as they were at the last step
+        self.coarse: dict[str, torch.Tensor] = {}
+        # by an optimizer, and not cleared or changed since
+        self.consumed: dict[str, _Consumed] = {}
 
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
