@@ -9,8 +9,10 @@ A case is a script whose docstring holds `key: value` lines on how to run it, a 
     source: where the fault is known from
     silent: true                         exits 0 and trains
     also: [matches-ddp]                  rules that may fail too, as a consequence
-    tier: simulate                       if a real run at this size would show nothing; static, if it needs what is not here
-    edits:                               `old` stands exactly once in `file` (the script itself if there is no file)
+    tier: simulate                       if a real run at this size would show nothing;
+                                         static, if it needs what is not here
+    edits:                               `old` stands exactly once in `file`
+                                         (without one: in the script)
       - file: model.py
         old: |
           fully_shard(model, mesh=mesh)

@@ -77,7 +77,9 @@ class Block(nn.Module):
 
 
 def build():
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 32), Block(), Block(), nn.Linear(32, 2))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(3 * 16 * 16, 32), Block(), Block(), nn.Linear(32, 2)
+    )
 
 
 class Noisy:

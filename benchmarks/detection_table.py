@@ -16,9 +16,12 @@ RESULTS = Path(__file__).parent / "results"
 Z = 1.959964  # 95 %
 HEADING = "## How often it is right"
 ABOUT = """\
-Made by `make detection` from `benchmarks/results/corpus.json`; do not edit. Every seeded fault of `tests/faults/` and every
-right script of `tests/zoo/` and `tests/hosts/` goes through the verifier with all its rules. A fault counts as found if its own rule
-fails, or one that its case expects beside it, or one that only compares (with DDP, one process, the run that went on); as named
+Made by `make detection` from `benchmarks/results/corpus.json`; do not edit. \
+Every seeded fault of `tests/faults/` and every
+right script of `tests/zoo/` and `tests/hosts/` goes through the verifier \
+with all its rules. A fault counts as found if its own rule
+fails, or one that its case expects beside it, or one that only compares \
+(with DDP, one process, the run that went on); as named
 if its own rule is the first failure of the report. Intervals are Wilson's at 95 %.""".splitlines()
 KINDS = {
     "script": "one short script, fault written into it",

@@ -1,7 +1,9 @@
 """Hold a TrainJob against the OpenAPI types of Kubeflow Trainer, made strict: prints {"version",
 "wrong", "unnoticed"} as JSON.
 
-    python engine_trainjob.py launch/kubernetes.yaml       (pip install kubeflow_trainer_api jsonschema pyyaml)
+    python engine_trainjob.py launch/kubernetes.yaml
+
+It needs `pip install kubeflow_trainer_api jsonschema pyyaml`.
 
 The package kubeflow_trainer_api is generated from the OpenAPI document of
 github.com/kubeflow/trainer (Apache-2.0), as the CRD is. What the CRD says beyond types (lengths,

@@ -35,8 +35,10 @@ from results_file import write
 Row = dict[str, Any]
 HEADING = "## What was run"
 ABOUT = """\
-Made by `make test-engines`; do not edit. A small project, 30 steps, a checkpoint every 4, disturbed after step 10. Each run
-ended with every step once and the losses of one undisturbed process. step_timeout is 8 s, join_timeout 30 s (60 s with Slurm and
+Made by `make test-engines`; do not edit. A small project, 30 steps, a checkpoint every 4, \
+disturbed after step 10. Each run
+ended with every step once and the losses of one undisturbed process. step_timeout is 8 s, \
+join_timeout 30 s (60 s with Slurm and
 SkyPilot), tcp_retries2 is 6; two busy cores."""
 ENGINES: dict[str, Callable[[Place], Iterator[Row]]] = {
     "torchrun": torchrun,

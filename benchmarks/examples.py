@@ -2,7 +2,7 @@
 ranks.
 
     python benchmarks/examples.py --out benchmarks/results/examples.json
-    python benchmarks/examples.py --out benchmarks/results/examples.json --missing   # those that have no row in it
+    python benchmarks/examples.py --out benchmarks/results/examples.json --missing  # without a row
 
 The verdict is that of `fsdp2 verify`, which trains on the spec's ranks, on one rank, as DDP, and
 resumes and reshards. `apart` is the largest relative difference of the losses of any two of its
@@ -142,10 +142,8 @@ def main() -> int:
                     f"{found['verdict']:<14}{found['apart']:<10.1e}{found['seconds']:>7} "
                     f" {' '.join(found['findings'])}"
                 )
-                print(
-                    f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{reported}",
-                    flush=True,
-                )
+                linted = "ok" if found["linted"] else "BAD"
+                print(f"{found['spec']:<24}{ranks:<12}{linted:<6}{reported}", flush=True)
                 if options.missing:
                     write(
                         options.out,

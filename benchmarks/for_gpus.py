@@ -10,7 +10,10 @@ WORDS = {'"gloo"': '"nccl"', '"cpu"': '"cuda"', "torch.Generator()": 'torch.Gene
 BEGUN = re.compile(
     r"^( *)(?:torch\.)?(?:distributed|dist)\.init_process_group\(.*\)$", re.MULTILINE
 )
-DEVICE = 'torch.cuda.set_device(int(__import__("os").environ["LOCAL_RANK"]))\n{0}torch.set_default_device("cuda")\n{0}'
+DEVICE = (
+    'torch.cuda.set_device(int(__import__("os").environ["LOCAL_RANK"]))\n'
+    '{0}torch.set_default_device("cuda")\n{0}'
+)
 RESPELLED = (
     *(
         "minimal",

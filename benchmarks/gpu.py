@@ -97,7 +97,8 @@ steps, micro, parts = map(int, sys.argv[1:])
 device = distributed.init_distributed()
 net = model.build_model(model.ModelConfig(), distributed.build_mesh(device), device, 0)
 optimizer = optim.build_optimizer(net, settings.Settings())
-tokens = torch.randint(0, model.ModelConfig().vocabulary, (micro, model.ModelConfig().sequence_length + 1)).to(device)
+config = model.ModelConfig()
+tokens = torch.randint(0, config.vocabulary, (micro, config.sequence_length + 1)).to(device)
 for step in range(steps):
     if step == 5:
         finish = torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -34,11 +34,12 @@ from typing import Any
 
 from results_file import write
 from verified_fsdp2.skill import installer
+from verified_fsdp2.skill.copies import contents
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "install_matrix.json"
 FAULT = ROOT / "tests" / "faults" / "optim_before_shard.py"
-NAME = installer.NAME
+NAME = contents.NAME
 TOOLS = ("claude", "codex", "gemini", "opencode", "copilot", "skills")
 KEPT = ("LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 

@@ -1,8 +1,8 @@
 """What a change to the verifier changes in what it finds: runs are recorded once, and judged again.
 
     python benchmarks/replay.py record FOLDER [--only NAME] [--workers 2]     before the change
-    python benchmarks/replay.py judge FOLDER [--only NAME]                    after it: every finding that differs
-    python benchmarks/replay.py findings FOLDER                               what was found when it was recorded
+    python benchmarks/replay.py judge FOLDER [--only NAME]   after it: every finding that differs
+    python benchmarks/replay.py findings FOLDER              what was found when it was recorded
 
 A recording holds, for each case of the corpus, its script, the request and answer of each run, and
 what its ranks wrote. To judge again, the verifier plans and judges as always, but a run that was

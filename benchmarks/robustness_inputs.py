@@ -132,11 +132,16 @@ NASTY_VALUES: tuple[Any, ...] = (
     ),
 )
 WORDS = (
-    *("", "-", "--", "-h", "-m", "-x", "=", "new", "lint", "verify", "spec", "check", "explain", "recipe", "show", "schema"),
-    *("--json", "--set", "--nproc", "--steps", "0", "-1", "9" * 400, "1e3", "nan", "\udcff", "\n", "x" * 5000, "--report"),
-    *("json=", "=x", "json", "text", "text=/dev/full", "json=/proc/x/y", "--only", "--skip", "optimizer", "*", "--tier", "static"),
-    *("--baseline", "--config", "--target", "--timeout", "inf", "--reshard-to", ",,", "1,x", "--save-args", "'", "--reference", "/"),
-    *("--dry-run", "--force", "--migrate", "..", ".", "nothing.py", "in/a.py", "in/spec.yaml", "--device", "tpu", "--launcher"),
+    *("", "-", "--", "-h", "-m", "-x", "=", "new"),
+    *("lint", "verify", "spec", "check", "explain", "recipe", "show", "schema"),
+    *("--json", "--set", "--nproc", "--steps", "0", "-1"),
+    *("9" * 400, "1e3", "nan", "\udcff", "\n", "x" * 5000, "--report"),
+    *("json=", "=x", "json", "text", "text=/dev/full", "json=/proc/x/y"),
+    *("--only", "--skip", "optimizer", "*", "--tier", "static"),
+    *("--baseline", "--config", "--target", "--timeout", "inf", "--reshard-to"),
+    *(",,", "1,x", "--save-args", "'", "--reference", "/"),
+    *("--dry-run", "--force", "--migrate", "..", "."),
+    *("nothing.py", "in/a.py", "in/spec.yaml", "--device", "tpu", "--launcher"),
 )  # fmt: skip
 ODD_CODE = (
     b"\nclass A(A): pass\nA()()\n",

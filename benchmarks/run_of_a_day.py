@@ -53,16 +53,20 @@ positions = torch.arange(64).expand(2, 64)
 with torch.no_grad():
     ours = load_model(checkpoint, torch.device("cpu"))(tokens, *([positions] if packed else []))
     theirs = AutoModelForCausalLM.from_pretrained(exported)(tokens).logits
-print(f"{type(AutoModelForCausalLM.from_pretrained(exported)).__name__} {(ours - theirs).abs().max().item():.2e}")
+name = type(AutoModelForCausalLM.from_pretrained(exported)).__name__
+print(f"{name} {(ours - theirs).abs().max().item():.2e}")
 """
 ANSWER = """
 import sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder, question = sys.argv[1:]
-model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
 asked = [{"role": "user", "content": question}]
-asked = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-found = model.generate(asked["input_ids"], max_new_tokens=60, do_sample=False)[0, asked["input_ids"].shape[1] :]
+asked = tokenizer.apply_chat_template(
+    asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)["input_ids"]
+found = model.generate(asked, max_new_tokens=60, do_sample=False)[0, asked.shape[1] :]
 print(tokenizer.decode(found, skip_special_tokens=True))
 """
 

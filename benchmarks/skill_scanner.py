@@ -110,13 +110,14 @@ def main() -> int:
         print(json.dumps(count()))
         return 0
     from verified_fsdp2.skill import installer
+    from verified_fsdp2.skill.copies import contents
 
     version = subprocess.run(
         [str(options.scanner), "--version"], capture_output=True, text=True, check=True
     ).stdout
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
-        copy = Path(folder) / "skills" / installer.NAME
-        plan = installer.plan_install(installer.Target(copy, ("any",)), installer.pack_files())
+        copy = Path(folder) / "skills" / contents.NAME
+        plan = installer.plan_install(installer.Target(copy, ("any",)), contents.pack_files())
         installer.apply([plan])
         files = [path for path in copy.rglob("*") if path.is_file()]
         results = {

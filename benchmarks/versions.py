@@ -61,9 +61,12 @@ KERNELS = ("nvidia", "cuda-", "triton")
 PLATFORM = "gloo-avg-is-sum"  # a warning: this torch itself is at fault, and only on the CPU
 HEADING = "## Versions"
 ABOUT = """\
-Made by `make versions` from `benchmarks/results/versions.json`; do not edit. Right: right scripts of `tests/zoo/` that pass on two ranks,
-with their resume and reshard (2.7.1: HSDP stops on the CPU in torch itself, inconclusive). Faults: seeded faults found, at least one
-of each family. Quickstart: the verdict on the project of `examples/quickstart.yaml`. Changed: packages that the installation of
+Made by `make versions` from `benchmarks/results/versions.json`; do not edit. \
+Right: right scripts of `tests/zoo/` that pass on two ranks,
+with their resume and reshard (2.7.1: HSDP stops on the CPU in torch itself, inconclusive). \
+Faults: seeded faults found, at least one
+of each family. Quickstart: the verdict on the project of `examples/quickstart.yaml`. \
+Changed: packages that the installation of
 fsdp2 changed in an environment that has torch.""".splitlines()
 
 

@@ -1,4 +1,6 @@
-"""A hook of mkdocs: the pages are the texts of the repository, at their own paths, so that links between them stay as they are."""
+"""A hook of mkdocs: the pages are the texts of the repository, at their own paths, so that links
+between them stay as they are.
+"""
 
 from __future__ import annotations
 

@@ -2,9 +2,12 @@
 
 Right solutions pass; every untouched start and every seeded wrong solution fails as foreseen.
 
-    python evals/check_grader.py --out benchmarks/results/grader.json                      # all tasks: half an hour
-    python evals/check_grader.py --only single-gpt                                         # tasks whose name contains this
-    python evals/check_grader.py --only single-gpt --out benchmarks/results/grader.json    # these rows anew, the others kept
+    # all tasks: half an hour
+    python evals/check_grader.py --out benchmarks/results/grader.json
+    # tasks whose name contains this
+    python evals/check_grader.py --only single-gpt
+    # these rows anew, the others kept
+    python evals/check_grader.py --only single-gpt --out benchmarks/results/grader.json
 
 A wrong solution fails for the right reason if the checks that fail are exactly those that its task
 names; where a run is to end with an error, the task also names words of that error, or several,
@@ -85,10 +88,9 @@ def examine(task: Task, variant: str, slow: float, known: tuple[Path, Oracle]) -
 
 def show(row: dict[str, Any]) -> None:
     name = f"{row['task']} {row['variant']}"
-    print(
-        f"{'ok' if row['as_foreseen'] else 'WRONG':<6}{name:<60}{row['seconds']:>5} s  {' '.join(row['failed'])}",
-        flush=True,
-    )
+    result = "ok" if row["as_foreseen"] else "WRONG"
+    failed = " ".join(row["failed"])
+    print(f"{result:<6}{name:<60}{row['seconds']:>5} s  {failed}", flush=True)
     if not row["as_foreseen"]:
         for check, detail in row["failed"].items():
             print(f"          {check:<26}{detail}", flush=True)

@@ -4,7 +4,7 @@ python evals/write.py json                             # evals/evals.json anew
 python evals/write.py prompt TASK                      # what the agent is asked
 python evals/write.py start TASK FOLDER                # what the agent is given
 python evals/write.py solution TASK FOLDER             # the reference solution
-python evals/write.py wrong/NAME TASK FOLDER           # a seeded wrong solution; right/NAME is another right one
+python evals/write.py wrong/NAME TASK FOLDER  # a seeded wrong solution; right/NAME: a right one
 """
 
 from __future__ import annotations

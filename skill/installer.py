@@ -17,27 +17,21 @@ Where each client looks, by its own documentation (read in November 2026):
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
-from .. import __version__
-from ..verifier.config.reading import inputs
 from ..verifier.errors import UserError
 from . import copies
-from .atomic_write import is_inside, obstacle, write_files
+from .atomic_write import obstacle, write_files
+from .copies.contents import NAME, PACK
+from .copies.manifest import MANIFEST, content_of, digest_of, hash_of, read, record_of
 
-NAME = "verified-fsdp2"
-MANIFEST = "INSTALLED.json"
 _RULES = "references/contract.md"
-PACK = Path(__file__).resolve().parents[1]
 
 # client: (folder below a project, folder below the home)
 PLACES = {
@@ -52,84 +46,6 @@ PLACES = {
 SHARED = {
     ".claude/skills": ("claude", "cursor"),
     ".agents/skills": ("codex", "gemini", "opencode", "copilot"),
-}
-_FILES = ("SKILL.md", "LICENSE", "__init__.py")
-_FOLDERS = ("references", "templates", "examples", "skill", "verifier")
-# Examples of one option each, which `fsdp2 spec explain` shows as well, and of what a larger one
-# holds.
-_LEFT_OUT = {
-    f"examples/{name}.yaml"
-    for name in (
-        "ac",
-        "adamw8bit",
-        "bf16",
-        "chunked-loss",
-        "compile",
-        "export",
-        "freeze",
-        "hsdp",
-        "jsonl",
-        "mixture",
-        "muon",
-        "offload",
-        "reshard-blocks",
-        "reshard-int",
-        "transformers-tp",
-        "two-nodes",
-    )
-} | {
-    "examples/notes.jsonl",
-    *(
-        f"examples/day/{name}"
-        for name in ("README.md", "chat.yaml", "pretrain.yaml", "tokenizer.py")
-    ),
-}
-_SUFFIXES = (".py", ".md", ".j2", ".jinja", ".json", ".jsonl", ".yaml")
-_READ = (
-    "SKILL.md",
-    "LICENSE",
-    "references",
-    "examples",
-)  # what agents read: a thin copy, beside its launcher
-_LAUNCHER = f'''\
-#!/usr/bin/env python3
-"""Calls verified-fsdp2, of the version that wrote this copy: in this Python, as `fsdp2` on the
-path, or in the project's .venv.
-"""
-
-import os
-import shutil
-import subprocess
-import sys
-from importlib import metadata
-from pathlib import Path
-
-try:
-    found = metadata.version("{NAME}")
-except metadata.PackageNotFoundError:
-    found = ""
-if found != "{__version__}":
-    places = [None, *(folder / ".venv" / "bin" for folder in Path(__file__).resolve().parents[4:5])]
-    for command in filter(None, (shutil.which("fsdp2", path=place) for place in places)):
-        printed = subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split()
-        if printed[-1:] == ["{__version__}"]:
-            os.execv(command, [command, *sys.argv[1:]])
-    there = f"has {NAME} {{found}}" if found else "has no {NAME}"
-    print(f"fsdp2: {{sys.executable}} {{there}}; this skill needs {__version__}: install that version,", file=sys.stderr)
-    print("or the skill again, with --full: a copy that needs no install", file=sys.stderr)
-    sys.exit(2)
-
-from verified_fsdp2.skill.cli import main
-
-sys.exit(main())
-'''
-# The tools of a project that holds a copy leave it alone: ruff takes the nearest configuration of a
-# file; git no bytecode.
-GUEST = {
-    "ruff.toml": (
-        b'# Linters of the project leave this copy alone.\nexclude = ["*"]\n\n[lint]\nselect = []\n'
-    ),
-    ".gitignore": b"__pycache__/\n",
 }
 
 
@@ -163,70 +79,6 @@ class Plan:
     removed: list[str] = field(default_factory=list)
     changed: dict[str, list[str]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
-
-
-def pack_files(pack: Path = PACK) -> dict[str, bytes]:
-    """The files of an installed copy, path to content: the text of the skill, and what its commands
-    need to run, in few files.
-    """
-    if (pack / copies.SOURCES).is_dir():  # a copy itself
-        return _of_copy(pack)
-    return copies.join(_of_pack(pack)) | GUEST
-
-
-def _of_copy(copy: Path) -> dict[str, bytes]:
-    """The files of the copy that is running."""
-    manifest = _read(copy)
-    files = {name: _content(copy / name) for name in manifest[1]} if manifest else {}
-    found = {name: data for name, data in files.items() if data is not None}
-    if not files or found != files:
-        missing = ", ".join(name for name in files if name not in found) or MANIFEST
-        raise UserError(f"{copy} is not a complete copy of {NAME}: {missing} is missing")
-    return found
-
-
-def _of_pack(pack: Path) -> dict[str, bytes]:
-    """The files of the repository, or of an installed package, that belong in a copy."""
-    found = list(_FILES)
-    for folder in _FOLDERS:
-        for path in sorted((pack / folder).rglob("*")):
-            name = path.relative_to(pack)
-            hidden = path.name[0] == "." or any(part[0] in "._" for part in name.parts[:-1])
-            if (
-                path.suffix in _SUFFIXES
-                and path.is_file()
-                and not hidden
-                and name.as_posix() not in _LEFT_OUT
-            ):
-                found.append(name.as_posix())
-    if missing := [name for name in found if not (pack / name).is_file()]:
-        raise UserError(f"{pack} is not a complete copy of {NAME}: {', '.join(missing)} is missing")
-    return {name: (pack / name).read_bytes() for name in found}
-
-
-def thin_files(pack: Path = PACK) -> dict[str, bytes]:
-    """The files of a thin copy: what an agent reads, and a launcher that calls the installed
-    package of the same version.
-    """
-    read = {name: data for name, data in pack_files(pack).items() if name.split("/")[0] in _READ}
-    return read | {"skill/__main__.py": _LAUNCHER.encode()} | GUEST
-
-
-def files_for(folder: Path, thin: bool | None = None) -> dict[str, bytes]:
-    """The files of a copy there; `thin` None: as the copy that is there, and of a new one thin if
-    this package is installed.
-    """
-    if thin is None:
-        _, there = _read(folder) or ("", {})
-        thin = not any(name.startswith("verifier/") for name in there) if there else _is_installed()
-    return thin_files() if thin else pack_files()
-
-
-def _is_installed() -> bool:
-    """Whether a thin copy would find this package, of this version."""
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(NAME) == __version__ and not (PACK / copies.SOURCES).is_dir()
-    return False
 
 
 def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> list[Target]:
@@ -279,7 +131,7 @@ def _refusal(folder: Path, base: Path) -> str:
 def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False) -> Plan:
     """The changes that install exactly these files; edited files are kept unless `force`."""
     folder = target.folder
-    manifest = _read(folder)
+    manifest = read(folder)
     if Path(os.path.realpath(folder)) == PACK:
         return Plan(target, "none", manifest[0] if manifest else None)  # the copy that is running
     if manifest is None and folder.is_dir() and any(folder.iterdir()):
@@ -299,8 +151,8 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
     plan.contents |= dict.fromkeys(_all_compiled(folder, plan.removed))
     if plan.action == "upgrade":
         plan.changed = _changed(folder, files, plan)
-    record = _record({path: _digest(data) for path, data in files.items()})
-    if _hash(folder / MANIFEST) != _digest(record):
+    record = record_of({path: digest_of(data) for path, data in files.items()})
+    if hash_of(folder / MANIFEST) != digest_of(record):
         plan.contents[MANIFEST] = record
     plan.action = plan.action if plan.contents else "none"
     return plan
@@ -313,7 +165,7 @@ def plan_uninstall(target: Target, force: bool = False) -> Plan:
     folder = target.folder
     if target.refusal:
         return Plan(target, "foreign")
-    manifest = _read(folder)
+    manifest = read(folder)
     if manifest is None:
         return Plan(target, "foreign" if any(folder.iterdir()) else "absent")
     previous, before = manifest
@@ -321,7 +173,7 @@ def plan_uninstall(target: Target, force: bool = False) -> Plan:
     _add_changes(plan, before, {}, force)
     plan.contents |= dict.fromkeys(_all_compiled(folder, plan.removed))
     plan.contents[MANIFEST] = (
-        _record({path: before[path] for path in plan.kept}) if plan.kept else None
+        record_of({path: before[path] for path in plan.kept}) if plan.kept else None
     )
     return plan
 
@@ -334,8 +186,8 @@ def _add_changes(
     """
     folder = plan.target.folder
     for path in dict.fromkeys((*files, *before)):
-        data, there = files.get(path), _hash(folder / path)
-        if there == (None if data is None else _digest(data)) or obstacle(
+        data, there = files.get(path), hash_of(folder / path)
+        if there == (None if data is None else digest_of(data)) or obstacle(
             folder, path, replace_link=True
         ):
             continue
@@ -353,7 +205,7 @@ def apply(plans: Sequence[Plan]) -> None:
         for plan in plans:
             folder = plan.target.folder
             if plan.contents:
-                before = {path: _content(folder / path) for path in plan.contents}
+                before = {path: content_of(folder / path) for path in plan.contents}
                 write_files(plan.contents, folder)
                 done.append((folder, before))
                 _remove_if_empty(folder)
@@ -368,15 +220,10 @@ def apply(plans: Sequence[Plan]) -> None:
         raise
 
 
-def digest(files: Mapping[str, bytes]) -> str:
-    """Of all files: what `--check` shows, and CI can pin."""
-    return _digest("".join(f"{path} {_digest(files[path])}\n" for path in sorted(files)).encode())
-
-
 def _changed(folder: Path, files: Mapping[str, bytes], plan: Plan) -> dict[str, list[str]]:
     """What an upgrade to these files changes for its readers."""
     texts = [path for path in (*plan.new, *plan.replaced, *plan.removed) if path.endswith(".md")]
-    old, new = _rules(_content(folder / _RULES)), _rules(files.get(_RULES))
+    old, new = _rules(content_of(folder / _RULES)), _rules(files.get(_RULES))
     return {"texts": sorted(texts), "rules_new": sorted(new - old), "rules_gone": sorted(old - new)}
 
 
@@ -407,59 +254,3 @@ def _compiled(source: Path) -> list[Path]:
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
-
-
-def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
-    """(version, {path: hash}) of the copy in a folder; None if there is none.
-
-    Raises UserError if it is damaged.
-    """
-    path = folder / MANIFEST
-    try:
-        data = json.loads(inputs.whole(path, inputs.RECORD))
-        version, files = str(data["version"]), dict(data["files"])
-        valid = data["manifest"] == 1 and all(
-            isinstance(files[name], str) and is_inside(name) for name in files
-        )
-        valid = valid and MANIFEST not in files
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        valid = False
-    if not valid:
-        raise UserError(
-            f"{path} is not what `fsdp2 install` wrote; move {folder} away and install again"
-        )
-    return version, files
-
-
-def _record(hashes: Mapping[str, str]) -> bytes:
-    return (
-        json.dumps({"manifest": 1, "version": __version__, "files": dict(hashes)}, indent=1) + "\n"
-    ).encode()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:24]  # enough to detect an edit
-
-
-def _hash(path: Path) -> str | None:
-    """The hash of a file; None if it does not exist.
-
-    A link was never installed, whatever its target.
-    """
-    if path.is_symlink():
-        return "a link"
-    data = _content(path)
-    return None if data is None else _digest(data)
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return inputs.whole(path, inputs.WHOLE)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None

@@ -11,7 +11,8 @@ from .output import say
 HEAD = """\
 # The contract: what `fsdp2 verify` checks
 
-Made from the rules' own pages by `make references`; do not edit. The page of a rule, with the why, wrong and right code, source and torch
+Made from the rules' own pages by `make references`; do not edit. \
+The page of a rule, with the why, wrong and right code, source and torch
 versions, is `fsdp2 explain NAME`.
 """
 

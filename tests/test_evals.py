@@ -19,7 +19,7 @@ from grader.checks import CHECKS
 from grader.tasks import EVALS, load, names, negatives
 from records import Capsys, Patch
 from scripts import python
-from verified_fsdp2.skill import installer
+from verified_fsdp2.skill.copies import contents
 
 README = (EVALS / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -100,7 +100,7 @@ def test_a_task_is_complete(name: str, tmp_path: Path) -> None:
 def test_evals_json_is_made_from_the_tasks() -> None:
     evals = json.loads((EVALS / "evals.json").read_text(encoding="utf-8"))
     assert evals == write.evals(), "run python evals/write.py json"
-    assert evals["skill_name"] == installer.NAME
+    assert evals["skill_name"] == contents.NAME
     rows = evals["evals"]
     assert [row["id"] for row in rows] == list(range(1, len(names()) + len(negatives()) + 1))
     assert all(row["prompt"] and row["expected_output"] and row["assertions"] for row in rows)
@@ -111,7 +111,7 @@ def test_evals_json_is_made_from_the_tasks() -> None:
 def test_every_check_is_used_and_documented_and_no_copy_of_the_skill_has_the_solutions() -> None:
     assert {kind for name in names() for kind, _ in load(name).checks} == set(CHECKS)
     assert [kind for kind in CHECKS if f"`{kind}`" not in README] == []
-    assert not [path for path in installer.pack_files() if path.startswith("evals")]
+    assert not [path for path in contents.pack_files() if path.startswith("evals")]
     assert (
         "evals"
         not in (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.ruff]")[0]

@@ -35,7 +35,8 @@ def test_the_measurements_of_a_gpu_are_rehearsed(tmp_path: Path) -> None:
 
 LOGGED = """\
 for step in range(1, 9):
-    print(f"\\033[31mstep: {step}  \\033[38mmemory: {20 + step:5.2f}GiB(27%)  tps: 99,000  mfu: {30 + step}.00%\\033[39m")
+    memory = f"memory: {20 + step:5.2f}GiB(27%)"
+    print(f"\\033[31mstep: {step}  \\033[38m{memory}  tps: 99,000  mfu: {30 + step}.00%\\033[39m")
 """
 
 

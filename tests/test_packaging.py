@@ -11,7 +11,7 @@ import pytest
 
 from scripts import python
 from verified_fsdp2 import __version__
-from verified_fsdp2.skill import installer
+from verified_fsdp2.skill.copies import contents, manifest
 
 ROOT = Path(__file__).parents[1]
 STATIC = ("--fsdp2", "train.py", "--fsdp2-tier", "static")
@@ -141,14 +141,14 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
         "verifier/**/*.j2",
     ):
         assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)} <= shipped
-    assert installer._of_pack(ROOT).keys() <= shipped
+    assert contents._of_pack(ROOT).keys() <= shipped
     assert not any(name.startswith(("tests", "benchmarks")) for name in shipped)
     assert len(shipped) < 680
     fsdp2(package / "skill", "new", ROOT / "examples" / "quickstart.yaml", "project", cwd=tmp_path)
     fsdp2(package / "skill", "install", "--client", "claude", "--full", cwd=tmp_path)
     copy = tmp_path / ".claude" / "skills" / "verified-fsdp2"
     installed = {p.relative_to(copy).as_posix() for p in copy.rglob("*") if p.is_file()}
-    assert installed == {*installer.pack_files(), installer.MANIFEST}
+    assert installed == {*contents.pack_files(), manifest.MANIFEST}
 
 
 def test_one_command_changes_the_version_everywhere(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import yaml
 
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import installer
+from verified_fsdp2.skill.copies import contents
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = [p for folder in ("skill", "verifier") for p in sorted((ROOT / folder).rglob("*.py"))]
@@ -54,9 +55,9 @@ def tokens(text: str) -> int:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("skills") / installer.NAME
+    folder = tmp_path_factory.mktemp("skills") / contents.NAME
     target = installer.Target(folder, ("claude",))
-    installer.apply([installer.plan_install(target, installer.pack_files())])
+    installer.apply([installer.plan_install(target, contents.pack_files())])
     return folder
 
 
@@ -71,8 +72,8 @@ def test_the_reference_validator_accepts_the_copy(copy: Path) -> None:
 
 def test_the_frontmatter() -> None:
     assert HEAD == "" and set(FRONTMATTER) <= KEYS
-    assert FRONTMATTER["name"] == installer.NAME and re.fullmatch(
-        r"[a-z0-9]+(-[a-z0-9]+)*", installer.NAME
+    assert FRONTMATTER["name"] == contents.NAME and re.fullmatch(
+        r"[a-z0-9]+(-[a-z0-9]+)*", contents.NAME
     )
     description, compatibility = FRONTMATTER["description"], FRONTMATTER["compatibility"]
     assert len(description) <= 1024 and not set("<>") & set(description)
@@ -95,7 +96,7 @@ def test_all_versions_are_one_and_the_marketplace_offers_this_folder() -> None:
         yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"]
         == __version__
     )
-    assert project["name"] == plugin["name"] == installer.NAME
+    assert project["name"] == plugin["name"] == contents.NAME
     assert plugin["source"] == "./" and plugin["strict"] is False
     # with it, a clone in a skills folder is no plain skill
     assert not (ROOT / ".claude-plugin" / "plugin.json").exists()

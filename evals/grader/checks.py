@@ -68,7 +68,8 @@ def numel(shape: list[int]) -> int:
 
 @check(
     "sharded",
-    "{run}: every rank holds about 1/{over} of the parameters and of the optimizer state, as shards of DTensors",
+    "{run}: every rank holds about 1/{over} of the parameters and of the optimizer state,"
+    " as shards of DTensors",
 )
 def sharded(grading: Grading, run: str, over: int) -> Result:
     record = grading.runs[run]
@@ -89,7 +90,8 @@ def sharded(grading: Grading, run: str, over: int) -> Result:
         if left > PLAIN * total:
             return (
                 False,
-                f"{len(plain)} of {len(unique)} parameters are no shards on rank {rank}, such as {plain[0]}",
+                f"{len(plain)} of {len(unique)} parameters are no shards on rank {rank},"
+                f" such as {plain[0]}",
             )
         even = sum(
             math.ceil(p["shape"][0] / over) * numel(p["shape"][1:])
@@ -163,7 +165,8 @@ def shares_batch(grading: Grading, run: str) -> Result:
 
 @check(
     "reductions",
-    "{run}: each optimizer step reduces the gradient of each parameter once, not at every micro-batch",
+    "{run}: each optimizer step reduces the gradient of each parameter once, not at every"
+    " micro-batch",
 )
 def reductions(grading: Grading, run: str) -> Result:
     reported = grading.runs[run].reported[0]
@@ -209,7 +212,8 @@ def tied(grading: Grading, run: str) -> Result:
 
 @check(
     "trajectory",
-    "{run}: gradients and weights of every step are those of one process on the same global batches, within rounding",
+    "{run}: gradients and weights of every step are those of one process on the same"
+    " global batches, within rounding",
 )
 def trajectory(grading: Grading, run: str, at: int = 0) -> Result:
     record, oracle = grading.runs[run], grading.oracle
@@ -221,7 +225,8 @@ def trajectory(grading: Grading, run: str, at: int = 0) -> Result:
 
 @check(
     "follows",
-    "{run}: all steps together change the weights as they do in fp32, within {within} of that change",
+    "{run}: all steps together change the weights as they do in fp32, within {within} of"
+    " that change",
 )
 def follows(grading: Grading, run: str, within: float) -> Result:
     """For low precision, where the limits of rounding in fp32 say nothing; `within` is chosen, and
@@ -252,7 +257,8 @@ def resumes(grading: Grading, run: str, of: str, at: int) -> Result:
         ]
         return (
             False,
-            f"does not begin with the weights of step {at} but of {earlier or 'no step'}; {apart[0]} differs",
+            f"does not begin with the weights of step {at} but of {earlier or 'no step'};"
+            f" {apart[0]} differs",
         )
     if again.ranks != before.ranks:
         return trajectory(grading, run, at)
@@ -295,7 +301,8 @@ def replicas(grading: Grading, run: str, groups: list[list[int]]) -> Result:
         if rows != numel(ranks[0][name]["shape"]):
             return (
                 False,
-                f"ranks {group} hold {rows} elements of {name}, not {numel(ranks[0][name]['shape'])}",
+                f"ranks {group} hold {rows} elements of {name}, not"
+                f" {numel(ranks[0][name]['shape'])}",
             )
     for other in groups[1:]:
         if any(not torch.equal(local[a], local[b]) for a, b in zip(groups[0], other, strict=True)):
@@ -305,7 +312,8 @@ def replicas(grading: Grading, run: str, groups: list[list[int]]) -> Result:
 
 @check(
     "precision",
-    "{run}: parameters and optimizer state in {masters}, gathers in {gather}, gradient reduction in {reduce}",
+    "{run}: parameters and optimizer state in {masters}, gathers in {gather}, gradient"
+    " reduction in {reduce}",
 )
 def precision(grading: Grading, run: str, masters: str, gather: str, reduce: str) -> Result:
     record = grading.runs[run]
@@ -363,7 +371,8 @@ def metrics(grading: Grading, run: str, file: str, keys: list[str], oracle: str 
 
 @check(
     "export",
-    "{run}: {file} holds plain, whole tensors with the right values, under the names of the original script",
+    "{run}: {file} holds plain, whole tensors with the right values, under the names of"
+    " the original script",
 )
 def export(
     grading: Grading,

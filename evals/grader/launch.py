@@ -86,10 +86,8 @@ class Launch:
                     until = min(until, time.monotonic() + AFTER_A_FAILURE)
             if waiting and time.monotonic() > until:
                 silent = sorted(children[pid] for pid in waiting)
-                return (
-                    failed
-                    or f"ranks {silent} were still running when the time was up: {self.last_words(silent[0])}"
-                )
+                last = self.last_words(silent[0])
+                return failed or f"ranks {silent} were still running when the time was up: {last}"
             time.sleep(0.01)
         return failed
 

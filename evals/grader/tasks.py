@@ -1,7 +1,7 @@
 """Tasks: one folder each with task.yaml (the request, the runs, the checks, the edits) and start/
 (what the agent is given).
 
-    edits:                      `old` stands exactly once in `file` (the script itself if there is no file)
+    edits:                      `old` stands exactly once in `file` (without one: in the script)
       - file: model.py
         old: |
           ...
@@ -129,7 +129,8 @@ class Task:
             text = file.read_text(encoding="utf-8")
             if text.count(edit["old"]) != 1:
                 raise ValueError(
-                    f"{self.name}: stands {text.count(edit['old'])} times in {file.name}: {edit['old']!r}"
+                    f"{self.name}: stands {text.count(edit['old'])} times in {file.name}:"
+                    f" {edit['old']!r}"
                 )
             file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
 

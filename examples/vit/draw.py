@@ -1,4 +1,6 @@
-"""Images to try the example with: `python draw.py FOLDER` draws discs, squares and triangles, a folder for each class."""
+"""Images to try the example with: `python draw.py FOLDER` draws discs, squares and triangles, a
+folder for each class.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vision transformer: patches of an image as tokens, a class token that reads them, a linear head."""
+"""A vision transformer: patches of an image as tokens, a class token that reads them, a head."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ def build(
     heads: int = 4,
     classes: int = 3,
 ) -> VisionTransformer:
-    """The factory that spec.yaml names; what it draws at random follows from the seed of the spec."""
+    """The factory that spec.yaml names; its random numbers follow from the seed of the spec."""
     return VisionTransformer(image_size, patch, width, depth, heads, classes)

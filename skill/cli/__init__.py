@@ -60,19 +60,20 @@ PACKAGES = {
     "libcst": "libcst",
 }
 EPILOG = """\
-exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
-an environment error (no sockets, too few devices), 130 interrupted (129 SIGHUP, 143 SIGTERM).
+exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own
+fault, 4 inconclusive or an environment error (no sockets, too few devices), 130 interrupted (129
+SIGHUP, 143 SIGTERM).
 
 examples:
   fsdp2 spec check examples/quickstart.yaml     is this spec valid?
   fsdp2 new examples/quickstart.yaml my-run     write a training project
-  fsdp2 diff my-run                             what you edited in it, and what its spec would change
+  fsdp2 diff my-run                             your edits, and what its spec would change
   fsdp2 update my-run --set train.steps=1000    apply its spec and this version; your edits stay
   fsdp2 lint train.py                           what the sources alone show, in milliseconds
-  fsdp2 convert train_ddp.py -o train_fsdp2.py   what is mechanical, the rest marked, verified against the original
+  fsdp2 convert train_ddp.py -o train_fsdp2.py  convert, mark the rest, verify against the original
   fsdp2 verify my-run                           run it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
-  fsdp2 plan my-run --nproc 64 --device-memory 80GiB    does it fit? without the GPUs
+  fsdp2 plan my-run --nproc 64 --device-memory 80GiB  does it fit? without the GPUs
   fsdp2 explain optim-before-shard              what a rule checks, why, and the fix
   fsdp2 report matches-ddp report.json          what is needed to report a finding
   fsdp2 install --user                          put the skill where coding agents look

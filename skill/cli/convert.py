@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from ..convert import Converted
 
 EPILOG = """\
-It applies the steps of `fsdp2 lint --migrate` that have one right answer, keeps formatting and comments, and writes
-`# fsdp2: todo[rule] what to do` above everything else: it never guesses. A checkpoint of one file stays one of whole tensors; its
-optimizer state has names of parameters in place of numbers. Modules that the script imports are read, not edited. Then it runs
-`fsdp2 verify NEW --reference ORIGINAL`. It needs libcst: pip install 'verified-fsdp2[convert]'.
+It applies the steps of `fsdp2 lint --migrate` that have one right answer, keeps formatting and
+comments, and writes `# fsdp2: todo[rule] what to do` above everything else: it never guesses. A
+checkpoint of one file stays one of whole tensors; its optimizer state has names of parameters in
+place of numbers. Modules that the script imports are read, not edited. Then it runs `fsdp2 verify
+NEW --reference ORIGINAL`. It needs libcst: pip install 'verified-fsdp2[convert]'.
 
 examples:
   fsdp2 convert train_ddp.py -o train_fsdp2.py
-  fsdp2 convert train_ddp.py -o train_fsdp2.py -- --config small.yaml          arguments of both scripts
-  fsdp2 convert train_ddp.py -o train_fsdp2.py --verify "--nproc 4 --steps 5"  options of `fsdp2 verify`
+  fsdp2 convert train_ddp.py -o train_fsdp2.py -- --config small.yaml  arguments of both
+  fsdp2 convert train_ddp.py -o train_fsdp2.py --verify "--nproc 4 --steps 5"  of `verify`
   fsdp2 convert train_fsdp1.py -o train_fsdp2.py --no-verify
 
-exit codes: 0 converted and verified (with --no-verify: nothing is left to do), 1 something is left to do, or a rule failed, 2 bad usage,
-4 something could not be checked.
+exit codes: 0 converted and verified (with --no-verify: nothing is left to do), 1 something is
+left to do, or a rule failed, 2 bad usage, 4 something could not be checked.
 """
 
 

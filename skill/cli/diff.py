@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  fsdp2 diff my-run                           your edits, and what the spec or a new version of fsdp2 would change
+  fsdp2 diff my-run                           your edits, and what the spec or a new version changes
   fsdp2 diff my-run --stat                    only the names of the files and the number of lines
   fsdp2 diff my-run --set train.steps=1000    what this setting would change
 
-Edits and changes are relative to the file as fsdp2 wrote it (kept in .fsdp2/base); the header says which they are.
-Nothing is written. `fsdp2 update my-run` brings the changes in and keeps your edits.
+Edits and changes are relative to the file as fsdp2 wrote it (kept in .fsdp2/base); the header
+says which they are. Nothing is written. `fsdp2 update my-run` brings the changes in and keeps
+your edits.
 
 exit codes: 0 no difference, 1 differences, 2 bad usage or bad spec
 """

@@ -20,18 +20,19 @@ CHANGED = {
     "rules_gone": "rules that are gone",
 }
 EPILOG = """\
-The command is `python FOLDER/skill`. A thin copy (text alone, 0.3 MB) calls the verified-fsdp2 of its version in that Python, on the
-path or in the project's .venv; a full one (3 MB) needs only torch, jinja2, pyyaml and jsonschema there. Without an option: what is
-there, else thin if verified-fsdp2 is installed here. Installing again upgrades a copy. A file that you edited is kept and named
-(exit 1); --force replaces it. Nothing else in the folder is touched.
+The command is `python FOLDER/skill`. A thin copy (text alone, 0.3 MB) calls the verified-fsdp2 of
+its version in that Python, on the path or in the project's .venv; a full one (3 MB) needs only
+torch, jinja2, pyyaml and jsonschema there. Without an option: what is there, else thin if
+verified-fsdp2 is installed here. Installing again upgrades a copy. A file that you edited is kept
+and named (exit 1); --force replaces it. Nothing else in the folder is touched.
 
 examples:
-  fsdp2 install                                  the two folders that reach all clients, in this project
-  fsdp2 install --client claude --user           ~/.claude/skills/verified-fsdp2
+  fsdp2 install                          the two folders that reach all clients, in this project
+  fsdp2 install --client claude --user   ~/.claude/skills/verified-fsdp2
   fsdp2 install --client codex --client gemini --dry-run
-  fsdp2 install --full                           for machines on which fsdp2 is not installed
-  fsdp2 install --check                          in CI: exit 1 if a copy is missing, edited or of another version
-  fsdp2 install --uninstall                      remove what was installed in this project, for every client
+  fsdp2 install --full                   for machines on which fsdp2 is not installed
+  fsdp2 install --check                  in CI: exit 1 if a copy is missing, edited or old
+  fsdp2 install --uninstall              remove what was installed in this project, for every client
 
 exit codes: 0 done, 1 something of yours was kept, 2 bad usage, or a place that cannot be written.
 """
@@ -73,6 +74,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Plan for every folder, then do all of it or nothing; 1 if something was left as it is."""
     from .. import installer
+    from ..copies import contents
 
     places = installer.targets(
         options.client or ["all"], options.user, everywhere=options.uninstall
@@ -83,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         plans = [plan for plan in plans if plan.action != "absent"]
         files: list[dict[str, bytes]] = [{} for _ in plans]
     else:
-        files = [installer.files_for(place.folder, thin) for place in places]
+        files = [contents.files_for(place.folder, thin) for place in places]
         plans = [
             installer.plan_install(place, one, options.force)
             for place, one in zip(places, files, strict=True)
@@ -94,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         plan.kept or plan.action == "foreign" or (options.check and plan.contents) for plan in plans
     )
     shown = [
-        _to_dict(plan, one, installer.digest(one)) for plan, one in zip(plans, files, strict=True)
+        _to_dict(plan, one, contents.digest(one)) for plan, one in zip(plans, files, strict=True)
     ]
     if options.json:
         emit_json(

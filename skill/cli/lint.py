@@ -17,12 +17,14 @@ from ..output import add_command
 from ..reports import HELP, add_options, wanted_reports, write_reports, write_verdict
 
 EPILOG = """\
-Reads the files and what they import from their repository (its root, its src/, folders that the source adds to sys.path); runs nothing and
-imports neither torch nor your code. It reports only what is certain and lists the calls that it could not follow: "no findings" is not a
-pass; only `fsdp2 verify` runs the script. `# fsdp2: ignore[rule] reason` on a line or above it suppresses a finding there.
+Reads the files and what they import from their repository (its root, its src/, folders that the
+source adds to sys.path); runs nothing and imports neither torch nor your code. It reports only
+what is certain and lists the calls that it could not follow: "no findings" is not a pass; only
+`fsdp2 verify` runs the script. `# fsdp2: ignore[rule] reason` on a line or above it suppresses a
+finding there.
 
-With --migrate it lists what a single-process, DDP or FSDP1 script must change, each construct with its counterpart, in the order of work.
-It judges no rules and edits nothing.
+With --migrate it lists what a single-process, DDP or FSDP1 script must change, each construct
+with its counterpart, in the order of work. It judges no rules and edits nothing.
 
 examples:
   fsdp2 lint train.py
@@ -32,8 +34,8 @@ examples:
   fsdp2 lint src/ --report json=lint.json, and from then on: fsdp2 lint src/ --baseline lint.json
   fsdp2 lint train_ddp.py --migrate
 
-exit codes: 0 no findings, or nothing to migrate, 1 findings, or something to migrate, 2 bad usage, or a file that is not Python, 4 no
-training in any of the files: nothing was checked.
+exit codes: 0 no findings, or nothing to migrate, 1 findings, or something to migrate, 2 bad
+usage, or a file that is not Python, 4 no training in any of the files: nothing was checked.
 """
 
 

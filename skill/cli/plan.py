@@ -25,22 +25,24 @@ if TYPE_CHECKING:
 
 UNITS = {"": 30, "gib": 30, "g": 30, "mib": 20, "m": 20, "tib": 40}
 EPILOG = """\
-One process runs the script as rank 0 of N, unmodified, on tensors that have shapes and no memory, on a device that calls itself CUDA.
-Numbers that the script reads from tensors, such as a loss, are stand-ins.
+One process runs the script as rank 0 of N, unmodified, on tensors that have shapes and no memory,
+on a device that calls itself CUDA. Numbers that the script reads from tensors, such as a loss,
+are stand-ins.
 
 examples:
-  fsdp2 plan spec.yaml --nproc 64 --device-memory 80GiB         a spec, before anything is generated
-  fsdp2 plan my-run --nproc 64 --device-memory 80GiB            a scaffold at its full size
-  fsdp2 plan spec.yaml --nproc 64 --gpu h100 --network 200       and the least time that a step can take
+  fsdp2 plan spec.yaml --nproc 64 --device-memory 80GiB  a spec, before anything is generated
+  fsdp2 plan my-run --nproc 64 --device-memory 80GiB     a scaffold at its full size
+  fsdp2 plan spec.yaml --nproc 64 --gpu h100 --network 200  and the least time of a step
   fsdp2 plan spec.yaml --nproc 8 --set train.micro_batch=2
-  fsdp2 plan train.py --nproc 64 -- --config 8b.yaml            a script, with its arguments of production
+  fsdp2 plan train.py --nproc 64 -- --config 8b.yaml     a script, with its arguments of production
   fsdp2 plan train.py --nproc 512 --json -- --layers 80 > plan.json
-  fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore              which settings fit, and which of them promises most
-  fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore --html plan.html    the same as a page, with plots
+  fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore      which settings fit, the best first
+  fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore --html plan.html  the same as a page
   fsdp2 plan train.py --nproc 8 --gpu h100 --explore "--batch 1,2,4" --explore "--ac none,full"
 
-exit codes: 0 it fits (or, which is said, only without what the allocator adds; or no memory was given), 1 it does not fit or an error was
-found, 2 bad usage, 4 the script could not be followed to the end of its first step.
+exit codes: 0 it fits (or, which is said, only without what the allocator adds; or no memory was
+given), 1 it does not fit or an error was found, 2 bad usage, 4 the script could not be followed
+to the end of its first step.
 """
 
 

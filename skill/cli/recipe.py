@@ -9,12 +9,13 @@ from ...verifier.report.wrapping import table
 from ..output import add_command, add_set, emit_json, say
 
 EXAMPLES = """examples:
-  fsdp2 recipe                                   the names, and what each piece does
-  fsdp2 recipe train-step                        accumulation, a loss over all valid tokens, clipping
+  fsdp2 recipe                               the names, and what each piece does
+  fsdp2 recipe train-step                    accumulation, a loss over all valid tokens, clipping
   fsdp2 recipe train-step --set train.max_norm=null
   fsdp2 recipe checkpoint --set checkpoint.mode=thread
 
-The options are the keys of a spec (fsdp2 spec explain). Paste the piece, adapt the names, then: fsdp2 verify SCRIPT
+The options are the keys of a spec (fsdp2 spec explain). Paste the piece, adapt the names, then:
+fsdp2 verify SCRIPT
 """
 
 

@@ -39,9 +39,10 @@ examples:
   fsdp2 spec check spec.yaml --json
   fsdp2 spec check examples/*.yaml
   fsdp2 spec check spec.yaml --offline       where data, tokenizer and weights are not
-  fsdp2 spec check spec.yaml --no-plan       without a plan on the device that launch.gpu or launch.device_memory names
+  fsdp2 spec check spec.yaml --no-plan       without the capacity plan
 
---json prints {"ok": bool, "offline": bool, "problems": [{"file", "line", "column", "message", "key"}]}
+--json prints {"ok": bool, "offline": bool, "problems": [{"file", "line", "column", "message",
+"key"}]}
 """
 SHOW_EXAMPLES = """\
 examples:

@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  fsdp2 update my-run                            after an edit of my-run/spec.yaml, or a new version of fsdp2
-  fsdp2 update my-run --set train.steps=1000     change one value of my-run/spec.yaml and what depends on it
-  fsdp2 update my-run --spec other.yaml          another spec
-  fsdp2 update my-run --dry-run                  what would be done with each file (`fsdp2 diff my-run` shows the lines)
+  fsdp2 update my-run                         after an edit of the spec, or a new version of fsdp2
+  fsdp2 update my-run --set train.steps=1000  change one value of the spec
+  fsdp2 update my-run --spec other.yaml       another spec
+  fsdp2 update my-run --dry-run               what would be done with each file
 
-Each file is merged from three texts: as fsdp2 wrote it (kept in .fsdp2/base), as it is, and as the spec renders it now.
-What only you changed stays, what only the spec changed is replaced, and lines that both changed are marked with
-<<<<<<< and >>>>>>>: choose one, delete the marks. A file that you deleted stays deleted. All is written, or nothing.
+Each file is merged from three texts: as fsdp2 wrote it (kept in .fsdp2/base), as it is, and as
+the spec renders it now. What only you changed stays, what only the spec changed is replaced, and
+lines that both changed are marked with <<<<<<< and >>>>>>>: choose one, delete the marks. A file
+that you deleted stays deleted. All is written, or nothing.
 
-exit codes: 0 done, 1 something is left for you to do (it is listed), 2 bad usage or bad spec (nothing is written)
+exit codes: 0 done, 1 something is left for you to do (it is listed), 2 bad usage or bad spec
+(nothing is written)
 """
 
 

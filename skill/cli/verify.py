@@ -34,27 +34,28 @@ Known = tuple[Path, dict[str, Any]]  # an earlier report
 TIERS = ("static", "simulate", "ranks")
 WORST = (FAIL, OUR_FAULT, INCONCLUSIVE, PASS)  # of several targets, the first of these decides
 EPILOG = """\
-The script is run, unmodified, in several roles: train (N ranks), reference (DDP instead of fully_shard), perturbed (the reference
-from weights one unit in the last place away: its difference sets the tolerance), single (one process, the whole global batch), resume
-(same number of ranks) and reshard (others). The verifier stops each run after K optimizer steps. `{checkpoint}` in the arguments is one
-fresh folder that the train and resumed runs share.
+The script is run, unmodified, in several roles: train (N ranks), reference (DDP instead of
+fully_shard), perturbed (the reference from weights one unit in the last place away: its
+difference sets the tolerance), single (one process, the whole global batch), resume (same number
+of ranks) and reshard (others). The verifier stops each run after K optimizer steps.
+`{checkpoint}` in the arguments is one fresh folder that the train and resumed runs share.
 
 examples:
-  fsdp2 verify my-run                                       a scaffold: its verify.yaml says how to run it
+  fsdp2 verify my-run                         a scaffold: its verify.yaml says how to run it
   fsdp2 verify train.py --nproc 4 -- --config small.yaml    a script, with arguments of its own
-  fsdp2 verify train.py --save-args "--save-every 3 --out {checkpoint}" --resume-args "--resume {checkpoint}"
+  fsdp2 verify train.py --save-args "--out {checkpoint}" --resume-args "--resume {checkpoint}"
   fsdp2 verify train.py --reference "old/train_ddp.py --small" -- --small
-  fsdp2 verify -m pkg.train --nproc 4 -- --small            a module of a package in the current folder
+  fsdp2 verify -m pkg.train --nproc 4 -- --small  a module of a package
   fsdp2 verify train.py --only gradients --skip token-mean-of-means
-  fsdp2 verify my-run -v                                    list what passed and what is not applicable, too
+  fsdp2 verify my-run -v                      list what passed and what is not applicable, too
   fsdp2 verify my-run --report json=report.json --report html=report.html
   fsdp2 verify my-run --report github --report junit=verify.xml --report sarif=verify.sarif
-  fsdp2 verify my-run --baseline report.json                exit 1 only on failures that this report does not have
-  fsdp2 verify                                              every target of ./verify.yaml or ./pyproject.toml
+  fsdp2 verify my-run --baseline report.json  exit 1 only on failures that this report does not have
+  fsdp2 verify                                every target of ./verify.yaml or ./pyproject.toml
   fsdp2 verify --target pretrain --report "json=out/{target}.json"
 
-exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (the report says what), or --tier static found
-nothing: only runs give a pass; of several targets, the worst.
+exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (the report
+says what), or --tier static found nothing: only runs give a pass; of several targets, the worst.
 """
 
 

@@ -13,7 +13,8 @@ from libcst.metadata import MetadataWrapper
 
 from ...verifier.errors import UserError
 from . import wrapper
-from .edits import FILES, Edits, comment
+from .edits import Edits, comment
+from .expressions import FILES
 from .found import Converted, Found, todo
 from .moved import move_optimizers
 

@@ -55,7 +55,8 @@ def blocks(module):
 _BROADCAST = """\
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor, src=0)  # as DistributedDataParallel does: all ranks start from the same weights
+            # as DistributedDataParallel does: all ranks start from the same weights
+            dist.broadcast(tensor, src=0)
 """
 _SHARD = '''
 def {name}(model{classes}, **options):
@@ -68,7 +69,8 @@ def {name}(model{classes}, **options):
     return model
 '''
 _MESH = """\
-    options.setdefault("mesh", init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),)))
+    device = next(model.parameters()).device.type
+    options.setdefault("mesh", init_device_mesh(device, (dist.get_world_size(),)))
 """
 
 

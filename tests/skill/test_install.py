@@ -22,14 +22,17 @@ from trees import build_file_tree, file_tree
 from trees import text_tree as tree
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import atomic_write, installer
-from verified_fsdp2.skill.copies import LONGEST, joined
+from verified_fsdp2.skill.copies import LONGEST, contents, joined, manifest
 from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 NAME = "verified-fsdp2"
 SMALL = {"SKILL.md": b"skill\n", "skill/cli.py": b"a = 1\n", "verifier/flow.py": b"b = 1\n"}
 Run = Callable[..., tuple[int, Any]]
-installed = installer._is_installed
+installed = contents._is_installed
+# What a copy in a project's repository may weigh. Agents read SKILL.md and few references of it, so
+# the budget is about clones and reviews: 5 % above the code as it was when its lines were wrapped
+# at 100 columns (3.24 MB).
 PLACE = Path(f".claude/skills/{NAME}")  # for Claude Code, in the current project
 
 
@@ -39,14 +42,14 @@ def places(tmp_path: Path, monkeypatch: Patch) -> None:
         (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path / "project")
-    monkeypatch.setattr(installer, "_is_installed", lambda: False)
+    monkeypatch.setattr(contents, "_is_installed", lambda: False)
 
 
 @pytest.fixture
 def small(monkeypatch: Patch) -> dict[str, bytes]:
     """A pack of three files, which a test may change."""
     files = dict(SMALL)
-    monkeypatch.setattr(installer, "pack_files", lambda: dict(files))
+    monkeypatch.setattr(contents, "pack_files", lambda: dict(files))
     return files
 
 
@@ -66,11 +69,11 @@ def test_the_real_copy_is_whole_and_small(run: Run) -> None:
     code, answer = run("--client", "claude")
     assert code == 0 and time.process_time() - started < 1
     found = tree(PLACE)
-    assert set(found) == {*installer.pack_files(), installer.MANIFEST}
-    size = sum(len(data) for data in installer.pack_files().values())
+    assert set(found) == {*contents.pack_files(), manifest.MANIFEST}
+    size = sum(len(data) for data in contents.pack_files().values())
     # about 30 kB for each rule, with what it stands on: a new rule has room
     assert answer["targets"][0]["bytes"] == size <= 30_000 * len(RULES)
-    assert answer["targets"][0]["digest"] == installer.digest(installer.pack_files())
+    assert answer["targets"][0]["digest"] == contents.digest(contents.pack_files())
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "references").iterdir()} <= set(
         found
     )
@@ -181,7 +184,7 @@ def test_what_is_installed_writes_thin_copies_unless_a_full_one_is_there(
     def kind() -> str:
         return "full" if (PLACE / "verifier").exists() else "thin"
 
-    monkeypatch.setattr(installer, "_is_installed", installed)
+    monkeypatch.setattr(contents, "_is_installed", installed)
     assert installed(), "the tests run on an installed package"
     for words, expected in (
         ((), "thin"),
@@ -284,7 +287,7 @@ def test_places(
 
 def test_without_a_client_it_is_all_in_the_project(run: Run, small: object) -> None:
     assert run()[0] == 0
-    names = [*SMALL, installer.MANIFEST]
+    names = [*SMALL, manifest.MANIFEST]
     assert set(tree(Path())) == {
         f"{folder}/{NAME}/{path}" for folder in installer.SHARED for path in names
     }
@@ -311,9 +314,9 @@ def test_a_dry_run_writes_nothing(run: Run, small: dict[str, bytes], tmp_path: P
 
 
 def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: Patch) -> None:
-    monkeypatch.setattr(installer, "__version__", "0.0.9")
+    monkeypatch.setattr(manifest, "__version__", "0.0.9")
     run("--client", "claude")
-    monkeypatch.setattr(installer, "__version__", __version__)
+    monkeypatch.setattr(manifest, "__version__", __version__)
     (PLACE / "notes.txt").write_text("mine")
     small["skill/cli.py"] = b"a = 2\n"
     small["skill/more.py"] = b"c = 3\n"
@@ -323,7 +326,7 @@ def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: Pat
     assert (code, one["action"], one["previous"]) == (0, "upgrade", "0.0.9")
     assert (one["new"], one["replaced"], one["removed"], one["kept"]) == (1, 1, 1, [])
     found = tree(PLACE)
-    assert json.loads(found.pop(installer.MANIFEST))["version"] == __version__
+    assert json.loads(found.pop(manifest.MANIFEST))["version"] == __version__
     assert found == {**{path: data.decode() for path, data in small.items()}, "notes.txt": "mine"}
     assert not (PLACE / "verifier").exists()
     assert run("--client", "claude", "--full")[1]["targets"][0]["action"] == "none"
@@ -343,11 +346,11 @@ def test_an_upgrade_says_what_changed(run: Run, small: dict[str, bytes]) -> None
 
 def test_an_upgrade_from_files_of_their_own_leaves_none(run: Run, monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(installer, "pack_files", lambda: installer._of_pack(installer.PACK))
+        patch.setattr(contents, "pack_files", lambda: contents._of_pack(contents.PACK))
         run("--client", "claude")
     build_file_tree(PLACE, {"verifier/probe/__pycache__/frames.cpython-311.pyc": ""})
     assert run("--client", "claude")[0] == 0
-    assert set(tree(PLACE)) == {*installer.pack_files(), installer.MANIFEST}
+    assert set(tree(PLACE)) == {*contents.pack_files(), manifest.MANIFEST}
 
 
 def test_a_missing_file_is_written_again(run: Run, small: object) -> None:
@@ -415,7 +418,7 @@ def test_uninstall_keeps_an_edit_until_force(run: Run, small: object) -> None:
     edited.write_text("mine\n")
     code, answer = run("--uninstall")
     assert code == 1 and answer["targets"][0]["kept"] == ["SKILL.md"]
-    assert set(tree(edited.parent)) == {"SKILL.md", installer.MANIFEST}
+    assert set(tree(edited.parent)) == {"SKILL.md", manifest.MANIFEST}
     assert run("--uninstall", "--force")[0] == 0
     assert not edited.parent.exists()
 
@@ -452,17 +455,17 @@ UP = Path("../../../home")  # from a folder of the project, two below it
     ({"../home/elsewhere/a": "", COPY: UP / "elsewhere"}, "is a symbolic link to"),
     ({SKILLS: Path("../../home")}, "leads out of"),
     (
-        {f"{COPY}/skill": "../" / UP, f"{COPY}/{installer.MANIFEST}": EMPTY},
+        {f"{COPY}/skill": "../" / UP, f"{COPY}/{manifest.MANIFEST}": EMPTY},
         "is in the way: it must be a folder",
     ),
     (
-        {f"{COPY}/SKILL.md/x/y": "", f"{COPY}/{installer.MANIFEST}": EMPTY},
+        {f"{COPY}/SKILL.md/x/y": "", f"{COPY}/{manifest.MANIFEST}": EMPTY},
         "is in the way: it must be a file",
     ),
     ({f"{COPY}/.git/x": ""}, "is a git clone"),
     ({f"{COPY}/SKILL.md": "mine"}, "was not written by `fsdp2 install`"),
     *(
-        ({f"{COPY}/{installer.MANIFEST}": text}, "is not what `fsdp2 install` wrote")
+        ({f"{COPY}/{manifest.MANIFEST}": text}, "is not what `fsdp2 install` wrote")
         for text in (
             "{",
             "[]",
@@ -471,7 +474,7 @@ UP = Path("../../../home")  # from a folder of the project, two below it
         )
     ),
     (
-        {f"{COPY}/{installer.MANIFEST}": EMPTY.replace("1", "9")},
+        {f"{COPY}/{manifest.MANIFEST}": EMPTY.replace("1", "9")},
         "is not what `fsdp2 install` wrote",
     ),
 )
@@ -554,7 +557,7 @@ def test_a_pack_that_is_not_whole(tmp_path: Path) -> None:
     with pytest.raises(
         installer.UserError, match=r"verified-fsdp2: LICENSE, __init__\.py is missing"
     ):
-        installer.pack_files(tmp_path)
+        contents.pack_files(tmp_path)
 
 
 def test_the_text(command: Command, small: dict[str, bytes], tmp_path: Path) -> None:
@@ -568,7 +571,7 @@ def test_the_text(command: Command, small: dict[str, bytes], tmp_path: Path) -> 
         f"installed: {folder} (3 files, 0.0 MB), for claude",
         f"try it: python {folder}/skill doctor",
     ]
-    digest = installer.digest(small)
+    digest = contents.digest(small)
     same = f"up to date: {folder} ({__version__}, digest {digest}), for claude"
     assert printed() == [same, f"try it: python {folder}/skill doctor"]
     (folder / "SKILL.md").write_text("mine")

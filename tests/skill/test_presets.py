@@ -154,7 +154,8 @@ def test_the_small_model_is_a_flag_and_the_large_one_the_default(tmp_path: Path)
     assert load(project / "spec.yaml") == load(tmp_path / "spec.yaml")
     small = load(tmp_path / "spec.yaml")["verify"]["model"]
     assert small == {
-        "layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 192, "vocabulary": 256, "sequence_length": 64,
+        "layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 192, "vocabulary": 256,
+        "sequence_length": 64,
     }  # fmt: skip
 
 

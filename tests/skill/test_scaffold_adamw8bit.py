@@ -36,14 +36,17 @@ import adamw8bit, distributed, model
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 device = torch.device("cpu")
 net = model.build_model(model.ModelConfig(), distributed.build_mesh(device), device, 0)
-optimizer = adamw8bit.AdamW8bit(net.parameters(), lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+optimizer = adamw8bit.AdamW8bit(
+    net.parameters(), lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0
+)
 net(torch.zeros(2, 16, dtype=torch.int64)).sum().backward()
 optimizer.step()
 wrong = []
 for name, param in net.named_parameters():
     state = optimizer.state[param]
     for key in ("exp_avg", "exp_avg_sq"):
-        if state[key].dtype != (torch.uint8 if param.ndim == 2 else torch.float32) or state[key].shape != param.shape:
+        dtype = torch.uint8 if param.ndim == 2 else torch.float32
+        if state[key].dtype != dtype or state[key].shape != param.shape:
             wrong.append((name, key))
 print(wrong)
 dist.destroy_process_group()

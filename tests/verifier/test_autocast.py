@@ -18,10 +18,14 @@ low = x.detach().bfloat16()
 kept = cast_as_cuda()
 with torch.autocast("cpu", torch.bfloat16):
     y = F.linear(x, x)
-    float32 = [F.layer_norm(low, (8,)), low.softmax(-1), low.exp(), low.sum(), low.pow(2), F.rms_norm(low, (8,)), low.cumsum(0)]
-    float32 += [F.cross_entropy(low, torch.zeros(4, dtype=torch.long)), torch.linalg.vector_norm(low)]
-    float32 += [torch.zeros(4, 8).index_put((torch.tensor([1]),), low[0]), torch.zeros(4, 8).scatter_add(0, torch.zeros(4, 8).long(), low)]
-    bfloat16 = [y, torch.mv(x, x[0]), F.gelu(low), low + 1, low.mean(), low.sum(dtype=torch.bfloat16)]
+    float32 = [F.layer_norm(low, (8,)), low.softmax(-1), low.exp(), low.sum(), low.pow(2)]
+    float32 += [F.rms_norm(low, (8,)), low.cumsum(0)]
+    float32 += [F.cross_entropy(low, torch.zeros(4, dtype=torch.long))]
+    float32 += [torch.linalg.vector_norm(low)]
+    float32 += [torch.zeros(4, 8).index_put((torch.tensor([1]),), low[0])]
+    float32 += [torch.zeros(4, 8).scatter_add(0, torch.zeros(4, 8).long(), low)]
+    bfloat16 = [y, torch.mv(x, x[0]), F.gelu(low), low + 1, low.mean()]
+    bfloat16 += [low.sum(dtype=torch.bfloat16)]
     double = F.layer_norm(x.double(), (8,))
 assert {one.dtype for one in float32} == {torch.float32}, [one.dtype for one in float32]
 assert {one.dtype for one in bfloat16} == {torch.bfloat16}, [one.dtype for one in bfloat16]

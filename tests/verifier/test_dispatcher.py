@@ -36,14 +36,20 @@ from verified_fsdp2.verifier.probe.session import Session
 from verified_fsdp2.verifier.trace.writer import Writer
 
 folder, mode, backend = sys.argv[1:]
-request = Request(folder, "t.py", folder, 2, mode=mode, backend=backend, steps=1, watch_saves=True, stress=True, fill=True)
-session = Session({**request.as_dict(), "full_precision": mode == "ddp"}, 0, Writer(Path(folder, "rank0.jsonl")), Frames(folder))
+request = Request(
+    folder, "t.py", folder, 2,
+    mode=mode, backend=backend, steps=1, watch_saves=True, stress=True, fill=True,
+)
+writer = Writer(Path(folder, "rank0.jsonl"))
+asked = {**request.as_dict(), "full_precision": mode == "ddp"}
+session = Session(asked, 0, writer, Frames(folder))
 install(session)
 found, seen = {}, set()
 def walk(name, value):
     depth, ours = 0, 0
     while value is not None and depth < 20:
-        ours += "__fsdp2_point__" in getattr(value, "__dict__", {}) and value.__code__.co_name == "watched"
+        marked = "__fsdp2_point__" in getattr(value, "__dict__", {})
+        ours += marked and value.__code__.co_name == "watched"
         value = getattr(value, "__wrapped__", None)
         depth += 1
     if ours:

@@ -208,7 +208,8 @@ class TestRestored:
         )
 
     @cases("name, now, words",
-        ("main__geco__average", {"main__geco__average": held(0.0, "object")}, "`main.geco.average` = 0 instead of 2"),
+        ("main__geco__average", {"main__geco__average": held(0.0, "object")},
+         "`main.geco.average` = 0 instead of 2"),
         ("main__geco__average", {}, "`main.geco.average` = nothing instead of 2"),
         ("main__noise", {"main__noise": held(0.0, "generator")}, "the state of `main.noise`"),
         ("main__start", {"main__start": held(2.0)}, ""))  # fmt: skip

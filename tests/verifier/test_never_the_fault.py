@@ -49,7 +49,8 @@ import json, os, random, sys
 
 def draws():
     import numpy, torch
-    numbers = {"python": random.random(), "numpy": float(numpy.random.rand()), "seed": torch.initial_seed()}
+    numbers = {"python": random.random(), "numpy": float(numpy.random.rand())}
+    numbers["seed"] = torch.initial_seed()
     return {**numbers, "torch": torch.rand(4, dtype=torch.float64).tolist()}
 
 print(json.dumps(draws()))
@@ -62,7 +63,6 @@ def launch(launcher: Launcher, folder: Path, script: Path, **more: Any) -> dict[
 
 
 # -- random state
-# -----------------------------------------------------------------------------------------------------
 
 
 def test_ranks_without_a_seed_draw_what_separate_processes_draw(

@@ -57,7 +57,9 @@ def save(folder, done):
 def load(folder):
     found = state(0)
     dcp.load(found, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    set_state_dict(
+        model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
+    )
     return found["done"]
 
 
@@ -335,7 +337,8 @@ for part in (model[1], model[3], model):
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 tokens = torch.randint(0, 32, (64, 9))
 torch.set_default_device("meta")
-assert all(made.is_meta for made in (torch.randint(2, (1,)), torch.randn(1), torch.rand(1), torch.empty(1)))
+made = (torch.randint(2, (1,)), torch.randn(1), torch.rand(1), torch.empty(1))
+assert all(one.is_meta for one in made)
 for step in range(6):
     share = 8 // dist.get_world_size()
     batch = tokens[step * 8 + dist.get_rank() * share :][:share]

@@ -218,7 +218,8 @@ import sys
 
 def test_idle(request):
     ours = {name for name in sys.modules if name.startswith("verified_fsdp2.verifier.")}
-    assert {name.rpartition(".")[2] for name in ours} == {"config", "flags", "integrations", "pytest_plugin"}
+    names = {name.rpartition(".")[2] for name in ours}
+    assert names == {"config", "flags", "integrations", "pytest_plugin"}
     assert "torch" not in sys.modules
     assert not request.config.pluginmanager.has_plugin("fsdp2-targets")
 """

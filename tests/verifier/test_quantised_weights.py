@@ -51,7 +51,9 @@ def main():
         weights, moments = get_state_dict(model, optimizer, options=OPTIONS)
         state = {"model": weights, "optimizer": moments, "step": torch.tensor(0)}
         dcp.load(state, checkpoint_id=options.resume)
-        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=OPTIONS)
+        set_state_dict(
+            model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=OPTIONS
+        )
         begin = int(state["step"])
     data = torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
     for step in range(begin, 8):
@@ -62,7 +64,8 @@ def main():
         optimizer.zero_grad()
         if options.save and step == 1:
             weights, moments = get_state_dict(model, optimizer, options=OPTIONS)
-            dcp.save({"model": weights, "optimizer": moments, "step": torch.tensor(step + 1)}, checkpoint_id=options.save)
+            state = {"model": weights, "optimizer": moments, "step": torch.tensor(step + 1)}
+            dcp.save(state, checkpoint_id=options.save)
     dist.destroy_process_group()
 
 

@@ -296,7 +296,8 @@ def test_the_backend_is_the_one_that_the_script_asked_for(
     """Trainers choose their device by it, and stop at one that they do not know."""
     asks = """
 half = dist.new_group([0])
-assert (dist.get_backend(), dist.get_backend(half)) == ("nccl", "nccl"), (dist.get_backend(), dist.get_backend(half))
+backends = dist.get_backend(), dist.get_backend(half)
+assert backends == ("nccl", "nccl"), backends
 optimizer = torch.optim"""
     assert (
         judge(

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from records import cases
 from verified_fsdp2.verifier.probe import tensor_fingerprint as module
 from verified_fsdp2.verifier.probe.compat.tensors import tensors
-from verified_fsdp2.verifier.probe.events.state import Walk, _token
+from verified_fsdp2.verifier.probe.events.state import _token
 from verified_fsdp2.verifier.probe.measures import element_hash
+from verified_fsdp2.verifier.probe.reachable_values import Walk
 from verified_fsdp2.verifier.probe.tensor_fingerprint import row_hashes, sketch
 from verified_fsdp2.verifier.trace import difference
 

@@ -8,11 +8,13 @@ A group of n ranks lies on m nodes with k of its ranks each. L: bytes/s of the l
 N: bytes/s of network, both of one GPU and one direction; B: bytes of the whole tensor. Each rank
 must receive what the others hold, and each node what the other nodes hold:
 
-    all-gather, reduce-scatter   (n-1)/n B / L                                              one node
-                                 max((m-1)/m B / (k N), (n-1)/n B / (L + N))                several: k network cards share the traffic
+    all-gather, reduce-scatter   (n-1)/n B / L                               one node
+                                 max((m-1)/m B / (k N), (n-1)/n B / (L + N)) several: k network
+                                                                             cards share it
     all-reduce                   twice that (no reduction inside switches)
     all-to-all                   max((n-k)/n B / N, (k-1)/n B / L)
-    copies of offload            shards to the device for each all-gather, and back for each reduction, in float32, over PCIe
+    copies of offload            over PCIe, in float32: shards to the device for each all-gather,
+                                 and back for each reduction
     broadcast, reduce, others    B / L on one node, B / (k N) on several
 
     step >= max(compute + waited + exposed, most loaded link) + optimizer

@@ -4,19 +4,17 @@ training loop depends on.
 
 import ast
 import math
-import re
-from collections.abc import Iterator
-from functools import lru_cache
 
 from ..evidence import Evidence, Sources
 from ..trace import Run, Trace, difference
 from ..trace.events import Held, State
 from ..trace.sketches import add
 from .comparison import nudged
-from .syntax import called, functions, functions_of, last_name, loops, names_read, walk
+from .decisive_names import carried, read_in, timed
+from .evaluation_names import evaluations, from_evaluations, leading_to
+from .syntax import called, functions_of, last_name, loops, names_read, walk
 
 Values = dict[str, Held]
-_WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
 KEPT = (
     "module",
     "parameter",
@@ -24,19 +22,6 @@ KEPT = (
     "scheduler",
     "scaler",
 )  # holders whose every number is state
-_CLOCKS = {
-    "perf_counter",
-    "perf_counter_ns",
-    "monotonic",
-    "monotonic_ns",
-    "process_time",
-    "time",
-    "time_ns",
-}
-_QUIET = re.compile(
-    r"^(print|format|len|float|int|round|str|min|max|sum|mean|append|write|flush|item|time|perf_counter|monotonic|"
-    r"log|info|debug|warning|set_postfix|set_description|update_bar|add_scalar|get_rank|join|items|values|keys)$"
-)
 
 
 def states(trace: Trace) -> dict[int, Values]:
@@ -116,7 +101,7 @@ def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
             names = {
                 n.id for target in stmt.targets for n in walk(target) if isinstance(n, ast.Name)
             }
-            found |= {(function.name, name) for name in names - _read(stmt.value)}
+            found |= {(function.name, name) for name in names - read_in(stmt.value)}
     return found
 
 
@@ -149,7 +134,7 @@ def begun_anew(sources: Sources) -> set[str]:
 
     One whose own loop makes steps goes on.
     """
-    stepping = _leading_to(sources, "step")
+    stepping = leading_to(sources, "step")
     called_in_loops = {
         name
         for function in functions_of(sources)
@@ -227,14 +212,14 @@ def decisive(sources: Sources, paths: set[str]) -> set[str]:
     It is assigned from itself or under a condition that reads it, and a condition that reads it
     does more than log.
     """
-    carried = {one for file in sources.project for one in _carried(sources.tree(file))}
-    return {path for path in paths - measuring(sources, paths) if spelled(path) & carried}
+    named = {one for file in sources.project for one in carried(sources.tree(file))}
+    return {path for path in paths - measuring(sources, paths) if spelled(path) & named}
 
 
 def measuring(sources: Sources, paths: set[str]) -> set[str]:
     """Of these paths the times and sums of times."""
-    timed = {one for file in sources.project for one in _timed(sources.tree(file))}
-    return {path for path in paths if spelled(path) & timed}
+    named = {one for file in sources.project for one in timed(sources.tree(file))}
+    return {path for path in paths if spelled(path) & named}
 
 
 def spelled(path: str) -> set[tuple[str, str]]:
@@ -244,117 +229,6 @@ def spelled(path: str) -> set[tuple[str, str]]:
     scope, dot, rest = path.partition(".")
     found = {("", path), (scope, rest)} if dot else {("", path)}
     return found | {("", f"self.{path.rpartition('.')[2]}")} if dot else found
-
-
-@lru_cache(maxsize=256)
-def _carried(tree: ast.Module) -> set[tuple[str, str]]:
-    """(function, expression) of what is assigned from itself, or under a condition on itself, and
-    decides something.
-
-    Names of a module and attributes of `self` stand for all functions, which "" says.
-    """
-    outside = ast.Module(
-        [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)], []
-    )
-    found = {("", expression) for expression in _carried_in(outside)}
-    for function in functions(tree):
-        own = _carried_in(function)
-        found |= {(function.name, expression) for expression in own}
-        found |= {("", expression) for expression in own if expression.startswith("self.")}
-    return found
-
-
-def _carried_in(scope: ast.AST) -> set[str]:
-    from_itself: set[str] = set()
-    deciding: set[str] = set()
-    for node in walk(scope):
-        if isinstance(node, ast.AugAssign):
-            from_itself.add(ast.unparse(node.target))
-        elif isinstance(node, ast.Assign):
-            targets = {ast.unparse(target) for target in node.targets}
-            read = _read(node.value)
-            from_itself |= targets & read
-            # best = min(best, value); `first = value if first is None else first` decides nothing
-            value = node.value
-            first_time = isinstance(value, ast.IfExp) and _asks_for_none(value.test)
-            for one in (
-                (value.body, value.orelse)
-                if isinstance(value, ast.IfExp) and first_time
-                else (value,)
-            ):
-                if isinstance(one, ast.Call | ast.IfExp):
-                    deciding |= targets & _read(one)
-        elif isinstance(node, ast.If | ast.While):
-            read, assigned = _read(node.test), assigned_in(node)
-            from_itself |= read & assigned
-            if read & assigned or _acts(node):
-                deciding |= read
-    return from_itself & deciding
-
-
-@lru_cache(maxsize=256)
-def _timed(tree: ast.Module) -> set[tuple[str, str]]:
-    """(function, expression) of times and sums of times: they measure, and a resumed run measures
-    anew.
-    """
-    known: set[tuple[str, str]] = set()
-    for _ in range(2):  # of what a later line assigns, too
-        for scope in (tree, *functions(tree)):
-            name = scope.name if isinstance(scope, ast.FunctionDef) else ""
-            for node in (n for n in walk(scope) if isinstance(n, ast.Assign | ast.AugAssign)):
-                if _is_time(node.value, name, known):
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    known |= {_scoped(target, name) for target in targets}
-    return known
-
-
-def _scoped(node: ast.AST, function: str) -> tuple[str, str]:
-    text = ast.unparse(node)
-    return "" if text.startswith("self.") else function, text
-
-
-def _is_time(value: ast.expr, function: str, known: set[tuple[str, str]]) -> bool:
-    """Whether an expression reads a clock, or is a sum or multiple of what has read it."""
-    if isinstance(value, ast.BinOp):
-        return _is_time(value.left, function, known) or _is_time(value.right, function, known)
-    if isinstance(value, ast.Call):
-        return last_name(value.func) in _CLOCKS
-    return isinstance(value, ast.Name | ast.Attribute) and _scoped(value, function) in known
-
-
-def _asks_for_none(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot)
-
-
-def _read(node: ast.AST) -> set[str]:
-    return {
-        ast.unparse(n)
-        for n in walk(node)
-        if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)
-    }
-
-
-def assigned_in(node: ast.If | ast.While) -> set[str]:
-    found = set()
-    for inner in (n for part in (*node.body, *node.orelse) for n in walk(part)):
-        if isinstance(inner, ast.Assign):
-            found |= {
-                ast.unparse(one)
-                for target in inner.targets
-                for one in getattr(target, "elts", [target])
-            }
-        elif isinstance(inner, ast.AugAssign):
-            found.add(ast.unparse(inner.target))
-    return found
-
-
-def _acts(node: ast.If | ast.While) -> bool:
-    """Whether a branch does more than write to a log."""
-    inside = [n for part in (*node.body, *node.orelse) for n in walk(part)]
-    leaves = any(isinstance(n, ast.Break | ast.Return | ast.Raise) for n in inside)
-    return leaves or any(
-        isinstance(n, ast.Call) and not _QUIET.match(last_name(n.func)) for n in inside
-    )
 
 
 def evaluated(run: Run, sources: Sources) -> set[str]:
@@ -383,7 +257,7 @@ def evaluated(run: Run, sources: Sources) -> set[str]:
     named = {
         one
         for file in sources.project
-        for one in _from_evaluations(sources.tree(file), _evaluations(sources))
+        for one in from_evaluations(sources.tree(file), evaluations(sources))
     }
     return {
         path
@@ -395,104 +269,6 @@ def evaluated(run: Run, sources: Sources) -> set[str]:
 def _holding(path: str) -> str:
     """The variable of a path: `main.metrics['r2']` -> `main.metrics`."""
     return path.partition("[")[0]
-
-
-def _evaluations(sources: Sources) -> set[str]:
-    """The names of functions that switch gradients off and run no backward, and of objects that are
-    called like such functions.
-    """
-    training = _leading_to(sources, "backward")
-    quiet = {f for f in functions_of(sources) if _switches(f) and f.name not in training}
-    trees = [sources.tree(file) for file in sources.project]
-    classes = {
-        cls.name
-        for tree in trees
-        for cls in walk(tree)
-        if isinstance(cls, ast.ClassDef)
-        and any(f in quiet and f.name == "__call__" for f in cls.body)
-    }
-    made = (n for tree in trees for n in walk(tree) if isinstance(n, ast.Assign))
-    objects = {
-        last_name(t)
-        for n in made
-        if isinstance(n.value, ast.Call) and called(n.value) & classes
-        for t in n.targets
-    }
-    return {f.name for f in quiet} | objects
-
-
-def _leading_to(sources: Sources, name: str) -> set[str]:
-    """This name, and those of the functions that call it, or call such a function."""
-    calls = {f.name: called(f) for f in functions_of(sources)}
-    found = {name}
-    while more := {caller for caller, names in calls.items() if names & found} - found:
-        found |= more
-    return found
-
-
-def _switches(node: ast.AST) -> bool:
-    """Whether gradients are switched off in the decorators of a function, or in a statement."""
-    return any(last_name(n) in _WITHOUT_GRADIENTS for n in walk(node))
-
-
-def _from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple[str, str]]:
-    """(function, expression) of what is assigned without gradients, from a call of one of these
-    functions, or from such values.
-    """
-    top = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    for scope, body in [
-        ("", top),
-        *((function.name, function.body) for function in functions(tree)),
-    ]:
-        inside = [n for stmt in body for n in walk(stmt)]
-        blocks = [
-            n
-            for n in inside
-            if isinstance(n, ast.With) and any(_switches(item) for item in n.items)
-        ]
-        without = {id(n) for block in blocks for n in walk(block)}
-        looped = {
-            id(n) for loop in inside if isinstance(loop, ast.For | ast.While) for n in walk(loop)
-        }
-        stored = [n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        steady = {n.id for n in stored if id(n) not in looped} - {
-            n.id for n in stored if id(n) in looped
-        }
-        known: set[str] = set()
-        for _ in range(
-            2
-        ):  # the second time finds what is assigned from what a later line of the loop assigns
-            for node in (
-                n
-                for n in inside
-                if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value
-            ):
-                evaluated = (
-                    scope in evaluations or id(node) in without or called(node) & evaluations
-                )
-                if evaluated or _made_of(
-                    node.value, known, steady if id(node) in looped else set()
-                ):
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    known |= {text for target in targets for text in _read(target)}
-        for expression in known:
-            yield ("" if expression.startswith("self.") else scope), expression
-
-
-def _made_of(node: ast.expr | None, known: set[str], steady: set[str]) -> bool:
-    """Whether an expression reads nothing but such values, beside modules, functions and what the
-    loop around it does not assign.
-    """
-    nodes = list(walk(node)) if node is not None else []
-    functions = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
-    names = {n.id for n in nodes if isinstance(n, ast.Name) and id(n) not in functions}
-    return bool(names & known) and names <= known | steady | {
-        "self",
-        "torch",
-        "math",
-        "dist",
-        "float",
-    }
 
 
 def handed_on(sources: Sources, path: str) -> bool:

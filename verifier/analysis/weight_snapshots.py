@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ..evidence import Sources
-from .state import assigned_in
+from .decisive_names import assigned_in
 from .syntax import called, functions, loops, names_read, walk
 
 _TRAINS = frozenset({"backward", "step"})

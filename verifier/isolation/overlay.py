@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import math
 import os
 import shutil
 import stat
@@ -26,17 +24,16 @@ from itertools import islice
 from pathlib import Path
 
 from . import kernel
+from .layers import LAYERS, PATH, UPPER, layer_of, name_of
 from .mounts import AUTOMOUNT, INTERFACES, Mount, is_below, is_in, mounts, sockets
 from .world import FILES, World
 
-LAYERS, UPPER, PATH = "layers", "upper", "path"
 _AS_THEY_ARE = ("/dev", "/proc", "/sys")
 _SHARED_MEMORY = "/dev/shm"
 _WALKED = 2_000  # folders of the project that may be another user's
 _ENTRIES = 20_000  # of a folder that is made again
 _COPIED = 1 << 20  # bytes of a file in such a folder that can be written
 _SOCKETS = 500
-_LARGE = 64 << 20  # bytes of a file that runs share which only read it, such as tokens
 _FLAGS = {os.ST_NOSUID: kernel.NO_SUID, os.ST_NODEV: kernel.NO_DEVICES, os.ST_NOEXEC: 0x8}
 _in_user_namespace = False
 
@@ -271,65 +268,6 @@ class _Assembly:
             kernel.bind(str(own), target)
 
 
-def layer_of(folder: Path, path: str) -> Path:
-    """Where a world keeps what was written below a path that has a layer."""
-    return folder / LAYERS / _name(path) / UPPER
-
-
-def inherit(base: Path, folder: Path, share: bool) -> None:
-    """Begin the layers of a world with what is in those of an earlier one; `share`: its large files
-    are not copied.
-
-    They cannot lie below each other: the kernel refuses a layer that is inside of another lower
-    one, as the temporary folder is inside of `/`.
-    """
-    for layer in (base / LAYERS).iterdir() if (base / LAYERS).is_dir() else ():
-        path = os.fsdecode((layer / PATH).read_bytes())
-        _copy_layer(str(layer / UPPER), str(layer_of(folder, path)), _LARGE if share else math.inf)
-
-
-def _copy_layer(source: str, target: str, large: float) -> None:
-    os.makedirs(target, exist_ok=True)
-    with os.scandir(source) as entries:
-        for entry in entries:
-            own, about = f"{target}/{entry.name}", entry.stat(follow_symlinks=False)
-            if entry.is_dir(follow_symlinks=False):
-                _copy_layer(entry.path, own, large)
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(own)  # of an older base
-            if stat.S_ISCHR(about.st_mode):  # the sign of a file that was removed
-                os.mknod(own, about.st_mode, about.st_rdev)
-            elif stat.S_ISREG(about.st_mode) and about.st_size >= large:
-                os.link(entry.path, own)
-            elif not stat.S_ISSOCK(about.st_mode):
-                shutil.copy2(entry.path, own, follow_symlinks=False)
-            if os.geteuid() == 0 and os.path.lexists(own):
-                os.chown(own, about.st_uid, about.st_gid, follow_symlinks=False)
-    shutil.copystat(source, target)
-
-
-def written(folder: Path) -> list[str]:
-    """What the run in a world has written or removed, of a new folder that folder alone."""
-    found: list[str] = []
-    for layer in sorted(Path(folder, LAYERS).iterdir()) if Path(folder, LAYERS).is_dir() else ():
-        path = os.fsdecode((layer / PATH).read_bytes())
-        found += [os.path.join(path, name) for name in _new(str(layer / UPPER), path)]
-    return found
-
-
-def _new(upper: str, lower: str, below: str = "") -> list[str]:
-    found: list[str] = []
-    with os.scandir(f"{upper}/{below}") as entries:
-        for entry in sorted(entries, key=lambda one: one.name):
-            name = f"{below}{entry.name}"
-            if entry.is_dir(follow_symlinks=False) and os.path.isdir(f"{lower}/{name}"):
-                found += _new(upper, lower, f"{name}/")
-            else:
-                found.append(name)
-    return found
-
-
 def _as_below(upper: Path, lower: str) -> None:
     """Give a folder of a layer the owner and mode of the one below it.
 
@@ -404,13 +342,9 @@ def _bring_up(folder: str, top: str, upper: Path) -> None:
             _as_below(own, one)
 
 
-def _name(path: str) -> str:
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-
-
 def _overlay(path: str, layers: Path, target: str) -> None:
     """Show a folder at `target`, with a layer in the folder `layers` above it."""
-    layer = layers / _name(path)
+    layer = layers / name_of(path)
     upper = layer / UPPER
     upper.mkdir(parents=True, exist_ok=True)
     (layer / PATH).write_bytes(os.fsencode(path))

@@ -29,9 +29,8 @@ class World:
     checkpoint: str  # what `{checkpoint}` stands for in this run
     bases: tuple[str, ...] = ()  # folders of the worlds whose files it finds, the latest first
     allowed: tuple[str, ...] = ()  # where the user lets runs write
-    caches: tuple[
-        tuple[str, str], ...
-    ] = ()  # (a cache of the user's, what stands in its place for all runs)
+    # (a cache of the user's, what stands in its place for all runs)
+    caches: tuple[tuple[str, str], ...] = ()
     holder: int = 0  # the process that holds the namespaces
     mirror: str = ""  # the copy of the root folder, with the parts that the run uses
     roots: tuple[str, ...] = ()  # the project, the working folder and, in a mirror, the home folder

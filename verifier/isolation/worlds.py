@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import mirror, overlay
+from . import layers, mirror
 from .choose import AUTO, Choice, Wish
 from .leftovers import remove
 from .mounts import is_below, is_in
@@ -61,9 +61,8 @@ class Worlds:
         self._common = self.work / "world"
         self._saved: Path | None = None  # the worlds that later runs begin from
         self._left: Path | None = None
-        self._lived: dict[
-            Path, Path
-        ] = {}  # where the run of a world that was set aside has found it
+        # where the run of a world that was set aside has found it
+        self._lived: dict[Path, Path] = {}
         self._prepared = prepared if prepared is not None and prepared.is_dir() else None
         self.movable = True  # whether the saved files can be used from a copy in another folder
         self.written: list[str] = []  # by runs, outside of `{checkpoint}`
@@ -95,7 +94,7 @@ class Worlds:
         if self.choice.mechanism != OVERLAY:
             self._copy(place, base)
         for found in bases[::-1] if self.choice.mechanism == OVERLAY else ():
-            overlay.inherit(found, place, share=found == self._prepared)
+            layers.inherit(found, place, share=found == self._prepared)
         return self._world(place, [str(found) for found in bases])
 
     def _world(self, place: Path, bases: Sequence[str]) -> World:
@@ -175,7 +174,7 @@ class Worlds:
 
     def _wrote(self, world: World) -> list[str]:
         if world.mechanism == OVERLAY:
-            return overlay.written(Path(world.folder))
+            return layers.written(Path(world.folder))
         return mirror.changed(world.mirror, str(self.project)) if world.mirror else []
 
     def _counts(self, path: str, saves: Sequence[str]) -> bool:

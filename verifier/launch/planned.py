@@ -34,9 +34,8 @@ class PlannedRun:
     damage: str = ""  # done to the checkpoints at `damaged` before it starts
     damaged: tuple[str, ...] = ()
     optional: bool = False  # it counts only if it completes
-    derived: bool = (
-        False  # with options that nobody gave: it counts only if it takes the global batch
-    )
+    # with options that nobody gave: it counts only if it takes the global batch
+    derived: bool = False
     note: str = ""
     expected: str = ""  # why it need not complete
     opens: tuple[str, ...] = ()  # checkpoints to open in the place of the script

@@ -55,9 +55,8 @@ class Request:
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
     layers: bool = False  # record what each module makes in step 1
-    scales: bool = (
-        False  # record the lines that change gradients between the first backward and the step
-    )
+    # record the lines that change gradients between the first backward and the step
+    scales: bool = False
     full_precision: bool = False  # no mixed precision, autocast or dropout
     dropless: bool = False  # no dropout, all else as it is
     round_to: str = ""  # load the weights rounded to this dtype
@@ -84,9 +83,8 @@ class Request:
     # {"paths", "kind"}: done to checkpoints before the ranks start
     damage: dict[str, Any] = field(default_factory=dict)
     ending: bool = False  # the whole script, of which only the end is recorded
-    reseed_after: int = (
-        0  # optimizer steps behind which the default generators get another seed; 0: never
-    )
+    # optimizer steps behind which the default generators get another seed; 0: never
+    reseed_after: int = 0
     watch_saves: bool = False  # record what is given to every save
     # {"rank", "call", "moment"}: where a rank is killed in a save
     crash: dict[str, Any] = field(default_factory=dict)

@@ -95,9 +95,8 @@ def serve(
         os.execv(sys.executable, again)
     gc.freeze()  # nor does a rank look among it
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        finalizer.atexit = (
-            False  # nor take apart, at its end, the libraries of operators that torch has made
-        )
+        # nor take apart, at its end, the libraries of operators that torch has made
+        finalizer.atexit = False
     gc.enable()
     processes.outlive_parent()
     isolation = asdict(trial.choice()) if trial is not None else {}
@@ -168,9 +167,8 @@ class _Server:
 
     def __init__(self, answers: Any, live: Live, spare: list[int]) -> None:
         self._answers, self._live, self._spare = answers, live, spare
-        self._runs: dict[
-            int, tuple[int, int, bytes]
-        ] = {}  # pipe: number of the request, manager, the bytes of its answer
+        # pipe: number of the request, manager, the bytes of its answer
+        self._runs: dict[int, tuple[int, int, bytes]] = {}
 
     def loop(self) -> None:
         """Until stdin ends, which means that the client is gone."""

@@ -36,12 +36,10 @@ class Lines:
             if asked is None
             else {str(Path(file).resolve()): (file, set(asked[file])) for file in asked}
         )
-        self._files: dict[
-            str, tuple[str, set[int]]
-        ] = {}  # asked for, by the name of the file in code objects
-        self._missing: dict[
-            int, set[int] | None
-        ] = {}  # lines yet to come, by id of the code; None: not ours
+        # asked for, by the name of the file in code objects
+        self._files: dict[str, tuple[str, set[int]]] = {}
+        # lines yet to come, by id of the code; None: not ours
+        self._missing: dict[int, set[int] | None] = {}
         self._codes: list[CodeType] = []  # kept, so that no other gets the id of one
         self._new: dict[str, set[int]] = {}
         self._kept: set[CodeType] = set()  # whose frames are never left alone

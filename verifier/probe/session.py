@@ -75,9 +75,8 @@ class Session:
         self.stand_in: bool = request["mode"] == "ddp"
         self.depth = 0
         self.in_backward = False
-        self.backward_for = (
-            1  # the step whose gradients the backward makes; an optimizer may step before it ends
-        )
+        # the step whose gradients the backward makes; an optimizer may step before it ends
+        self.backward_for = 1
         self.backward: Call | None = None  # the outermost one that is running
         self.in_step = False
         self.roots: list[tuple[str, nn.Module]] = []
@@ -88,16 +87,14 @@ class Session:
         # whether weights have changed since the last step that is recorded
         self.pending: Callable[[], bool] = lambda: False
         self.rows: list[int] = []
-        self.rows_in_eval: list[
-            int
-        ] = []  # of forwards in eval mode: those of a script that trains in it
+        # of forwards in eval mode: those of a script that trains in it
+        self.rows_in_eval: list[int] = []
         self.tokens = 0
         self.criteria: list[Criterion] = []
         self.random_state: str | None = None
         self.grads: dict[str, list[float] | None] = {}  # after the last backward
-        self.before_clip: dict[
-            str, list[float] | None
-        ] = {}  # at the first clip since; empty if there was none
+        # at the first clip since; empty if there was none
+        self.before_clip: dict[str, list[float] | None] = {}
         self.optimizers = Turns(request["in_phases"])
         self.filled: set[int] = set()  # tensors that to_empty allocated and the probe filled
         self.waiting: bool = request["from_sharding_on"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.wording import count
-from .text import NOT_COMPARED, RESUMED
+from .numbers_text import NOT_COMPARED, RESUMED
 
 Report = dict[str, Any]
 WIDE, CELLS = 8, 8_000  # ranks with a column each; numbers in all these columns

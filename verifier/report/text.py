@@ -16,27 +16,13 @@ from ..trace.events import Line
 from ..verdict import Comparison, Verdict
 from .limits_text import MOST, counted, not_followed, verdict_line
 from .locations import steps_to
+from .numbers_text import facts, losses
 from .sanitize import sanitize, shown
 from .wrapping import width, wrapped
 
 LIMIT = 9_000  # characters; what agents read of one command's output
 INDENT = "     "
-# roles whose losses differ by design, or are of one step
-NOT_COMPARED = (
-    "provoked",
-    "repeat",
-    "scaled",
-    "layers",
-    "layers_reference",
-    "resumed_ending",
-    "resharded_ending",
-    "crash",
-    "recovered",
-    "damaged",
-)
-RESUMED = ("resume", "resume_full_precision", "reshard")
 REASONS, RULES_OF_ONE = 8, 10  # how many reasons, and rules with one reason, are listed without -v
-_CELL = 12
 
 
 def render(verdict: Verdict, verbose: bool = False) -> str:
@@ -53,8 +39,8 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
             *_passes(verdict),
             *_judged(verdict),
             *_skipped(verdict),
-            *_losses(verdict),
-            *_facts(verdict),
+            *losses(verdict),
+            *facts(verdict),
         ]
     for note in verdict.environment.get("notes", ()):
         lines += _text(note, "note ")
@@ -288,75 +274,6 @@ def _skipped(verdict: Verdict) -> Iterator[str]:
         yield from (*_text(", ".join(rules), "skip "), *_text(reason, INDENT))
 
 
-def _losses(verdict: Verdict) -> Iterator[str]:
-    """The loss of each step in each run, as many steps beside each other as fit; a resumed run
-    begins after its checkpoint.
-    """
-    runs = [
-        r
-        for r in verdict.runs
-        if any(loss is not None for loss in r["losses"]) and r["role"] not in NOT_COMPARED
-    ]
-    if not runs:
-        return
-    after = verdict.facts.get("saved_after_step") or 0
-    rows: dict[str, list[list[str]]] = {}
-    for run in runs:
-        cells = [""] * (after if run["role"] in RESUMED else 0) + [
-            _loss(value) for value in run["losses"]
-        ]
-        rows.setdefault(f"  {run['role']}, {count(run['world_size'], 'rank')}", []).append(cells)
-    size = max(map(len, rows)) + 1
-    steps = max(len(cells) for group in rows.values() for cells in group)
-    beside = max(1, (width() - size) // _CELL)
-    for start in range(0, steps, beside):
-        block = range(start, min(start + beside, steps))
-        yield from (
-            "",
-            f"{'loss of step':<{size}}" + "".join(f"{step + 1:>{_CELL}}" for step in block),
-        )
-        for name, group in rows.items():
-            for cells in group:
-                yield (
-                    f"{name:<{size}}{''.join(f'{cell:>{_CELL}}' for cell in cells[start : block.stop])}".rstrip()
-                )
-
-
-def _facts(verdict: Verdict) -> Iterator[str]:
-    """The sharding, and the collectives of one step: those of forward and backward apart from those
-    that the script calls.
-    """
-    facts = verdict.facts
-    if "mesh" not in facts:
-        return
-    sizes = [
-        str(size) if str(name).isdigit() else f"{name}={size}"
-        for name, size in facts["mesh"].items()
-    ]
-    yield ""
-    yield from _text(
-        f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of"
-        f" {' x '.join(sizes) or 'no ranks'} in {count(facts['groups'], 'group')}; at most"
-        f" {facts['largest_share']:.1%} of {facts['elements']:,} elements on one rank; updates"
-        f" {'reduce' if facts['reduces_loss'] else 'do not reduce'} the loss to first order"
-    )
-    if not (traffic := facts["traffic"]):
-        return
-    parts = []
-    for where, name in (("model", "forward and backward"), ("script", "the rest of the step")):
-        kinds = [key.removesuffix(f"_{where}") for key in traffic if key.endswith(f"_{where}")]
-        calls = [
-            f"{traffic[f'{k}_{where}']:.0f} {k} ({traffic[f'{k}_{where}_bytes']:,.0f} bytes)"
-            for k in kinds
-        ]
-        parts.append(f"{name}: {', '.join(calls) or 'none'}")
-    forwards = count(int(traffic["fsdp_forwards"]), "FSDP forward")
-    if micros := facts.get("traffic_by_micro_batch"):
-        each = (f"{kind} {', '.join(map(str, numbers))}" for kind, numbers in micros.items())
-        parts.append(f"by micro-batch, in forward and backward: {'; '.join(each)}")
-    yield from _text(f"collectives of one step, {forwards}: {'; '.join(parts)}")
-
-
 def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """The counts, what was not checked and need not be, the verdict and its comparison with the
     baseline.
@@ -418,10 +335,6 @@ def place(location: Line) -> str:
         f"{min(location.file, os.path.relpath(location.file), key=len)}:{location.line} in"
         f" {location.function}"
     )
-
-
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.7g}"
 
 
 def _text(text: str, first: str = "", further: str | None = None) -> list[str]:

@@ -170,9 +170,8 @@ class Flow:
         # functions that were entered, and calls that are understood
         self.followed: set[ast.AST] = set()
         self.missed: dict[ast.AST, Missed] = {}  # calls that could not be followed
-        self.rank_uses: list[
-            ast.AST
-        ] = []  # where a rank goes into anything but a condition or an output
+        # where a rank goes into anything but a condition or an output
+        self.rank_uses: list[ast.AST] = []
         self.by_op: dict[str, list[Event]] = {}
         self.by_method: dict[str, list[Event]] = {}
         self.is_module: Callable[[Value], bool] = lambda value: False

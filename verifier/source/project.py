@@ -76,9 +76,8 @@ class ClassInfo:
         if node not in home.classes:
             home.classes[node] = _members(node)
         self.methods, self.fields, self.variables, self._marks = home.classes[node]
-        self.line: list[
-            ClassInfo
-        ] = []  # the class and its project bases, once all of them are known
+        # the class and its project bases, once all of them are known
+        self.line: list[ClassInfo] = []
         self.strange: list[Value] | None = None  # the other bases
 
     def marks(self, name: str) -> set[str]:
@@ -209,12 +208,10 @@ class Project:
         self.modules: list[Module] = []
         self._met: set[Module] = set()  # the same
         self.unread: dict[str, str] = {}  # by dotted name: why a file that is there was not read
-        self._found: dict[
-            tuple[str, Path | None, int], Module | None
-        ] = {}  # what `find` gave, as long as `bases` stay
-        self._having: dict[
-            str, list[Path]
-        ] = {}  # those of `bases` that may have a module or package of a name
+        # what `find` gave, as long as `bases` stay
+        self._found: dict[tuple[str, Path | None, int], Module | None] = {}
+        # those of `bases` that may have a module or package of a name
+        self._having: dict[str, list[Path]] = {}
         self.script = self.module_at(script)
 
     def module_at(self, path: Path) -> Module | None:

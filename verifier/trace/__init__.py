@@ -2,8 +2,9 @@
 compare.
 """
 
+from .rank import Ended, Trace
 from .reader import Foreign, read_run
-from .run import Ended, Run, Trace
+from .run import Run
 from .sketches import Sketch, difference
 
 __all__ = ["Ended", "Foreign", "Run", "Sketch", "Trace", "difference", "read_run"]

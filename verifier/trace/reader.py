@@ -22,7 +22,8 @@ from .events import (
     Stepped,
     event_from_json,
 )
-from .run import Ended, Run, Trace
+from .rank import Ended, Trace
+from .run import Run
 from .seal import mark
 
 _RESUMED = ("resume", "resume_full_precision", "reshard", "recovered", "damaged")

@@ -17,9 +17,12 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import model
 
-SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "multiple_of": 32, "max_batch_size": 8, "max_seq_len": 256}
-names = [name for name, one in model.ModelArgs.__dataclass_fields__.items()]
-model.ModelArgs.__init__.__defaults__ = tuple(SIZES.get(name, getattr(model.ModelArgs, name)) for name in names)
+SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "multiple_of": 32}
+SIZES |= {"max_batch_size": 8, "max_seq_len": 256}
+defaults = [
+    SIZES.get(name, getattr(model.ModelArgs, name)) for name in model.ModelArgs.__dataclass_fields__
+]
+model.ModelArgs.__init__.__defaults__ = tuple(defaults)
 example = sys.argv.pop(1)
 runpy.run_path(f"{example}/train.py", run_name="__main__")
 """

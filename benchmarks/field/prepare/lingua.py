@@ -13,7 +13,9 @@ dump_dir: {folder}/run
 steps: 8
 seed: 777
 optim: {{lr: 3e-3, warmup: 4, clip: 1.0}}
-distributed: {{fsdp_type: full_shard, dp_shard: 1, dp_replicate: 1, compile: false, model_dtype: fp32, spawn_method: fork, tp_size: 1}}
+distributed:
+  {{fsdp_type: full_shard, dp_shard: 1, dp_replicate: 1, compile: false, model_dtype: fp32,
+    spawn_method: fork, tp_size: 1}}
 model: {{dim: 32, n_layers: 2, n_heads: 2, multiple_of: 32}}
 data:
   root_dir: {folder}/shuffled

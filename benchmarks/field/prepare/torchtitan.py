@@ -14,7 +14,9 @@ MODEL = '''\
 
 from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
 
-llama3_args["tiny"] = TransformerModelArgs(dim=32, n_layers=2, n_heads=2, vocab_size=2048, rope_theta=500000)
+llama3_args["tiny"] = TransformerModelArgs(
+    dim=32, n_layers=2, n_heads=2, vocab_size=2048, rope_theta=500000
+)
 '''
 CONFIG = """\
 [experimental]

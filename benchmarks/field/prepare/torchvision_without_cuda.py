@@ -18,7 +18,10 @@ class Declare(importlib.abc.MetaPathFinder):
             import torch
 
             for operator in ("nms", "qnms"):
-                torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                torch.library.define(
+                    f"torchvision::{operator}",
+                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                )
 
 
 sys.meta_path.insert(0, Declare())

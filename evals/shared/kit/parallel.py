@@ -36,4 +36,5 @@ def describe(model: nn.Module) -> str:
     """Parameters of the model, and how many of them are here."""
     unique = {id(p): p for p in model.parameters()}.values()
     everything, here = sum(p.numel() for p in unique), sum(local(p).numel() for p in unique)
-    return f"{everything / 1e3:.1f}k parameters, {here / 1e3:.1f}k on this rank ({here / everything:.0%})"
+    part = f"{here / 1e3:.1f}k on this rank ({here / everything:.0%})"
+    return f"{everything / 1e3:.1f}k parameters, {part}"

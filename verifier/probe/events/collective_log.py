@@ -30,9 +30,8 @@ class Flight:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.watch: bool = session.request["watch_saves"]
-        self.pending: list[
-            tuple[Any, Any, Place | None]
-        ] = []  # future, process group, line of the save
+        # future, process group, line of the save
+        self.pending: list[tuple[Any, Any, Place | None]] = []
         self.uploads: list[Future[Any]] = []  # of all saves
 
     def started(self, result: Any, group: Any) -> None:

@@ -43,9 +43,8 @@ class Exports:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.known: dict[str, Adapted] = {}
-        self.frozen: dict[
-            int, float
-        ] = {}  # of each frozen parameter, by its id, the length of this rank's part in training
+        # of each frozen parameter, by its id, the length of this rank's part in training
+        self.frozen: dict[int, float] = {}
 
     def steps(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         """An optimizer steps: the frozen parameters are those of the training."""

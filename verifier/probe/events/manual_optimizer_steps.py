@@ -43,9 +43,8 @@ class OwnUpdates:
         self.by: str = asked if asked in (BACKWARDS, FORWARDS) else ""
         self.batches: set[tuple[int, ...]] = set()  # the samples of each forward of the step
         self.param_groups: list[dict[str, Any]] = []
-        self.before: dict[
-            str, tuple[torch.Tensor, list[float]]
-        ] = {}  # weights before or after the last backward
+        # weights before or after the last backward
+        self.before: dict[str, tuple[torch.Tensor, list[float]]] = {}
         self.grads: dict[str, torch.Tensor] = {}
         self.sketches: dict[str, list[float] | None] = {}
         self.micros = 1  # backwards of the last step

@@ -41,9 +41,8 @@ class Measures:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.open: dict[
-            _Frame, tuple[types.FrameType, int]
-        ] = {}  # that are followed, and how many had ended before
+        # that are followed, and how many had ended before
+        self.open: dict[_Frame, tuple[types.FrameType, int]] = {}
         self.trained: set[_Frame] = set()
         self.ended: list[Measured] = []  # within frames that are open
         self.drew: list[object] = []  # hashes of what was drawn since the first of them was opened

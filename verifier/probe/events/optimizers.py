@@ -35,9 +35,8 @@ class Steps:
         self.models = models
         self.waiting: Optimizer | None = None  # its step has begun and is not recorded yet
         self.before: dict[str, torch.Tensor] = {}  # the weights before the step
-        self.exact: set[str] | None = (
-            None  # parameters whose values after the last step no 16-bit dtype holds
-        )
+        # parameters whose values after the last step no 16-bit dtype holds
+        self.exact: set[str] | None = None
 
     def constructed(self, call: Call) -> None:
         """An optimizer was constructed."""

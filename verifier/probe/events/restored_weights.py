@@ -20,17 +20,14 @@ class Swaps:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.names: dict[int, str] = {}  # of the parameters, by the address of the shard
-        self.over: dict[
-            int, Place | None
-        ] = {}  # where a parameter got other values since the last step
-        self.tried: dict[
-            int, Place | None
-        ] = {}  # the same, for those with which a model has run since
+        # where a parameter got other values since the last step
+        self.over: dict[int, Place | None] = {}
+        # the same, for those with which a model has run since
+        self.tried: dict[int, Place | None] = {}
         self.averaged: set[str] = set()  # the names of those that were averaged with themselves
         self.others: set[tuple[str, int]] = set()  # lines that copy other tensors into parameters
-        self.own: dict[
-            tuple[str, int, int], int
-        ] = {}  # line and address of a copy onto itself: before which step
+        # line and address of a copy onto itself: before which step
+        self.own: dict[tuple[str, int, int], int] = {}
 
     def forget(self, *stepped: object) -> None:
         """An optimizer has stepped: what was overwritten before belongs to its training."""

@@ -1,16 +1,8 @@
 """State beside the weights: at the first forward of each step, every value that the frames of the
-training loop can reach.
-
-The values are found by what they are (buffers, modules that no root holds, optimizers, schedulers,
-scalers, tensors, numbers), from the variables of the project's frames and modules; nothing is
-called and nothing is changed. Rules decide which of them matter.
+training loop can reach (`reachable_values.py`). Rules decide which of them matter.
 """
 
 import re
-import sys
-import types
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -18,189 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ...launch.request import ONE_PROCESS
 from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
-from ..compat.tensors import address, layout, local, own_buffers, own_parameters
-from ..measures import element_hash, stream, vocabulary
+from ..compat.tensors import address, layout, local
+from ..measures import element_hash
+from ..reachable_values import Walk
 from ..session import Session
 from ..tensor_fingerprint import sketch
-from ..watched import evaluated, variables
 from .manual_optimizer_steps import FORWARDS, OwnUpdates
 
 LEAVES = 512  # values that are kept of a rank
-_DEPTH = 6
-_ITEMS = 256  # of a container that is walked
-_HISTORY = 16  # numbers in a list, from which on it is a log
-_ELEMENTS = 1 << 22  # of a tensor that is sketched
 _NAMES = 32
 _MODEL = r"^model\d+\."  # before the names of a model that is not the first
-_HIDDEN = {
-    *vars(nn.Module()),
-    "param_groups",
-    "state",
-    "defaults",
-    "optimizer",
-    "optimizers",
-    "_is_initialized",
-}
-
-Leaf = tuple[str, str, Any]  # path, holder, value
-
-
-class Walk:
-    """One walk over all that the training loop reaches; every object is met once, under its first
-    path.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._seen: set[int] = {id(slot.param) for slot in session.all_slots()}
-        self.weights = [
-            (slot.name, local(slot.param))
-            for slot in session.all_slots()
-            if slot.param.dtype == torch.float32
-        ]
-        self.memory = {place for slot in session.all_slots() if (place := address(slot.param))}
-        self._roots = {id(module) for _, root in session.roots for module in root.modules()}
-        self.function = ""
-
-    def leaves(self) -> Iterator[Leaf]:
-        """Tensors and numbers with their paths, the models' own first."""
-        for name, root in self._session.roots:
-            yield from self._module(root, name.rstrip(".") or "model", 0)
-        for name, values in self._scopes():
-            for key, value in values:
-                if key.strip("_") and not key.startswith("__"):
-                    path = type(value).__name__ if key in ("self", "cls") else f"{name}{key}"
-                    yield from self._walk(value, path, "local", 0)
-
-    def watched(self) -> Iterator[Leaf]:
-        """What the expressions of `--watch` give, in the innermost frame of the project where they
-        can be evaluated.
-        """
-        for expression in self._session.request["watch"]:
-            found = evaluated(expression, self._session)
-            found = found.detach() if isinstance(found, torch.Tensor) else found
-            self._seen.discard(id(found))
-            for path, _, value in self._walk(found, f"watch {expression}", "watch", 0):
-                yield path, "watch", value
-
-    def _scopes(self) -> list[tuple[str, list[tuple[str, Any]]]]:
-        """(prefix, variables) of the frames of the project and of their modules, outermost
-        first.
-        """
-        found: list[tuple[str, list[tuple[str, Any]]]] = []
-        modules: dict[int, Mapping[str, Any]] = {}
-        for frame in self._session.frames.own():
-            self.function = self.function or frame.f_code.co_name
-            modules[id(frame.f_globals)] = frame.f_globals
-            if frame.f_locals is not frame.f_globals:
-                found.append((f"{frame.f_code.co_name}.", variables(frame)))
-        outer = [("", list(names.items())) for names in modules.values()]
-        return [*outer, *reversed(found)]
-
-    def _walk(self, value: Any, path: str, holder: str, depth: int) -> Iterator[Leaf]:
-        if isinstance(value, bool | int | float):
-            yield path, holder, value
-            return
-        if (
-            depth > _DEPTH
-            or id(value) in self._seen
-            or value is None
-            or isinstance(value, str | bytes | type)
-        ):
-            return
-        self._seen.add(id(value))
-        if (drawn := stream(value)) is not None:
-            yield path, "generator", drawn
-        elif isinstance(value, torch.Tensor):
-            if getattr(type(value), "replaced", False):
-                return  # to look at it would count as a read (events/replaced.py)
-            value = value.values() if value.is_nested else value
-            if (
-                value.grad_fn is None
-                and 0 < value.numel() <= _ELEMENTS
-                and value.device.type != "meta"
-            ):
-                trained = (
-                    isinstance(value, nn.Parameter) and value.requires_grad and holder != "module"
-                )
-                yield path, "parameter" if trained else holder, value
-        elif isinstance(value, nn.Module):
-            yield from self._module(value, path, depth)
-        elif isinstance(value, Optimizer):
-            yield from self._optimizer(value, path, depth)
-        elif isinstance(value, LRScheduler):
-            yield from self._object(value, path, "scheduler", depth)
-        elif isinstance(value, torch.amp.GradScaler):
-            yield from self._object(value, path, "scaler", depth)
-        elif isinstance(value, Mapping):
-            for number, (key, item) in enumerate(list(value.items())[:_ITEMS]):
-                name = key if isinstance(key, str | int) else number
-                yield from self._walk(item, f"{path}[{name!r}]", holder, depth + 1)
-        elif isinstance(value, list | tuple | deque):
-            if len(value) <= _ITEMS and not (
-                len(value) > _HISTORY and isinstance(value[0], int | float)
-            ):
-                for number, item in enumerate(value):
-                    yield from self._walk(item, f"{path}[{number}]", holder, depth + 1)
-        elif isinstance(
-            value, torch.utils.data.Dataset | Iterable
-        ):  # positions of data are judged by the samples
-            for key, item in list(getattr(value, "__dict__", {}).items()):
-                for text, number in vocabulary(item):
-                    yield f"{path}.{key}[{text!r}]", "dataset", number
-        elif self._is_own(value):
-            yield from self._object(value, path, "object", depth)
-
-    def _module(self, module: nn.Module, path: str, depth: int) -> Iterator[Leaf]:
-        for name, part in module.named_modules():
-            below = f"{path}.{name}" if name else path
-            self._seen.add(id(part))
-            held: dict[str, Any] = {
-                **own_buffers(part),
-                **({} if id(part) in self._roots else own_parameters(part)),
-            }
-            for key, value in held.items():
-                if value is not None:
-                    yield from self._walk(value, f"{below}.{key}", "module", depth + 1)
-            if self._is_own(part):
-                yield from self._object(part, below, "module", depth)
-
-    def _optimizer(self, optimizer: Optimizer, path: str, depth: int) -> Iterator[Leaf]:
-        for number, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
-                if key != "params":
-                    yield from self._walk(
-                        value, f"{path}.param_groups[{number}][{key!r}]", "optimizer", depth + 1
-                    )
-        if self._is_own(optimizer):
-            yield from self._object(optimizer, path, "optimizer", depth)
-
-    def _object(self, value: Any, path: str, holder: str, depth: int) -> Iterator[Leaf]:
-        for key, item in list(getattr(value, "__dict__", {}).items()):
-            if not (
-                key in _HIDDEN
-                or key.startswith(("__", "_fsdp", "_is_fsdp"))
-                or (holder == "scheduler" and key[0] == "_")
-            ):
-                yield from self._walk(item, f"{path}.{key}", holder, depth + 1)
-
-    def _is_own(self, value: Any) -> bool:
-        """Whether an object is of a class of the project."""
-        if isinstance(value, types.SimpleNamespace):
-            return True
-        classes = [
-            c
-            for c in type(value).__mro__
-            if c.__module__ not in ("builtins", "abc", "typing", "torch.nn.modules.module")
-        ]
-        files = (getattr(sys.modules.get(c.__module__), "__file__", None) for c in classes)
-        return any(file is not None and self._session.frames.owns(file) for file in files)
 
 
 @dataclass
@@ -216,19 +40,16 @@ class Watch:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.known: dict[
-            str, tuple[object, ...]
-        ] = {}  # path -> what distinguishes a value from the last one
+        # path -> what distinguishes a value from the last one
+        self.known: dict[str, tuple[object, ...]] = {}
         self.evaluations = 0
         self.due = True  # whether the state of this step is not recorded yet
         self.ran = False  # whether a backward has ended since
         self.trained = False  # whether any has begun
-        self.coarse: dict[
-            str, torch.Tensor
-        ] = {}  # path -> tensors of 16 bits as they were at the last step
-        self.consumed: dict[
-            str, _Consumed
-        ] = {}  # by an optimizer, and not cleared or changed since
+        # path -> tensors of 16 bits as they were at the last step
+        self.coarse: dict[str, torch.Tensor] = {}
+        # by an optimizer, and not cleared or changed since
+        self.consumed: dict[str, _Consumed] = {}
 
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""

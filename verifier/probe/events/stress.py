@@ -9,9 +9,8 @@ from ..measures import products
 from ..session import Session
 
 FACTOR = 1.0e6
-_PATIENCE = (
-    256  # backwards without a step after the last step: the script skips steps with huge gradients
-)
+# backwards without a step after the last step: the script skips steps with huge gradients
+_PATIENCE = 256
 
 
 def install(session: Session) -> None:

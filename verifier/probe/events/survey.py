@@ -21,6 +21,7 @@ from ...trace.events import Reached
 from ..compat.groups import slots
 from ..compat.tensors import local, plain
 from ..dispatcher import Call, Leave
+from ..line_coverage import Lines
 from ..measures import writes
 from ..optimizer_ids import Turns
 from ..session import Session
@@ -30,124 +31,166 @@ _STILL = 4096  # names
 STEPS = 40  # of which each is reported; later ones only if they reach new lines
 
 
-def install(session: Session) -> None:
-    """Report after each step, and at the end, what is new.
+class Weights:
+    """The parameters and buffers of the sharded modules, compared with those at the first step."""
 
-    The lines are those that rank.py has watched from the beginning.
-    """
-    lines = session.lines
-    if lines is None:
-        return
-    backwards, trained, sharded = 0, False, False
-    # the optimizers without shards that have stepped before any with shards
-    plain: set[int] = set()
-    begun, apart = (
-        False,
-        False,
-    )  # whether one with shards has stepped, and only `plain` ones before it, which are done
-    models: list[weakref.ref[nn.Module]] = []
-    weights, still, written = (
-        "",
-        list[str](),
-        0,
-    )  # `written`: how often the tensors had been by the last optimizer step
-    first: set[tuple[str, str]] = set()  # (name, digest) of the tensors at the first step
+    def __init__(self) -> None:
+        self.models: list[weakref.ref[nn.Module]] = []
+        self.at_end = ""  # their digest as the process group is destroyed
+        self.still: list[str] = []  # names of those that are then as at the first step
+        self._first: set[tuple[str, str]] = set()  # (name, digest) at the first step
+        self._written = 0  # how often they had been written by the last optimizer step
 
-    def report(ended: bool = False) -> None:
-        nonlocal backwards
-        steps, new = max(session.step_number() - 1, session.own - (not ended)), lines.new()
+    def shard(self, call: Call) -> None:
+        """Modules are given to `fully_shard`."""
+        given = call.given(0, "module")
+        modules = given if isinstance(given, list | tuple) else [given]
+        self.models.extend(weakref.ref(module) for module in modules)
+
+    def begin(self) -> None:
+        """The first step is about to be made."""
+        self._first = {(name, _digest([tensor])) for name, tensor in _named(self.models)}
+
+    def stepped(self) -> None:
+        """An optimizer has stepped."""
+        self._written = writes(tensor for _, tensor in _named(self.models))
+
+    def end(self, made_steps: bool) -> None:
+        """The process group is about to be destroyed."""
+        found = _named(self.models)
+        tensors = [tensor for _, tensor in found]
+        # else the script has put others in their place, such as the best
+        trained = not made_steps or writes(tensors) == self._written
+        self.at_end = _digest(tensors) if trained else ""
+        same = {name for name, tensor in found if (name, _digest([tensor])) in self._first}
+        self.still = sorted(same)[:_STILL]
+
+    def trainable(self) -> int:
+        """How many parameters of the modules that still exist are trained."""
+        alive = {module for one in self.models if (module := one()) is not None}
+        return sum(param.requires_grad for module in alive for param in module.parameters())
+
+
+class Survey:
+    """Counts steps and backwards; what is trained before the sharded model does not count."""
+
+    def __init__(self, session: Session, lines: Lines) -> None:
+        self.session, self.lines = session, lines
+        self.weights = Weights()
+        self.backwards = 0  # since the last report
+        self.trained = False  # whether any backward has begun
+        self.sharded = False  # whether `fully_shard` was called
+        # the optimizers without shards that have stepped before any with shards
+        self.plain: set[int] = set()
+        self.begun = False  # whether an optimizer with shards has stepped
+        self.apart = False  # whether only `plain` ones stepped before it, which are done
+
+    def report(self, ended: bool = False) -> None:
+        """Write what is new: after a step, or at the end."""
+        session, weights = self.session, self.weights
+        steps = max(session.step_number() - 1, session.own - (not ended))
+        new = self.lines.new()
         if new or steps <= STEPS or ended:
-            alive = [module for one in models if (module := one()) is not None]
-            trainable = sum(
-                param.requires_grad for module in {*alive} for param in module.parameters()
-            )
-            last, same = (weights, still) if ended else ("", [])
             session.write(
                 Reached(
                     steps=steps,
                     lines=new,
-                    backwards=backwards,
-                    trainable=trainable,
+                    backwards=self.backwards,
+                    trainable=weights.trainable(),
                     ended=ended,
-                    weights=last,
-                    still=same,
-                    apart=apart,
+                    weights=weights.at_end if ended else "",
+                    still=weights.still if ended else [],
+                    apart=self.apart,
                 )
             )
-        backwards = 0
+        self.backwards = 0
 
-    def begin() -> None:
-        nonlocal first
-        first = {(name, _digest([tensor])) for name, tensor in _named(models)}
-        stack = session.frames.stack()
-        session.write(
-            Reached(steps=0, lines=lines.new(), backwards=backwards, stack=stack, sharded=sharded)
+    def end(self) -> None:
+        """The script has ended."""
+        self.report(ended=True)
+
+    def _begin(self) -> None:
+        """The first step is about to be made, of all or of the sharded model."""
+        self.weights.begin()
+        self.session.write(
+            Reached(
+                steps=0,
+                lines=self.lines.new(),
+                backwards=self.backwards,
+                stack=self.session.frames.stack(),
+                sharded=self.sharded,
+            )
         )
-        lines.again()
+        self.lines.again()
 
-    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal begun, apart
+    def stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer is about to step."""
+        session = self.session
         first = not session.optimizers
         if _holds_shards(optimizer):
-            if not begun and plain:  # what was trained until now is another model
-                first, apart, session.optimizers = True, True, Turns()
-            begun = True
-        elif sharded and not begun:
-            plain.add(id(optimizer))
+            if not self.begun and self.plain:  # what was trained until now is another model
+                first = self.apart = True
+                session.optimizers = Turns()
+            self.begun = True
+        elif self.sharded and not self.begun:
+            self.plain.add(id(optimizer))
         else:
-            apart = apart and id(optimizer) not in plain
+            self.apart = self.apart and id(optimizer) not in self.plain
         if first:
             session.own = 0
-            begin()
+            self._begin()
 
-    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal written
-        written = writes(tensor for _, tensor in _named(models))
-        if not backwards and (trained or not _has_gradients(optimizer)):
+    def stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped."""
+        session = self.session
+        self.weights.stepped()
+        if not self.backwards and (self.trained or not _has_gradients(optimizer)):
             # a helper creates the state of a new optimizer so, or another one uses the same
             # gradients
             return
         turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=True)
         turn.begun += 1
         if turn.number == 0:
-            report()
+            self.report()
 
-    def sharding(call: Call) -> None:
-        nonlocal sharded
-        if not sharded:  # what was trained until now is another model
-            sharded, session.own = True, 0
-            session.optimizers = Turns()
-        given = call.given(0, "module")
-        models.extend(
-            weakref.ref(module)
-            for module in (given if isinstance(given, list | tuple) else [given])
-        )
+    def sharding(self, call: Call) -> None:
+        """`fully_shard` is about to be applied."""
+        if not self.sharded:  # what was trained until now is another model
+            self.sharded, self.session.own = True, 0
+            self.session.optimizers = Turns()
+        self.weights.shard(call)
 
-    def ends(call: Call) -> None:
-        nonlocal weights, still
-        found = _named(models)
-        # else the script has put others in their place, such as the best
-        trained = not session.optimizers or writes(tensor for _, tensor in found) == written
-        weights = _digest(tensor for _, tensor in found) if trained else ""
-        still = sorted({name for name, tensor in found if (name, _digest([tensor])) in first})[
-            :_STILL
-        ]
+    def destroying(self, call: Call) -> None:
+        """The process group is about to be destroyed."""
+        self.weights.end(bool(self.session.optimizers))
 
-    def calls(call: Call) -> Leave | None:
-        nonlocal backwards, trained
-        trained = True
-        if not session.optimizers:  # each backward may be a step that the script makes itself
-            session.own += 1
-            begin() if session.own == 1 else report()
-        backwards += 1
+    def backward(self, call: Call) -> Leave | None:
+        """A backward is about to begin."""
+        self.trained = True
+        if not self.session.optimizers:  # each backward may be a step that the script makes itself
+            self.session.own += 1
+            if self.session.own == 1:
+                self._begin()
+            else:
+                self.report()
+        self.backwards += 1
         return None
 
-    session.subscribe("ended", lambda: report(ended=True))
-    session.around("torch.distributed.fsdp:fully_shard", before=sharding)
-    session.around("torch.distributed:destroy_process_group", before=ends)
-    session.around(BACKWARD, before=calls)
-    register_optimizer_step_pre_hook(session.guarded(before))
-    register_optimizer_step_post_hook(session.guarded(after))
+
+def install(session: Session) -> None:
+    """Report after each step, and at the end, what is new.
+
+    The lines are those that rank.py has watched from the beginning.
+    """
+    if session.lines is None:
+        return
+    survey = Survey(session, session.lines)
+    session.subscribe("ended", survey.end)
+    session.around("torch.distributed.fsdp:fully_shard", before=survey.sharding)
+    session.around("torch.distributed:destroy_process_group", before=survey.destroying)
+    session.around(BACKWARD, before=survey.backward)
+    register_optimizer_step_pre_hook(session.guarded(survey.stepping))
+    register_optimizer_step_post_hook(session.guarded(survey.stepped))
 
 
 def _named(models: Iterable[weakref.ref[nn.Module]]) -> list[tuple[str, torch.Tensor]]:

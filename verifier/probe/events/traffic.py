@@ -39,9 +39,8 @@ class Traffic:
         self.calls = 0
         self.model: dict[str, list[int]] = {}
         self.script: dict[str, list[int]] = {}
-        self.weights = (
-            0  # bytes that the script gathers of parameters, or of what it computes from DTensors
-        )
+        # bytes that the script gathers of parameters, or of what it computes from DTensors
+        self.weights = 0
         self.lines: dict[tuple[str, int], tuple[int, Place]] = {}  # bytes that each line gathers
         self.expected: dict[str, int] = {}
         self.micros: list[dict[str, int]] = []  # of `model`, up to the end of each backward

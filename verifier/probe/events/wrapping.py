@@ -33,9 +33,8 @@ class Wrapping:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.owners: dict[
-            int, list[_Owner]
-        ] = {}  # mark of a parameter -> its owners at the time of sharding
+        # mark of a parameter -> its owners at the time of sharding
+        self.owners: dict[int, list[_Owner]] = {}
         self.sharded: weakref.WeakKeyDictionary[nn.Module, Place | None] = (
             weakref.WeakKeyDictionary()
         )

@@ -18,7 +18,8 @@ class AsyncSaveProcessGroup(SaveRule):
         future.result()
     Right:
         group = dist.new_group(backend="gloo")  # once, at the start
-        future = dcp.async_save({"model": get_model_state_dict(model)}, checkpoint_id=path, process_group=group)
+        state = {"model": get_model_state_dict(model)}
+        future = dcp.async_save(state, checkpoint_id=path, process_group=group)
         model(batch)
         future.result()
     Fix: Create one gloo group, `dist.new_group(backend="gloo")`, and pass it to every `async_save`

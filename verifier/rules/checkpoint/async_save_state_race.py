@@ -11,7 +11,8 @@ class AsyncSaveStateRace(ContentRule):
     half after the next step.
     Wrong:
         state = optimizer.state_dict()
-        threading.Thread(target=lambda: torch.save(state, path)).start()  # the next step changes what is being written
+        # the next step changes what is being written
+        threading.Thread(target=lambda: torch.save(state, path)).start()
     Right:
         state = copy.deepcopy(optimizer.state_dict())
         threading.Thread(target=lambda: torch.save(state, path)).start()

@@ -10,7 +10,8 @@ class CheckpointHoldsWhatRanksHeld(ContentRule):
     replaces the first, ranks overwrite each other's file, a storage layer drops or casts.
     Wrong:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
-        dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=path)  # replaces the model
+        state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+        dcp.save(state, checkpoint_id=path)  # replaces the model
     Right:
         model_state, optimizer_state = get_state_dict(model, optimizer)
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)

@@ -17,7 +17,8 @@ class FullStateDictOom(Rule):
         if dist.get_rank() == 0:
             torch.save(state, path)
     Right:
-        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(model, options=options)
         if dist.get_rank() == 0:
             torch.save(state, path)
     Fix: Add `cpu_offload=True`, or save through DCP.

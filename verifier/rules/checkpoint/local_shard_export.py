@@ -20,7 +20,8 @@ class LocalShardExport(SaveRule):
         if dist.get_rank() == 0:
             torch.save(model.state_dict(), path)
     Right:
-        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(model, options=options)
         if dist.get_rank() == 0:
             torch.save(state, path)
     Fix: Make a full state dict on all ranks and write it on rank 0, or use DCP; shards need one

@@ -13,14 +13,21 @@ class OptimTemplateEmpty(ResumeRule):
     a new optimizer has no state keys. The moments silently start from zero, and the first loss
     after the resume is still exact.
     Wrong:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}  # a new optimizer: no state to fill
+        # a new optimizer: no state to fill
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         dcp.load(state, checkpoint_id=path)
         optimizer.load_state_dict(state["optimizer"])
     Right:
-        model_state, optimizer_state = get_state_dict(model, optimizer)  # creates the state that load fills
+        # creates the state that load fills
+        model_state, optimizer_state = get_state_dict(model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state}
         dcp.load(state, checkpoint_id=path)
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
     Fix: Build the template with `get_state_dict(model, optimizer)` and give the loaded dict to
     `set_state_dict`.
     Source: meta-pytorch/torchtune#2553; pytorch#114299; measured: 16 entries saved, 0 restored, no

@@ -12,7 +12,8 @@ class OptimTemplateWithGrads(Rule):
     Wrong:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         loss_of(model, batch).backward()  # a warm-up before the load
-        state = {"optimizer": get_optimizer_state_dict(model, optimizer)}  # no entries for `dcp.load` to fill
+        # no entries for `dcp.load` to fill
+        state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
     Right:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         loss_of(model, batch).backward()

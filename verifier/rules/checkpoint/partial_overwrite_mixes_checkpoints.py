@@ -11,7 +11,8 @@ class PartialOverwriteMixesCheckpoints(MixtureRule):
     warning; `required` in verify.yaml makes it a failure. So do ranks that choose a checkpoint each
     for itself, by a file of their own that a crash left unwritten.
     Wrong:
-        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)  # the same folder every time
+        # the same folder every time
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
     Right:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=f"{path}/step_{step:06d}")
     Fix: Give every save a folder of its own, or rename a temporary one when it is complete; let one

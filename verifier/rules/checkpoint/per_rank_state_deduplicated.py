@@ -23,7 +23,8 @@ class PerRankStateDeduplicated(ResumeRule):
     one. A random state or a sampler position saved under one key comes back as one rank's on all
     ranks: same dropout masks, same samples.
     Wrong:
-        state = {"model": model_state, "rng": torch.get_rng_state()}  # one key, another value on every rank
+        # one key, another value on every rank
+        state = {"model": model_state, "rng": torch.get_rng_state()}
         dcp.save(state, checkpoint_id=path)
     Right:
         states = [None] * dist.get_world_size()

@@ -14,7 +14,8 @@ class SavedWhileReplaced(ResumeRule):
         trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         model.load_state_dict(average)
         value = evaluate(model)
-        dcp.save({"model": model.state_dict()}, checkpoint_id=path)  # the average, saved as the model
+        # the average, saved as the model
+        dcp.save({"model": model.state_dict()}, checkpoint_id=path)
         model.load_state_dict(trained)
     Right:
         trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}

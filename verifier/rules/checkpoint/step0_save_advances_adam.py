@@ -17,7 +17,8 @@ class Step0SaveAdvancesAdam(Rule):
     Adam's first update 1.34 times too small.
     Wrong:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
-        dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=path)  # before any step
+        state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+        dcp.save(state, checkpoint_id=path)  # before any step
     Right:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)

@@ -10,7 +10,8 @@ class ClipMixedMesh(RaisedRule):
     Why: with tensor or expert parallelism some weights are on the (dp, tp) mesh and the rest on dp
     alone. One norm over both stacks DTensors of different meshes, which raises an error.
     Wrong:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)  # some weights on (dp, tp), some on dp
+        # some weights on (dp, tp), some on dp
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     Right:
         by_mesh = {}
         for param in model.parameters():
@@ -18,7 +19,8 @@ class ClipMixedMesh(RaisedRule):
         norms = [torch.nn.utils.get_total_norm(grads) for grads in by_mesh.values()]
         total = torch.stack([norm.full_tensor() for norm in norms]).norm()
         for mesh, grads in by_mesh.items():
-            torch.nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.device_mesh == mesh], max_norm, total)
+            own = [p for p in model.parameters() if p.device_mesh == mesh]
+            torch.nn.utils.clip_grads_with_norm_(own, max_norm, total)
     Fix: Take one norm for each mesh with `get_total_norm`, join them with `.full_tensor()`, and
     clip each mesh's parameters by the joint norm; or give the remaining modules a plan on the tp
     mesh too.

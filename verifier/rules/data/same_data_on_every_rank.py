@@ -22,7 +22,8 @@ class SameDataOnEveryRank(Rule):
     N times smaller than configured.
     Wrong:
         torch.manual_seed(0)
-        tokens = torch.randint(0, vocabulary, (batch_size, sequence_length))  # the same on every rank
+        # the same on every rank
+        tokens = torch.randint(0, vocabulary, (batch_size, sequence_length))
     Right:
         start = step * batch_size * dist.get_world_size() + dist.get_rank() * batch_size
         tokens = dataset[start : start + batch_size]  # each rank its own slice of the global batch

@@ -23,7 +23,8 @@ class VocabularyOfOneRank(Rule):
         for word in words[rank::world_size]:
             vocabulary.setdefault(word, len(vocabulary))
     Right:
-        vocabulary = {word: number for number, word in enumerate(sorted(set(words)))}  # of all words
+        # of all words
+        vocabulary = {word: number for number, word in enumerate(sorted(set(words)))}
     Fix: Build it from the whole data set in a fixed order, or on rank 0 and
     `broadcast_object_list`.
     Source: facebookresearch/pytext PR#554 (label vocabularies of sharded data); law L5: dicts from

@@ -12,7 +12,8 @@ class AccumNeverResynced(UnreducedRule):
     yet is added to the next step.
     Wrong:
         for i, micro in enumerate(micros):
-            model.set_requires_gradient_sync(i == len(micros))  # never true: the last index is len - 1
+            # never true: the last index is len - 1
+            model.set_requires_gradient_sync(i == len(micros))
             loss_of(model, micro).backward()
         optimizer.step()
     Right:

@@ -37,7 +37,8 @@ class TokenMeanOfMeans(ScaleRule):
     Right:
         total = (targets != -100).sum()  # over all micro-batches of the step
         dist.all_reduce(total)
-        loss = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum") * dist.get_world_size() / total
+        summed = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+        loss = summed * dist.get_world_size() / total
         loss.backward()
     Fix: Sum the loss, divide by the targets of the step over all ranks (one all-reduce), multiply
     by the world size.

@@ -11,9 +11,12 @@ class RunCompletes(Rule):
     silently.
     Wrong:
         if dist.get_rank() == 0:
-            torch.save(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), path)  # a collective
+            options = StateDictOptions(full_state_dict=True)
+            state = get_model_state_dict(model, options=options)  # a collective
+            torch.save(state, path)
     Right:
-        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(model, options=options)
         if dist.get_rank() == 0:
             torch.save(state, path)
     Fix: Read the stack of the rank that is named first: it raised, exited, or is not in the

@@ -10,12 +10,16 @@ class WeightsNoLongerTied(Rule):
     number of ranks.
     Wrong:
         with torch.device("meta"):
-            model = nn.ModuleDict({"tokens": nn.Embedding(32, 16), "head": nn.Linear(16, 32, bias=False)})
+            model = nn.ModuleDict(
+                {"tokens": nn.Embedding(32, 16), "head": nn.Linear(16, 32, bias=False)}
+            )
             model.head.weight = model.tokens.weight
         model.to_empty(device="cpu")  # two weights from here on
     Right:
         with torch.device("meta"):
-            model = nn.ModuleDict({"tokens": nn.Embedding(32, 16), "head": nn.Linear(16, 32, bias=False)})
+            model = nn.ModuleDict(
+                {"tokens": nn.Embedding(32, 16), "head": nn.Linear(16, 32, bias=False)}
+            )
         model.to_empty(device="cpu")
         model.head.weight = model.tokens.weight
     Fix: Tie the weights again after `to_empty`, before the optimizer is built.

@@ -31,7 +31,8 @@ class MatrixOptimizerOnLocalShard(Rule):
     Right:
         with torch.no_grad():
             for p in model.parameters():
-                p.sub_(0.02 * p.grad / p.grad.norm())  # on the DTensor: the norm of the whole tensor
+                # on the DTensor: the norm of the whole tensor
+                p.sub_(0.02 * p.grad / p.grad.norm())
     Fix: Compute on the DTensor itself, or gather the matrix with `full_tensor()`, update it and
     keep the rank's shard (`distribute_tensor`); or use an optimizer that supports DTensor.
     Source: MoonshotAI/Moonlight#27; NVIDIA/Megatron-LM#5961; microsoft/dion PR#74; axolotl PR#2464.

@@ -22,7 +22,8 @@ class AverageInLowPrecision(Rule):
         for name, p in model.named_parameters():
             average[name].lerp_(p.detach().to(torch.bfloat16), 0.01)
     Right:
-        average = {name: p.detach().clone() for name, p in model.named_parameters()}  # float32, as the weights
+        # float32, as the weights
+        average = {name: p.detach().clone() for name, p in model.named_parameters()}
         for name, p in model.named_parameters():
             average[name].lerp_(p.detach(), 0.01)
     Fix: Keep the average in float32 and cast a copy of it where it is used or written.

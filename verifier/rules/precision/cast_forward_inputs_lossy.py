@@ -12,11 +12,13 @@ class CastForwardInputsLossy(LowRule):
     up to 2048): a time step of 257 becomes 256, 1001 becomes 1000. Nothing is raised; quality is
     lost at long context or at late time steps.
     Wrong:
-        fully_shard(denoiser, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        fully_shard(denoiser, mp_policy=policy)
         time = torch.randint(0, 1000, (batch_size,)).float()  # 257 becomes 256
         denoiser(noisy, time)
     Right:
-        fully_shard(denoiser, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        fully_shard(denoiser, mp_policy=policy)
         time = torch.randint(0, 1000, (batch_size,))  # integers are not cast
         denoiser(noisy, time)
     Fix: Pass such inputs as integers and convert inside the module, or shard with

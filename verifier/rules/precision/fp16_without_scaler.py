@@ -17,7 +17,8 @@ class Fp16WithoutScaler(LowRule):
         loss_of(model, batch).backward()
         optimizer.step()
     Right:
-        scaler = torch.amp.GradScaler(device="cpu")  # one for the whole training, on the device of the loss
+        # one for the whole training, on the device of the loss
+        scaler = torch.amp.GradScaler(device="cpu")
         scaler.scale(loss_of(model, batch)).backward()
         scaler.step(optimizer)
         scaler.update()

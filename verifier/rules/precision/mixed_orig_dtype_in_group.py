@@ -17,7 +17,8 @@ class MixedOrigDtypeInGroup(RaisedRule):
         shard(model)
         model(batch)  # raises AssertionError
     Right:
-        shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        shard(model, mp_policy=policy)
         model(batch)
     Fix: Keep all parameters in float32 and let `mp_policy` cast, or first shard the modules of
     another dtype alone.

@@ -14,13 +14,16 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
     Wrong:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
         model.norm = nn.LayerNorm(8)
-        model.forward = lambda tokens: model.norm(model.blocks[1](model.blocks[0](model.embedding(tokens))))
+        model.forward = lambda tokens: model.norm(
+            model.blocks[1](model.blocks[0](model.embedding(tokens)))
+        )
         shard(model, mp_policy=policy)
         model(batch)  # raises RuntimeError
     Right:
         for block in model.blocks:
             fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+        fully_shard(model, mp_policy=policy)
         model(batch)
     Fix: Shard the blocks with a policy without `output_dtype`, and the root with one that has it.
     Source: goodfire-ai/spd PR#491.

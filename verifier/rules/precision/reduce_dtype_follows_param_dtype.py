@@ -14,7 +14,8 @@ class ReduceDtypeFollowsParamDtype(LowRule):
     Wrong:
         shard(Decoder(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     Right:
-        shard(Decoder(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        shard(Decoder(), mp_policy=policy)
     Fix: Pass `reduce_dtype=torch.float32` to MixedPrecisionPolicy (or the low dtype, if that is
     intended).
     Source: the docstring of `MixedPrecisionPolicy`; torchtitan's `config` (float32 only);

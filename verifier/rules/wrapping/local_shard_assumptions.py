@@ -11,7 +11,9 @@ class LocalShardAssumptions(Rule):
     mixes rows, and no error is raised.
     Wrong:
         for param in model.parameters():
-            size = DTensor.from_local(param.detach().to_local().abs(), param.device_mesh, param.placements)
+            size = DTensor.from_local(
+                param.detach().to_local().abs(), param.device_mesh, param.placements
+            )
             mean = size.sum().full_tensor() / size.numel()  # numel is a guess
     Right:
         for param in model.parameters():

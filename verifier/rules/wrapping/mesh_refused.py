@@ -12,7 +12,9 @@ class MeshRefused(RaisedRule):
         mesh = torch.distributed.init_device_mesh("cpu", (1, 1))
         shard(model, mesh=mesh)  # raises AssertionError
     Right:
-        mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+        mesh = torch.distributed.init_device_mesh(
+            "cpu", (1, 1), mesh_dim_names=("replicate", "shard")
+        )
         shard(model, mesh=mesh)
     Fix: Give `init_device_mesh` `mesh_dim_names`, and sizes whose product is the number of ranks.
     Source: the messages of torch 2.13.0 in `_fsdp_init.py` and `device_mesh.py`.

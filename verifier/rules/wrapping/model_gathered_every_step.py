@@ -17,7 +17,8 @@ class ModelGatheredEveryStep(ShardedModelRule):
     Wrong:
         total = sum(p.full_tensor().square().sum() for p in model.parameters())
     Right:
-        squares = torch.stack([p.square().sum().full_tensor() for p in model.parameters()])  # gathers scalars
+        # gathers scalars
+        squares = torch.stack([p.square().sum().full_tensor() for p in model.parameters()])
         total = squares.sum()
     Fix: Compute on the DTensor (or its local shard and one all-reduce) and gather only the result.
     Source: the docstring of `DTensor.full_tensor` (a collective); measured: the traffic of each

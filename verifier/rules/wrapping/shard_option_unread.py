@@ -13,7 +13,8 @@ class ShardOptionUnread(ShardedModelRule):
     `ignored_params` is sharded and trained.
     Wrong:
         model = Decoder()
-        fully_shard(model, ignored_params={model.head})  # a module: its weight is sharded nevertheless
+        # a module: its weight is sharded nevertheless
+        fully_shard(model, ignored_params={model.head})
     Right:
         model = Decoder()
         fully_shard(model, ignored_params=set(model.head.parameters()))
