@@ -1,11 +1,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
+from ...analysis.agreement import Agree, Noise, among, noise
 from ...analysis.comparison import FLOOR, MULTIPLE
 from ...analysis.measured import apart as differ
 from ...analysis.measured import measured, of_both
 from ...analysis.measured import noise as measured_noise
-from ...analysis.state import apart, divided, evaluated, handed_on, states, whole
+from ...analysis.state import apart, divided, evaluated, handed_on, states
 from ...trace.events import Held, Place, State
 from ..base import Evidence, Finding, Run
 from ._one_process import OneProcessRule
@@ -45,8 +47,8 @@ class EvaluationSameInOneProcess(OneProcessRule):
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
         paths = evaluated(run, evidence.sources)
-        allowed = self.allowed(evidence, paths)
-        seen = list(_held(evidence, run, single, paths, allowed))
+        times = evidence.times(self.name)
+        seen = list(_held(evidence, run, paths, noise(evidence, times)))
         # A number that differs between ranks and goes into another one is a part of what is
         # reduced afterwards (exam round 3, i_06_plateau_schedule and j_02_grpo_groups).
         results = [one for one in seen if not one.part]
@@ -54,7 +56,7 @@ class EvaluationSameInOneProcess(OneProcessRule):
         wrong = [one for one in wrong if not (one.never_repeats or one.is_a_sum)]
         compared = len(results)
         if not wrong:
-            returned = list(_returned(evidence, run, single, evidence.times(self.name)))
+            returned = list(_returned(evidence, run, single, times))
             returned = [one for one in returned if not (one.never_repeats or one.is_a_sum)]
             wrong = [one for one in returned if one.apart > one.limit]
             compared += len(returned)
@@ -106,16 +108,19 @@ class Number:
     line: Place | None = None
 
 
-def _held(
-    evidence: Evidence, run: Run, single: Run, paths: set[str], allowed: dict[str, float]
-) -> Iterator[Number]:
+def _held(evidence: Evidence, run: Run, paths: set[str], known: Noise) -> Iterator[Number]:
     """The numbers that the training loop holds in both runs."""
-    sources, ddp = evidence.sources, evidence.reference
-    for step in range(1, min(run.steps(), single.steps()) + 1):
-        mine, theirs = whole(run, step), whole(single, step)
-        again = whole(ddp, step) if ddp is not None else {}
-        for path in sorted(paths & mine.keys() & theirs.keys()):
-            here, there, limit = mine[path], theirs[path], allowed[path]
+    sources, numbers = evidence.sources, partial(among, paths)
+    never_repeat = {
+        (sides.step, path)
+        for sides in Agree(numbers, ("ddp",)).sides(evidence)
+        for path in sides.both()
+        if apart(sides.one[path], sides.other[path]) > known.limit(path)
+    }
+    for sides in Agree(numbers, ("single",)).sides(evidence):
+        step = sides.step
+        for path in sides.both():
+            there, here, limit = sides.one[path], sides.other[path], known.limit(path)
             value = apart(here, there)
             # A sum over ranks that is divided where it is read is exactly so many times that of
             # one process (exam round 5, p_10_rollback_root and p_16_schedule_free).
@@ -128,7 +133,7 @@ def _held(
                 value,
                 limit,
                 part=_local(run, step, path) and handed_on(sources, path),
-                never_repeats=path in again and apart(here, again[path]) > limit,
+                never_repeats=(step, path) in never_repeat,
                 is_a_sum=summed and apart(here, _times(there, run)) <= limit,
             )
 
