@@ -1,28 +1,23 @@
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import Enum
-from functools import cached_property
 
 from ...analysis.applicability import begins_elsewhere
 from ...analysis.comparison import (
-    CLEARLY,
-    Limits,
     compare,
     incomparable,
     limits,
-    loss_apart,
-    norm_apart,
     undecided,
 )
 from ...analysis.ending import SAME_END, resharded_to_the_same_end
 from ...analysis.root_cause import root_cause
 from ...analysis.unusual_parallelism import cut_otherwise, saved_in_a_step
 from ...trace import Run, Sketch, difference
-from ...trace.events import Micro, Place
+from ...trace.events import Micro
 from ..base import Evidence, Finding, Rule, some
-from ..checkpoint._resumed import RAISED, load_line, saved_at
+from ..checkpoint._resumed import RAISED
+from ._resharded import Resumed
 
 # Times its limit. Another order of summation grew to 20 times the limit in a right script (exam
 # round 7, fd_06_graph_plateau): up to here a difference counts only beside another failure.
@@ -104,7 +99,7 @@ class ReshardKeepsTrajectory(Rule):
             )
         return self._of_losses(resumes, only)
 
-    def _of_losses(self, resumes: list["Resumed"], only: list[StateOnly | None]) -> Finding:
+    def _of_losses(self, resumes: list[Resumed], only: list[StateOnly | None]) -> Finding:
         """The finding on runs that have the state of the uninterrupted one."""
         first = resumes[0]
         pairs = [(0.0, first.allowed)]
@@ -126,79 +121,6 @@ class ReshardKeepsTrajectory(Rule):
         return self.failed(
             f"{text}{first.saved}", first.line, measured=worst, limit=limit, suspicion=grown
         )
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """A resume on another number of ranks, and the run `base` that it continues after step
-    `after` of the train run.
-    """
-
-    evidence: Evidence
-    base: Run
-    run: Run
-    after: int
-    measure: str  # what is compared in each step: "loss" or "gradient norm"
-    limits: Limits
-
-    @property
-    def where(self) -> str:
-        return f"{self.base.world_size} -> {self.run.world_size} ranks"
-
-    @property
-    def offset(self) -> int:
-        """The step of `base` behind which the resumed run begins."""
-        return self.after if self.base is self.evidence.train else 0
-
-    @property
-    def asked(self) -> bool:
-        """Whether the user asked for this number of ranks: otherwise what a script need not be
-        able to do is a warning.
-        """
-        return self.evidence.course.sizes_chosen
-
-    @cached_property
-    def saved(self) -> str:
-        return saved_at(self.evidence)
-
-    @cached_property
-    def line(self) -> Place | None:
-        return load_line(self.evidence, self.run)
-
-    @property
-    def allowed(self) -> float:
-        return self.limits.allowed[self.measure]
-
-    @cached_property
-    def samples(self) -> tuple[Counter[int], Counter[int]]:
-        """Those of its first step, and those of the uninterrupted run's."""
-        return self.run.global_batch(1), self.base.global_batch(self.offset + 1)
-
-    def apart(self, step: int) -> float:
-        between = loss_apart if self.measure == "loss" else norm_apart
-        return between(self.run, self.base, step, self.offset)
-
-    @cached_property
-    def same_loss(self) -> bool:
-        """Whether the first step has the loss of the uninterrupted run's.
-
-        Samples that are cut into other rows (documents packed for each rank) are then the same.
-        """
-        return self.apart(1) <= self.allowed
-
-    def differences(self) -> Iterator[tuple[float, float]]:
-        """(difference, allowed) of each step in which both runs have an objective."""
-        mine, theirs = self.samples
-        last = min(self.run.steps(), self.base.steps() - self.offset)
-        # Where samples are cut into other rows, later batches end elsewhere and are other ones.
-        for k in range(1, (last if mine.total() == theirs.total() else 1) + 1):
-            if self.run.objective(k) is None or self.base.objective(self.offset + k) is None:
-                continue
-            apart = self.apart(k)
-            # Another order of summation is in every step and grows: later losses of a GAN were
-            # 2.3 times the limit apart (exam round 10, kb_09_wgan_history).
-            allowed = self.allowed if k == 1 else CLEARLY * self.allowed
-            yield math.inf if math.isnan(apart) else apart, allowed
 
 
 def _stopped(rule: Rule, one: Resumed) -> Finding | None:
