@@ -5,11 +5,10 @@ training loop depends on.
 import ast
 import math
 
-from ..evidence import Evidence, Sources
+from ..evidence import Sources
 from ..trace import Run, Trace, difference
 from ..trace.events import Held, State
 from ..trace.sketches import add
-from .comparison import nudged
 from .decisive_names import carried, read_in, timed
 from .evaluation_names import evaluations, from_evaluations, leading_to
 from .syntax import called, functions_of, last_name, loops, names_read, walk
@@ -301,16 +300,3 @@ def divided(sources: Sources, path: str) -> bool:
         ):
             return True
     return False
-
-
-def noise(evidence: Evidence) -> dict[str, float]:
-    """{path: how far weights one unit in the last place apart move it}."""
-    a, b = evidence.perturbed, nudged(evidence)
-    found: dict[str, float] = {}
-    if a is None or b is None:
-        return found
-    for step in range(1, min(a.steps(), b.steps()) + 1):
-        mine, theirs = whole(a, step), whole(b, step)
-        for path in mine.keys() & theirs.keys():
-            found[path] = max(found.get(path, 0.0), apart(mine[path], theirs[path]))
-    return found

@@ -4,8 +4,7 @@ process.
 
 from abc import abstractmethod
 
-from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits, unlike
-from ...analysis.state import noise
+from ...analysis.comparison import compare, incomparable, limits, unlike
 from ..base import Evidence, Finding, Run
 from ..parity._oracle import OracleRule
 
@@ -34,8 +33,3 @@ class OneProcessRule(OracleRule):
     @abstractmethod
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
         """The finding on these two runs."""
-
-    def allowed(self, evidence: Evidence, paths: set[str]) -> dict[str, float]:
-        """{path: how far its value may be from that of one process}."""
-        known, times = noise(evidence), evidence.times(self.name)
-        return {path: times * (MULTIPLE * known.get(path, 0.0) + FLOOR) for path in paths}

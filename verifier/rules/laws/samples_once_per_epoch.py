@@ -1,7 +1,7 @@
 import ast
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ...analysis.comparison import parted
 from ...analysis.probability import log_equal_batches
@@ -12,10 +12,16 @@ from ...trace import Trace
 from ...trace.events import Micro, Order, Place, Sampler
 from ..base import Evidence, Finding, Rule, Run, count
 
+# Fewer steps hold too few batches to tell an order that ranks share from one of each rank's own.
 STEPS = 4
-AGAIN = 3  # steps in which a rank trains on the whole batch that another had so many steps before
+# Steps in which a rank trains on the whole batch that another had so many steps before: one may be
+# padding, or the end of an epoch.
+AGAIN = 3
+# Ranks that draw with replacement have equal batches by chance; so rare they are none.
 CHANCE = 1e-6
-MANY = 20  # samples that two runs have in common by chance, and times as many as they have
+# Samples that two runs have in common by chance, and times as many as they have: augmented samples
+# hash anew at each reading (exam round 10, ka_06_keyword_epoch_order, kd_06_epidemic_windows).
+MANY = 20
 
 
 class SamplesOncePerEpoch(Rule):
@@ -50,15 +56,10 @@ class SamplesOncePerEpoch(Rule):
         return "" if run.steps() >= STEPS else f"fewer than {STEPS} steps were made"
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.trained
-        found = (
-            self._parts(run)
-            or self._divided(run)
-            or self._orders(evidence, run)
-            or self._later(run, evidence.single)
-        )
-        if found is not None:
-            return found
+        found = (case(self, evidence) for case in CASES)
+        return next(filter(None, found), None) or self._nothing_wrong(evidence.trained)
+
+    def _nothing_wrong(self, run: Run) -> Finding:
         steps = [run.global_batch(step) for step in range(1, run.steps() + 1)]
         samples = count(len(set().union(*steps)), "sample")
         return self.passed(
@@ -66,106 +67,129 @@ class SamplesOncePerEpoch(Rule):
             " takes part of an order of its own"
         )
 
-    def _parts(self, run: Run) -> Finding | None:
-        """The ranks take their parts of different orders of a DistributedSampler."""
-        begun = [_begun(trace) for trace in run.traces]
-        for line in begun[0]:
-            for orders in zip(*(own.get(line, []) for own in begun), strict=False):
-                differ = {(one.seed, one.epoch) for one in orders}
-                if len({(one.parts, one.samples) for one in orders}) == 1 and len(differ) > 1:
-                    seeds, epochs = (sorted(set(column)) for column in zip(*differ, strict=True))
-                    which = f"epochs {epochs}" if len(epochs) > 1 else f"seeds {seeds}"
-                    what = f"the ranks take their parts of different orders: those of the {which}"
-                    return self.failed(what, orders[0].at_line)
-        return None
 
-    def _divided(self, run: Run) -> Finding | None:
-        """A batch sampler gives each rank its part of an order that is another one on each rank."""
-        drawn = [_by_line(trace) for trace in run.traces if trace.rank in run.sample_ranks]
-        last = max((micro.seq for trace in run.traces for micro in trace.of(Micro)), default=-1)
-        for key, orders in drawn[0].items():
-            firsts = [own[key][0] for own in drawn if key in own and own[key][0].seq < last]
-            apart = len({one.digest for one in firsts}) > 1
-            if len(firsts) == len(drawn) and apart and min(one.parts for one in firsts) > 1:
-                what = (
-                    f"each rank takes one of {orders[0].parts} parts of an order of its own of"
-                    f" {orders[0].samples} samples"
+def _parts(rule: Rule, evidence: Evidence) -> Finding | None:
+    """The ranks take their parts of different orders of a DistributedSampler.
+
+    Orders of another number of parts or samples are those of other data.
+    """
+    begun = [_begun(trace) for trace in evidence.trained.traces]
+    for line in begun[0]:
+        for orders in zip(*(own.get(line, []) for own in begun), strict=False):
+            differ = {(one.seed, one.epoch) for one in orders}
+            if len({(one.parts, one.samples) for one in orders}) == 1 and len(differ) > 1:
+                seeds, epochs = (sorted(set(column)) for column in zip(*differ, strict=True))
+                which = f"epochs {epochs}" if len(epochs) > 1 else f"seeds {seeds}"
+                what = f"the ranks take their parts of different orders: those of the {which}"
+                return rule.failed(what, orders[0].at_line)
+    return None
+
+
+def _divided(rule: Rule, evidence: Evidence) -> Finding | None:
+    """A batch sampler gives each rank its part of an order that is another one on each rank.
+
+    A rank that walks the whole order (one part) may have its own.
+    """
+    run = evidence.trained
+    drawn = [_by_line(trace) for trace in run.traces if trace.rank in run.sample_ranks]
+    last = max((micro.seq for trace in run.traces for micro in trace.of(Micro)), default=-1)
+    for key, orders in drawn[0].items():
+        firsts = [own[key][0] for own in drawn if key in own and own[key][0].seq < last]
+        apart = len({one.digest for one in firsts}) > 1
+        if len(firsts) == len(drawn) and apart and min(one.parts for one in firsts) > 1:
+            what = (
+                f"each rank takes one of {orders[0].parts} parts of an order of its own of"
+                f" {orders[0].samples} samples"
+            )
+            return rule.failed(what, orders[0].at_line)
+    return None
+
+
+def _orders(rule: Rule, evidence: Evidence) -> Finding | None:
+    """Ranks draw different orders, of which each takes its part."""
+    run = evidence.trained
+    traces = [trace for trace in run.traces if trace.rank in run.sample_ranks]
+    largest = max(run.global_batch(step).total() for step in range(1, run.steps() + 1))
+    for place, samples, used in _own_orders(traces):
+        for ranks in used:
+            rows = [Counter(row for own in rank.values() for row in own) for rank, _ in ranks]
+            distinct = len(set().union(*rows))
+            trained = sum(len(own) for own in rows)
+            # Where reading augments them, that nothing is trained on twice shows nothing.
+            changed = trained == distinct and _are_changed(samples, run, evidence.single)
+            equal = any(own.total() > len(own) for own in rows)  # in the data, or drawn twice
+            if not changed and (equal or trained == distinct):
+                continue
+            # Only an order that was used up, of two batches or more, shows that the parts of the
+            # ranks add up to one epoch; else the code does.
+            used_up = all(ended for _, ended in ranks) and 2 * largest <= samples and not changed
+            whole = used_up and abs(trained - samples) < largest
+            if whole or _taken_by_rank(evidence.sources, place):
+                what = f"each rank draws its own order of {samples} samples and takes a part of it"
+                again = (
+                    f": {trained - distinct} of {trained} samples were trained on by several ranks"
                 )
-                return self.failed(what, orders[0].at_line)
+                return rule.failed(what + (" by its rank" if changed else again), place)
+    return None
+
+
+def _later(rule: Rule, evidence: Evidence) -> Finding | None:
+    """A rank trains on the batches of another some steps later, while samples are left that no
+    rank has seen.
+    """
+    run, single = evidence.trained, evidence.single
+    # Windows that overlap are the script's own order, where one process has the same samples in
+    # each step (exam round 12, nd_01_moe_balance).
+    if single is not None and single.steps() >= run.steps() and parted(run, single) is None:
         return None
-
-    def _orders(self, evidence: Evidence, run: Run) -> Finding | None:
-        """Ranks draw different orders, of which each takes its part."""
-        traces = [trace for trace in run.traces if trace.rank in run.sample_ranks]
-        for place, samples, used in _own_orders(traces):
-            batches = [run.global_batch(step).total() for step in range(1, run.steps() + 1)]
-            for ranks in used:
-                rows = [Counter(row for own in rank.values() for row in own) for rank, _ in ranks]
-                distinct = len(set().union(*rows))
-                trained = sum(len(own) for own in rows)
-                changed = trained == distinct and _are_changed(samples, run, evidence.single)
-                if not changed and (
-                    any(own.total() > len(own) for own in rows) or trained == distinct
-                ):
-                    # data with equal samples, or drawn with replacement; or nothing is trained on
-                    # twice
-                    continue
-                whole = (
-                    all(ended for _, ended in ranks) and 2 * max(batches) <= samples and not changed
-                )
-                if (whole and abs(trained - samples) < max(batches)) or _taken_by_rank(
-                    evidence.sources, place
-                ):
-                    again = (
-                        f": {trained - distinct} of {trained} samples were trained on by several"
-                        " ranks"
-                    )
-                    what = (
-                        f"each rank draws its own order of {samples} samples and takes a part of it"
-                    )
-                    return self.failed(f"{what} by its rank" if changed else what + again, place)
+    again, smallest, known = _had_before(run)
+    if not again:
         return None
+    (rank, other, later), often = again.most_common(1)[0]
+    if often < AGAIN:
+        return None
+    steps = run.steps()
+    trials = math.log(len(run.sample_ranks) ** 2 * steps) + often * math.log(steps)
+    if trials + often * log_equal_batches(smallest, known) > math.log(CHANCE):
+        return None
+    what = f"in {often} of {steps} steps rank {rank} trains on the samples that rank {other} had"
+    return rule.failed(
+        f"{what} {count(later, 'step')} before, while others were not yet seen", run.data_line()
+    )
 
-    def _later(self, run: Run, single: Run | None) -> Finding | None:
-        """A rank trains on the batches of another some steps later, while samples are left that no
-        rank has seen.
 
-        Not where one process has the same samples in each step: windows that overlap are the
-        script's own order.
-        """
-        if single is not None and single.steps() >= run.steps() and parted(run, single) is None:
-            return None
-        ranks, rows = run.sample_ranks, [run.rows(step) for step in range(1, run.steps() + 1)]
-        seen: dict[
-            frozenset[tuple[int, int]], dict[int, int]
-        ] = {}  # batch -> {rank: its last step with it}
-        known: set[int] = set()
-        again: Counter[tuple[int, int, int]] = Counter()
-        sizes: list[int] = []
-        for step, own in enumerate(rows, 1):
-            batches = {rank: frozenset(own[rank].items()) for rank in ranks if own[rank]}
-            new = any(known.isdisjoint(own[rank]) for rank in batches)
-            for rank, batch in batches.items():
-                before = seen.get(batch, {})
-                if new and rank not in before:
-                    again.update((rank, other, step - last) for other, last in before.items())
-                    sizes += [len(batch)] if before else []
-            for rank, batch in batches.items():
-                seen.setdefault(batch, {})[rank] = step
-                known.update(own[rank])
-        ((rank, other, later), often), *_ = [*again.most_common(1), ((0, 0, 0), 0)]
-        if often < AGAIN:
-            return None
-        trials = math.log(len(ranks) ** 2 * len(rows)) + often * math.log(len(rows))
-        if trials + often * log_equal_batches(min(sizes), len(known)) > math.log(CHANCE):
-            return None
-        what = (
-            f"in {often} of {len(rows)} steps rank {rank} trains on the samples that rank"
-            f" {other} had"
-        )
-        return self.failed(
-            f"{what} {count(later, 'step')} before, while others were not yet seen", run.data_line()
-        )
+# In this order: what a sampler or a line of the script says comes before what only samples show.
+CASES: tuple[Callable[[Rule, Evidence], Finding | None], ...] = (
+    _parts,
+    _divided,
+    _orders,
+    _later,
+)
+
+
+def _had_before(run: Run) -> tuple[Counter[tuple[int, int, int]], int, int]:
+    """(how often a rank has for the first time a batch that another one had some steps before, by
+    (rank, other, steps); the size of the smallest of these batches; how many samples were seen).
+
+    Only in steps in which a rank has new samples alone: once all were seen, an epoch begins.
+    """
+    seen: dict[frozenset[tuple[int, int]], dict[int, int]] = {}  # {batch: {rank: its last step}}
+    known: set[int] = set()
+    again: Counter[tuple[int, int, int]] = Counter()
+    sizes: list[int] = []
+    for step in range(1, run.steps() + 1):
+        own = run.rows(step)
+        batches = {rank: frozenset(own[rank].items()) for rank in run.sample_ranks if own[rank]}
+        new = any(known.isdisjoint(own[rank]) for rank in batches)
+        for rank, batch in batches.items():
+            before = seen.get(batch, {})
+            if new and rank not in before:
+                again.update((rank, other, step - last) for other, last in before.items())
+                sizes += [len(batch)] if before else []
+        for rank, batch in batches.items():
+            seen.setdefault(batch, {})[rank] = step
+            known.update(own[rank])
+    return again, min(sizes, default=0), len(known)
 
 
 def _are_changed(samples: int, run: Run, single: Run | None) -> bool:
@@ -184,7 +208,7 @@ def _are_changed(samples: int, run: Run, single: Run | None) -> bool:
 
 def _begun(trace: Trace) -> dict[Place | None, list[Sampler]]:
     """By line, the shuffled orders that samplers of several parts have begun before the last
-    backward.
+    backward: those begun later have trained nothing.
     """
     last = max((micro.seq for micro in trace.of(Micro)), default=-1)
     found: dict[Place | None, list[Sampler]] = {}

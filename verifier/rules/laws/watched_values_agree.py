@@ -1,14 +1,10 @@
-from collections.abc import Iterator
+from functools import partial
 
-from ...analysis.comparison import FLOOR, MULTIPLE
-from ...analysis.state import Values, apart, noise, states, whole
+from ...analysis.agreement import Agree, Noise, Sides, noise
+from ...analysis.state import Values, apart, states
 from ...config.watch import FILES, Watched
 from ...trace.events import Held, State
-from ..base import Evidence, Finding, Rule, Run, count
-
-Pair = tuple[
-    str, int, dict[str, Held], dict[str, Held], float
-]  # where, step, two sides, limit beside the noise
+from ..base import Evidence, Finding, Rule, count
 
 
 class WatchedValuesAgree(Rule):
@@ -47,46 +43,44 @@ class WatchedValuesAgree(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         known, passes = noise(evidence), []
         for one in evidence.watch:
-            if not any(_of(one, values) for values in states(evidence.trained.traces[0]).values()):
-                where = (
-                    "was found in no frame of the training loop: give it as its function names it"
-                )
-                if one.expression.startswith(FILES):
-                    where = (
-                        "is no file that the steps that were run have written and that can be read"
-                    )
-                return self.unknown(f"`{one.expression}` {where}")
+            watched = partial(_of, one)
+            if not any(watched(values) for values in states(evidence.trained.traces[0]).values()):
+                return self._nowhere(one)
             compared: dict[str, int] = {}
-            for where, step, mine, theirs, least in _pairs(one, evidence):
-                compared[where] = step
-                for path in sorted(mine.keys() & theirs.keys()):
-                    value = apart(mine[path], theirs[path])
-                    limit = least + (MULTIPLE * known.get(f"watch {path}", 0.0) if least else 0.0)
-                    if value > limit and mine[path].numel == theirs[path].numel:
-                        text = (
-                            f"`{path}` differs {where}, before step {step}: {_shown(mine[path])}"
-                            f" and {_shown(theirs[path])}"
-                        )
-                        line = next(
-                            (r.at_line for r in evidence.trained.places(State) if r.step == step),
-                            None,
-                        )
-                        return self.failed(
-                            f"{text} (allowed: {limit:.1g} apart)",
-                            line,
-                            measured=value,
-                            limit=limit,
-                        )
-                if gone := sorted(mine.keys() ^ theirs.keys()):
-                    return self.failed(
-                        f"`{gone[0]}` is there on one side only {where}, before step {step}"
-                    )
+            for sides in Agree(watched, one.across).sides(evidence):
+                compared[sides.where] = sides.step
+                if found := self._apart(evidence, sides, known):
+                    return found
             if not compared:
                 return self.unknown(
                     f"`{one.expression}` is held by no other run or rank: nothing was compared"
                 )
             passes.append(f"{one.expression}: {', '.join(compared)}")
         return self.passed(f"{count(len(passes), 'watched value')} agree ({'; '.join(passes)})")
+
+    def _nowhere(self, one: Watched) -> Finding:
+        where = "was found in no frame of the training loop: give it as its function names it"
+        if one.expression.startswith(FILES):
+            where = "is no file that the steps that were run have written and that can be read"
+        return self.unknown(f"`{one.expression}` {where}")
+
+    def _apart(self, evidence: Evidence, sides: Sides, known: Noise) -> Finding | None:
+        """What differs between two sides, or is there on one of them only."""
+        when = f"{sides.where}, before step {sides.step}"
+        for path in sides.both():
+            mine, theirs = sides.one[path], sides.other[path]
+            value = apart(mine, theirs)
+            limit = 0.0 if sides.exact else known.limit(f"watch {path}")
+            # Tensors of other sizes are those of other samples, such as a rest of a batch.
+            if value > limit and mine.numel == theirs.numel:
+                text = f"`{path}` differs {when}: {_shown(mine)} and {_shown(theirs)}"
+                records = evidence.trained.places(State)
+                line = next((r.at_line for r in records if r.step == sides.step), None)
+                text += f" (allowed: {limit:.1g} apart)"
+                return self.failed(text, line, measured=value, limit=limit)
+        if gone := sorted(sides.one.keys() ^ sides.other.keys()):
+            return self.failed(f"`{gone[0]}` is there on one side only {when}")
+        return None
 
 
 def _of(one: Watched, values: Values) -> dict[str, Held]:
@@ -102,47 +96,6 @@ def _of(one: Watched, values: Values) -> dict[str, Held]:
         for path, held in found.items()
         if path[len(one.expression) :][:1] in ("", ".", "[")
     }
-
-
-def _pairs(one: Watched, evidence: Evidence) -> Iterator[Pair]:
-    train = evidence.trained
-    if "ranks" in one.across:
-        first, *others = [states(trace) for trace in train.traces]
-        for step, values in first.items():
-            mine = {path: held for path, held in _of(one, values).items() if not held.sharded}
-            for rank, other in enumerate(others, 1):
-                theirs = {
-                    path: held
-                    for path, held in _of(one, other.get(step, {})).items()
-                    if not held.sharded
-                }
-                yield f"on rank 0 and rank {rank}", step, mine, theirs, 0.0
-    after = evidence.resumed_after()
-    if "resume" in one.across and evidence.resume is not None and after is not None:
-        yield from _along(
-            one, evidence.resume, train, after, "after the resume and without it", FLOOR
-        )
-    base = evidence.resume_full_precision
-    if "world" in one.across and base is not None and after is not None:
-        for run in evidence.reshards:
-            offset = after if base is train else 0
-            yield from _along(
-                one, run, base, offset, f"on {run.world_size} ranks and on {base.world_size}", FLOOR
-            )
-    exact, single = evidence.full_precision, evidence.single
-    if "single" in one.across and exact is not None and single is not None:
-        yield from _along(
-            one, single, exact, 0, f"in one process and on {exact.world_size} ranks", FLOOR
-        )
-
-
-def _along(
-    one: Watched, run: Run, base: Run, after: int, where: str, least: float
-) -> Iterator[Pair]:
-    for step in range(1, min(run.steps(), base.steps() - after) + 1):
-        mine, theirs = _of(one, whole(run, step)), _of(one, whole(base, after + step))
-        if mine and theirs:
-            yield where, after + step, mine, theirs, least
 
 
 def _shown(held: Held) -> str:
