@@ -14,7 +14,6 @@ from .analysis.nonsmooth_steps import before_the_kink
 from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, not_installed, replicas_not_reduced
 from .analysis.root_cause import computing
 from .analysis.steps_to_compare import steps_differ
-from .analysis.why_not_run import RESUMED
 from .analysis.wording import count
 from .config.policy import BY_HAND, Policy, Skip, Widening
 from .errors import text_of
@@ -27,6 +26,7 @@ from .source.suppress import RULE as UNUSED
 from .source.suppress import covering, problems, uses
 from .trace.events import End, ProbeError
 from .trace.origin import place_in_ours
+from .trace.roles import OF_CHECKPOINTS
 from .verdict import Verdict
 
 LISTENED = (
@@ -269,7 +269,7 @@ def _with_consequences(findings: list[Finding]) -> list[Finding]:
     """
     failed = [f for f in findings if f.status == "fail" and not f.warns]
     effects = [f for f in failed if not RULES[f.rule].names_a_cause]
-    after_resume = {f.rule: bool(RULES[f.rule].needs & {*RESUMED}) for f in failed}
+    after_resume = {f.rule: bool(RULES[f.rule].needs & OF_CHECKPOINTS) for f in failed}
     causes = [after_resume[f.rule] for f in failed if f not in effects]
     explained = {name for f in failed for name in RULES[f.rule].explains}
     follows = [

@@ -13,6 +13,7 @@ from ..analysis.wording import count, cut
 from ..config.policy import open_but_allowed
 from ..finding import Finding, Status
 from ..trace.events import Line
+from ..trace.roles import ROLES
 from ..verdict import Comparison, Verdict
 from .limits_text import MOST, counted, not_followed, verdict_line
 from .locations import steps_to
@@ -21,20 +22,6 @@ from .wrapping import width, wrapped
 
 LIMIT = 9_000  # characters; what agents read of one command's output
 INDENT = "     "
-# roles whose losses differ by design, or are of one step
-NOT_COMPARED = (
-    "provoked",
-    "repeat",
-    "scaled",
-    "layers",
-    "layers_reference",
-    "resumed_ending",
-    "resharded_ending",
-    "crash",
-    "recovered",
-    "damaged",
-)
-RESUMED = ("resume", "resume_full_precision", "reshard")
 REASONS, RULES_OF_ONE = 8, 10  # how many reasons, and rules with one reason, are listed without -v
 _CELL = 12
 
@@ -295,14 +282,14 @@ def _losses(verdict: Verdict) -> Iterator[str]:
     runs = [
         r
         for r in verdict.runs
-        if any(loss is not None for loss in r["losses"]) and r["role"] not in NOT_COMPARED
+        if any(loss is not None for loss in r["losses"]) and ROLES[r["role"]].compared_with
     ]
     if not runs:
         return
     after = verdict.facts.get("saved_after_step") or 0
     rows: dict[str, list[list[str]]] = {}
     for run in runs:
-        cells = [""] * (after if run["role"] in RESUMED else 0) + [
+        cells = [""] * (after if ROLES[run["role"]].resumes else 0) + [
             _loss(value) for value in run["losses"]
         ]
         rows.setdefault(f"  {run['role']}, {count(run['world_size'], 'rank')}", []).append(cells)

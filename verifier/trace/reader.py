@@ -22,10 +22,10 @@ from .events import (
     Stepped,
     event_from_json,
 )
+from .roles import ROLES
 from .run import Ended, Run, Trace
 from .seal import mark
 
-_RESUMED = ("resume", "resume_full_precision", "reshard", "recovered", "damaged")
 _LOADS = ("load", "torch.load")
 _NUMBERED = (Cleared, EditedGradients, KeptGradients, Micro, State, Step, Stepped)
 
@@ -60,7 +60,7 @@ def read_run(
             progress[rank] = _progress(folder / f"rank{rank}.progress")
         except Foreign as error:
             foreign = foreign or str(error)
-    if role in _RESUMED:
+    if ROLES[role].resumes:
         found = from_the_load_on(found)
     return Run(
         role,

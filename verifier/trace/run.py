@@ -115,9 +115,7 @@ class Ended:
 class Run:
     """One launch. A simulate run has rank 0 alone.
 
-    `role`: train, provoked, repeat, full_precision, undropped, rounded_weights, reference,
-    perturbed, single, ending, ending_perturbed, original, resume, resume_full_precision, reshard,
-    inspect, crash, recovered, damaged, simulate.
+    `role`: a name of the table of roles (roles.py).
     """
 
     role: str

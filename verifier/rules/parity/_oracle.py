@@ -59,7 +59,7 @@ def judge_against(
     `same_batch`: the advice where their global batches differ.
     """
     run: Run | None = evidence.full_precision
-    oracle: Run | None = getattr(evidence, role)
+    oracle = evidence.by_role.get(role)
     if (
         run
         and oracle
@@ -186,7 +186,7 @@ def _not_finite(evidence: Evidence, run: Run) -> str:
 def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | None:
     """Whether the other oracle "agrees" or "differs"; None if it cannot decide."""
     role, name = _SECOND.get(label, ("", ""))
-    other: Run | None = getattr(evidence, role) if role else None
+    other = evidence.by_role.get(role)
     if other is None or incomparable(run, other, role, name) is not None:
         return None
     measures = compare(run, other).measures
