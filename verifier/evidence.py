@@ -28,7 +28,7 @@ class NotMade(StrEnum):
 
 @dataclass(frozen=True)
 class Sources:
-    """Source files as they were when the runs had ended. Judging reads no other file.
+    """Source files, each as it was when it was first read. Judging reads no other file.
 
     `texts`: {absolute path: text} of the project's files and of every file that a frame names;
     `project`: the project's own, the script first.

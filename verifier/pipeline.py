@@ -164,7 +164,7 @@ class Verification:
     def simulated(self, refused: str) -> "Verification":
         """The same in the simulated tier."""
         work = self.work / "simulated"
-        return Verification(self.target, work, self.chosen, self.progress, "simulate", refused)
+        return replace(self, work=work, tier="simulate", refused=refused, executor=None)
 
     def static(self) -> Verdict:
         return verdict_on(self.target.describe(), self.target.script, self.chosen)
@@ -181,8 +181,8 @@ class Verification:
         backend = backend_for(launcher, ranks, target.oversubscribe, work)
         self.executor = Executor(launcher, work, files, self.progress, backend, target.budget)
         settings = planned(target, self.chosen, self.tier, int(launcher.versions["devices"]))
-        evidence = gather(settings, self.executor, self.known or read(target))
-        evidence = with_texts(evidence)
+        self.known = self.known or read(target)
+        evidence = with_texts(gather(settings, self.executor, self.known))
         if self.tier == "ranks" and "gloo-avg-is-sum" in self.chosen and self.executor.averages:
             evidence = replace(evidence, average=average_of_one_and_two(launcher, work / "average"))
         findings, skipped = self._judged(evidence)
@@ -243,7 +243,7 @@ class Verification:
         """
         ended = self.ended
         train = next((run for run in ended if run.role == "train"), None)
-        evidence = read(self.target)
+        evidence = self.known or read(self.target)
         evidence = evidence if train is None else evidence.having("train", train)
         enough = {"train"} if train is not None else set()
         beyond = {rule: reason for rule in self.chosen if not RULES[rule].needs <= enough}
