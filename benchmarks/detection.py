@@ -38,6 +38,7 @@ from verified_fsdp2.verifier.isolation.worlds import wish
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.trace.roles import OF_CHECKPOINTS
 
 ROOT = Path(__file__).resolve().parents[1]
 DETAILS = ROOT / "build" / "detection.json"
@@ -56,7 +57,6 @@ COLUMNS = (
     "seconds",
 )
 OTHER_SIZES = (4, 1)
-RESUMED = {"resume", "reshard", "crash", "damaged"}
 Job = tuple[Case, dict[str, Any]]
 
 
@@ -68,7 +68,7 @@ def jobs(only: str | None) -> list[Job]:
     for case in faults():
         assert case.rule is not None
         rule = RULES[case.rule]
-        resumed = rule.family == "checkpoint" or (rule.needs | rule.reads) & RESUMED
+        resumed = rule.family == "checkpoint" or (rule.needs | rule.reads) & OF_CHECKPOINTS
         todo.append((case, case.settings if resumed else {**case.settings, "resume_args": ""}))
     todo += [
         (case, case.settings if case.fixed_size else {**case.settings, "nproc": 2})

@@ -19,6 +19,7 @@ from verified_fsdp2.skill import cli, reference
 from verified_fsdp2.verifier.analysis import comparison
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.parity import _oracle as parity
+from verified_fsdp2.verifier.trace.roles import ROLES
 
 SETTING = Path(__file__).parent / "docs_setting.py"
 RUN = [block for block in [*python_blocks(), *claims()] if block.library is None]
@@ -147,7 +148,9 @@ def test_the_skill_and_the_options_name_every_rule_and_role() -> None:
     assert {word for word in named if word.count("-") > 1} <= set(RULES)
     roles = json.loads((ROOT / "verifier" / "report" / "report.schema.json").read_text())
     text = (ROOT / "references" / "verify.md").read_text(encoding="utf-8")
-    for role in roles["properties"]["runs"]["items"]["properties"]["role"]["enum"]:
+    known = roles["properties"]["runs"]["items"]["properties"]["role"]["enum"]
+    assert set(known) == set(ROLES)
+    for role in known:
         assert f"| {role} |" in text
 
 

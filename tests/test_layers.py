@@ -227,6 +227,16 @@ def test_after_the_plan_nobody_asks_the_target() -> None:
     assert [name for name, text in texts.items() if asking.search(text)] == []
 
 
+def test_the_plan_judges_nothing() -> None:
+    """What rules find so far is handed in by the pipeline; and the judge plans nothing."""
+    plan = [name for name in EDGES if name.startswith("verifier.stages")]
+    assert [name for name in plan if "verifier.judge" in EDGES[name]] == []
+    assert [below for below in EDGES["verifier.judge"] if below.startswith("verifier.stages")] == []
+    calls = re.compile(r"\.(judge|applies|unseen)\(")
+    texts = {name: SOURCES[name].read_text(encoding="utf-8") for name in plan}
+    assert [name for name, text in texts.items() if calls.search(text)] == []
+
+
 def test_there_are_few_loose_modules() -> None:
     assert len(list((ROOT / "skill").glob("*.py"))) <= 10
     assert {path.stem for path in (ROOT / "verifier").glob("*.py")} == LOOSE

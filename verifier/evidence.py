@@ -4,8 +4,10 @@ import ast
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from functools import lru_cache
+from typing import Any, Self
 
 from .config.option import Option
 from .config.policy import Widening
@@ -13,11 +15,20 @@ from .config.watch import Watched
 from .finding import Hit, Suppression
 from .trace import Run
 from .trace.events import Checkpoint, LoaderStarted, Place, Step
+from .trace.roles import PLACES
+
+
+class NotMade(StrEnum):
+    """Why a run was not made, where that is more than a text: a finding that rests on it is no
+    finding.
+    """
+
+    QUICK = "--quick does not make this run"
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Source files as they were when the runs had ended. Judging reads no other file.
+    """Source files, each as it was when it was first read. Judging reads no other file.
 
     `texts`: {absolute path: text} of the project's files and of every file that a frame names;
     `project`: the project's own, the script first.
@@ -55,15 +66,15 @@ class Course:
         str, ...
     ] = ()  # modes in which a reference was tried: ddp, manual (all-reduce), alone
     single_ways: tuple[str, ...] = ()  # and a single process: ddp, fsdp
-    # with these arguments a single process was given the batch of all ranks; "-" if that was in
-    # vain
-    batch: str = ""
+    # the arguments with which a single process was given the batch of all ranks: () if none helped,
+    # None before any were tried
+    batch: tuple[str, ...] | None = None
     refused: Run | None = None  # the first reference, if it did not complete
     repeat: Run | None = None  # the train run again, ended after the save that is resumed from
     crashed: Run | None = (
         None  # a run with a rank killed in a save, from which nothing has resumed yet
     )
-    crashes_tried: tuple[str, ...] = ()  # their notes
+    crashes_tried: tuple[dict[str, Any], ...] = ()  # the probe's options of each
     damages_tried: int = 0
     checkpoint: str = ""  # the folder of `{checkpoint}`
     left: tuple[str, ...] = ()  # what the train run left there, relative to it
@@ -75,52 +86,27 @@ class Course:
     stale: str = ""  # which checkpoint it loaded that was there before
 
 
+class _Of:
+    """The run in the role that the attribute is named after, or None."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._role = name
+
+    def __get__(self, evidence: "Evidence", owner: type) -> Run | None:
+        return evidence.by_role.get(self._role)
+
+
 @dataclass(frozen=True)
-class Evidence:
-    """All runs by their role.
+class _Facts:
+    """The runs by role, those of which a role has several, and what else is known."""
 
-    `full_precision` is what the oracles are compared with: the train run, or its twin without mixed
-    precision, autocast and dropout. `plain` is the script in its own dtype without dropout (the
-    train run, or its twin), and `rounded_weights` the first step of the full-precision run from
-    weights rounded to that dtype; only where there is low precision. `resume_full_precision` is
-    what resharded runs are compared with: the train run itself, or a resume made in full precision.
-    """
-
-    survey: Run | None = (
-        None  # the whole script, as far as its time allowed: only its lines, steps and saves
-    )
-    train: Run | None = None
-    provoked: Run | None = (
-        None  # a short run with huge gradients, and NaN in memory that `to_empty` allocates
-    )
-    full_precision: Run | None = None
-    plain: Run | None = None
-    rounded_weights: Run | None = None
-    reference: Run | None = None
-    perturbed: Run | None = None
-    scaled: Run | None = (
-        None  # one step, of which the lines are recorded that change gradients behind the backward
-    )
-    layers: Run | None = (
-        None  # one step, of which the outputs of modules are recorded, and the same with DDP
-    )
-    layers_reference: Run | None = None
-    single: Run | None = None
-    ending: Run | None = None  # all steps in one process: what it prints and writes behind them
-    ending_perturbed: Run | None = None  # the same, from weights one unit in the last place away
-    original: Run | None = None  # the script that this one was converted from
-    resume: Run | None = None
-    resume_full_precision: Run | None = None
-    resumed_ending: Run | None = None  # resumed, and run to the end of the script
+    by_role: Mapping[str, Run] = field(default_factory=dict)
     reshards: tuple[Run, ...] = ()
     resharded_endings: tuple[Run, ...] = ()  # these, run to the end of the script
-    inspect: Run | None = None
-    crashes: tuple[
-        tuple[Run, Run], ...
-    ] = ()  # a run with a rank killed in a save, and the resume from what it left
-    damaged: tuple[
-        Run, ...
-    ] = ()  # resumes from a checkpoint with a fault of its own; the note of each says which
+    # a run with a rank killed in a save, and the resume from what it left
+    crashes: tuple[tuple[Run, Run], ...] = ()
+    # resumes from a checkpoint with a fault of its own; the note of each says which
+    damaged: tuple[Run, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     sources: Sources = field(default_factory=Sources)
     course: Course = field(default_factory=Course)
@@ -145,25 +131,56 @@ class Evidence:
     tolerances: Mapping[str, Widening] = field(default_factory=dict)
     suppressions: tuple[Suppression, ...] = ()  # the comments in the sources that ignore a rule
 
+
+class Evidence(_Facts):
+    """All runs, by their roles (trace/roles.py), and what is known beside them.
+
+    `Evidence(train=run)` stands for `Evidence(by_role={"train": run})`; so does `replace`. A role
+    that has no attribute here is asked for with `evidence.by_role.get(role)`.
+
+    `full_precision` is what the oracles are compared with: the train run, or its twin without mixed
+    precision, autocast and dropout. `plain` is the script in its own dtype without dropout (the
+    train run, or its twin), and `rounded_weights` the first step of the full-precision run from
+    weights rounded to that dtype; only where there is low precision. `resume_full_precision` is
+    what resharded runs are compared with: the train run itself, or a resume made in full precision.
+    """
+
+    survey, train, provoked = _Of(), _Of(), _Of()
+    full_precision, plain, rounded_weights = _Of(), _Of(), _Of()
+    reference, perturbed, original = _Of(), _Of(), _Of()
+    scaled, layers, layers_reference = _Of(), _Of(), _Of()
+    single, ending, ending_perturbed = _Of(), _Of(), _Of()
+    resume, resume_full_precision, resumed_ending, inspect = _Of(), _Of(), _Of(), _Of()
+
+    def __init__(self, **given: Any) -> None:
+        runs = dict(given.pop("by_role", {}))
+        several = {one.name for one in fields(_Facts)}
+        runs |= {role: given.pop(role) for role in PLACES if role in given and role not in several}
+        super().__init__({role: run for role, run in runs.items() if run is not None}, **given)
+
+    def having(self, role: str, run: Run) -> Self:
+        """This evidence with a run in a role."""
+        return replace(self, by_role={**self.by_role, role: run})
+
     def times(self, rule: str) -> float:
         """The factor on the limit of a rule."""
         return self.tolerances[rule].times if rule in self.tolerances else 1.0
 
     @property
     def runs(self) -> list[Run]:
-        """Every run there is, once, in the order in which they were made."""
+        """Every run there is, once, in the order of the table of roles."""
+        several = {
+            "reshard": self.reshards,
+            "resharded_ending": self.resharded_endings,
+            "crash": tuple(run for pair in self.crashes for run in pair),
+            "damaged": self.damaged,
+        }
         found: list[Run] = []
-        values = [getattr(self, one.name) for one in fields(self)]
-        groups = [value if isinstance(value, tuple) else (value,) for value in values]
-        flat = [
-            run
-            for group in groups
-            for one in group
-            for run in (one if isinstance(one, tuple) else (one,))
-        ]
-        for run in flat:
-            if isinstance(run, Run) and run not in found:
-                found.append(run)
+        for role in PLACES:
+            one = self.by_role.get(role)
+            for run in several.get(role, () if one is None else (one,)):
+                if run not in found:
+                    found.append(run)
         return found
 
     def saved_after(self, command: str = "") -> int | None:

@@ -11,19 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from .analysis.argparse_errors import usage_error
-from .analysis.batch import takes_the_same
-from .analysis.checkpoints import loaded_before, saved_paths
-from .analysis.precision import needs_full_precision
+from .analysis.checkpoints import saved_paths
 from .analysis.root_cause import ended_by_native_code, root_cause
 from .analysis.steps_to_compare import steps_of
 from .analysis.wording import count, cut
 from .config.launchers import HERE
 from .config.settings import applied
 from .errors import MachineRefuses, UserError, starving
-from .evidence import Evidence
 from .isolation.refusal import ELSEWHERE, FULL, beyond, refusal, sized
 from .isolation.world import World
 from .isolation.worlds import Worlds
@@ -36,10 +32,9 @@ from .launch.rank_slots import free_memory, room
 from .launch.request import Request
 from .probe.compat.names import averages, runs_on_cpu
 from .trace import Run, read_run
-from .trace.events import End, Killed, Memory
+from .trace.events import End, Memory
 
 LEAST_TIMEOUT, SLOWER = 60.0, 10.0
-UNPAID = "left out by --budget"
 _LEAST_SPACE = 1 << 20  # bytes that are free where a run can still record something
 SHOWN = 90  # characters of why a run did not complete
 Progress = Callable[
@@ -57,6 +52,7 @@ class Made:
     planned: PlannedRun
     run: Run | None = None
     trouble: str = ""
+    unpaid: bool = False  # whether the budget is spent
     wrote: tuple[str, ...] = ()  # of the user's files
 
 
@@ -75,7 +71,7 @@ class _Going:
 
 
 class Executor:
-    """Makes runs below `work`. `ended` receives every run that has ended."""
+    """Makes runs below `work`. `ended`: those that have ended, but for discarded ones."""
 
     def __init__(
         self,
@@ -83,14 +79,12 @@ class Executor:
         work: Path,
         files: Worlds,
         progress: Progress = lambda line, going: None,
-        ended: list[Run] | None = None,
         backend: str = "",
         budget: float = math.inf,
     ) -> None:
         self.launcher, self.work, self.files, self.progress = launcher, work, files, progress
-        self.ended: list[Run] = [] if ended is None else ended
+        self.ended: list[Run] = []
         self.backend, self.budget, self._begun = backend, budget, time.monotonic()
-        self.cuda_on_cpu = False
         self.longest = 0.0
         self.own, self.free = 0, free_memory()  # bytes that a rank took so far, and that there were
         self._number = 0
@@ -116,8 +110,8 @@ class Executor:
             for run in [run for run in waiting if self._fits(run)]:
                 if self._fits(run):
                     waiting.remove(run)
-                    if trouble := self._begin(run):
-                        made[id(run)] = Made(run, None, trouble)
+                    if (unmade := self._begin(run)) is not None:
+                        made[id(run)] = unmade
             if self._going:
                 number = self.launcher.first_to_end([one.number for one in self._going])
                 done = self._finish(next(one for one in self._going if one.number == number))
@@ -156,13 +150,18 @@ class Executor:
         taken = any(self.files.exclusive(other.planned.files) for other in self._going)
         return ranks <= self.room and not (taken and self.files.exclusive(planned.files))
 
-    def _begin(self, planned: PlannedRun) -> str:
-        """Start a run; why it cannot be made, or "".
+    def discard(self, made: Sequence[Made]) -> None:
+        """Leave runs out of those that have ended: they are made again in another way."""
+        gone = [one.run for one in made]
+        self.ended = [run for run in self.ended if not any(run is one for one in gone)]
+
+    def _begin(self, planned: PlannedRun) -> Made | None:
+        """Start a run; why it cannot be made, or None.
 
         The budget is judged by the longest run so far.
         """
         if self.longest and time.monotonic() - self._begun + self.longest > self.budget:
-            return f"{UNPAID} {self.budget:g}"
+            return Made(planned, None, f"left out by --budget {self.budget:g}", unpaid=True)
         self._number += 1
         folder = self.work / f"{self._number:02}-{planned.role}-{planned.world_size}"
         folder.mkdir(parents=True)
@@ -174,11 +173,11 @@ class Executor:
                 raise MachineRefuses(
                     f"no space left for the files of a run: {error.filename}; {ELSEWHERE}"
                 ) from None
-            return f"{error.filename}: {error.strerror}"
+            return Made(planned, None, f"{error.filename}: {error.strerror}")
         request = self._request(planned, folder, world)
         self._going.append(_Going(planned, request, self.launcher.start(request), world))
         self._report()
-        return ""
+        return None
 
     def _must_fit(self) -> None:
         """Raises MachineRefuses where the disk has no space for what a run writes, as far as
@@ -243,7 +242,7 @@ class Executor:
             argv=[world.inside_words(word) for word in argv],
             devices=free(planned.world_size, int(self.launcher.versions["devices"]), taken),
             backend=self.backend,
-            cuda_on_cpu=self.cuda_on_cpu,
+            cuda_on_cpu=planned.cuda_on_cpu,
             averages=self.averages,
             timeout=self.timeout(planned),
             secret=self._secret,
@@ -281,7 +280,8 @@ class Executor:
             request.secret,
             places,
         )
-        run = replace(run, note=answer["note"] if planned.damage else planned.note)
+        note = answer["note"] if planned.damage else shlex.join(planned.derived) or planned.note
+        run = replace(run, note=note)
         if refused := refusal(folder, going.world, run.stacks, places):
             raise MachineRefuses(refused)
         ends = [end.message for end in run.all(End) if end.how == "exception"]
@@ -355,94 +355,3 @@ def _command(planned: PlannedRun) -> str:
     """
     words = ["-m", planned.module] if planned.module else [planned.script.name]
     return "" if planned.opens else shlex.join([*words, *planned.arguments])
-
-
-def added(evidence: Evidence, made: Sequence[Made], files: Worlds) -> Evidence:
-    """The evidence with these runs."""
-    course = evidence.course
-    if any(
-        one.planned.role not in ("survey", "simulate", "train", "inspect", "repeat") for one in made
-    ):
-        evidence = replace(evidence, course=replace(course, asked=True))
-    for one in made:
-        evidence = (
-            _with_run(evidence, one, files) if one.run is not None else _without_run(evidence, one)
-        )
-    return evidence
-
-
-_PLACES = {
-    "simulate": "train",
-    "undropped": "plain",
-}  # the field of Evidence, where it is not named after the role
-
-
-def _without_metadata(path: str) -> bool:
-    """Whether a folder is no checkpoint of torch.distributed.checkpoint."""
-    return Path(path).is_dir() and not Path(path, ".metadata").exists()
-
-
-def _with_run(evidence: Evidence, made: Made, files: Worlds) -> Evidence:
-    planned, run, course = made.planned, made.run, evidence.course
-    assert run is not None
-    if run.role == "train":
-        course = replace(
-            course, checkpoint=str(files.checkpoint), left=files.listing(), created=made.wrote
-        )
-        course = replace(
-            course, stale=loaded_before(run, (course.checkpoint, *made.wrote), _without_metadata)
-        )
-        exact = None if needs_full_precision(run) else run
-        return replace(
-            evidence, train=run, full_precision=exact, resume_full_precision=run, course=course
-        )
-    if run.role == "repeat":
-        return replace(evidence, course=replace(course, repeat=run))
-    if run.role == "reference":
-        way = "manual" if planned.probe.get("by_hand") else planned.mode
-        refused = course.refused if run.completed or way == "alone" else run
-        course = replace(course, ways=(*course.ways, way), refused=refused)
-        found = run if run.completed or way != "alone" else evidence.reference
-        return replace(evidence, reference=found, course=course)
-    if planned.derived and evidence.train is not None:
-        same = takes_the_same(evidence.train, run)
-        course = replace(course, batch=run.note if same else "-")
-        return replace(evidence, single=run if same else evidence.single, course=course)
-    if run.role == "single":
-        evidence = replace(
-            evidence, course=replace(course, single_ways=(*course.single_ways, planned.mode))
-        )
-    if run.role == "rounded_weights" and evidence.plain is None:
-        evidence = replace(evidence, plain=evidence.train)
-    if run.role == "reshard":
-        counts = run.completed or not planned.optional
-        return replace(
-            evidence, reshards=(*evidence.reshards, run) if counts else evidence.reshards
-        )
-    if run.role == "resharded_ending":
-        return replace(evidence, resharded_endings=(*evidence.resharded_endings, run))
-    if run.role == "crash":
-        killed = run.all(Killed)
-        kept = replace(run, left=files.listing(left=True)) if killed else None
-        course = replace(course, crashes_tried=(*course.crashes_tried, run.note), crashed=kept)
-        return replace(evidence, course=course)
-    if run.role == "recovered" and course.crashed is not None:
-        pairs = (*evidence.crashes, (course.crashed, run))
-        return replace(evidence, crashes=pairs, course=replace(course, crashed=None))
-    if run.role == "damaged":
-        course = replace(course, damages_tried=course.damages_tried + 1)
-        return replace(evidence, damaged=(*evidence.damaged, run), course=course)
-    changed: dict[str, Any] = {_PLACES.get(run.role, run.role): run}
-    return replace(evidence, **changed)
-
-
-def _without_run(evidence: Evidence, made: Made) -> Evidence:
-    """A run whose files could not be brought into their state: its role is missing, for that
-    reason.
-    """
-    course, role = evidence.course, made.planned.role
-    if role == "damaged":
-        return replace(evidence, course=replace(course, damages_tried=course.damages_tried + 1))
-    unprepared = made.planned.files == "saved" and not made.trouble.startswith(UNPAID)
-    roles = (role, "saved") if unprepared else (role,)
-    return replace(evidence, missing=evidence.missing | dict.fromkeys(roles, made.trouble))

@@ -1,35 +1,37 @@
 """The whole verification, from a target to a verdict: plan, execute, judge."""
 
 import contextlib
+import functools
 import os
 import platform
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from . import stages
-from .analysis.platform import asks_for_cuda
-from .analysis.steps_to_compare import own_steps, prepares_before_sharding, steps_without_backward
 from .config.launchers import HERE, most_on_a_machine
 from .config.option import command
 from .config.policy import QUICK
 from .config.target import Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
-from .evidence import Course, Evidence
-from .execute import Executor, Made, Progress, added, backend_for
+from .evidence import Course, Evidence, NotMade
+from .execute import Executor, Progress, backend_for
+from .finding import Finding
 from .isolation.choose import AUTO, in_words, must_isolate
 from .isolation.refusal import sized
 from .isolation.world import COPY
 from .isolation.worlds import Worlds, wish
-from .judge import apply_policy, judge
+from .judge import apply_policy, judge, judge_one
 from .launch.backend_probe import average_of_one_and_two
 from .launch.client import Launcher
 from .launch.devices import too_few
+from .launch.planned import PlannedRun
 from .launch.preparation import prepare
 from .report.assemble import assemble, environment_of, notes
 from .report.redacted import given_secrets, redacted
@@ -63,84 +65,22 @@ def verify(
     """
     chosen = select(only, (*skip, *target.policy.skipped), tier)
     left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
-    started = time.monotonic()
-    ended, about = list[Run](), dict[str, str]()
     secrets = given_secrets(target.describe())
+    one = Verification(target, work, chosen, _without(secrets, progress), tier)
     try:
-        verdict = _verified(
-            target, work, chosen, python, _without(secrets, progress), tier, ended, about
-        )
+        verdict = _launched(one, python)
     except KeyboardInterrupt as stop:
         code = stop.code if isinstance(stop, Interrupted) else INTERRUPTED
         name = signal.Signals(code - 128).name
-        part = _part(
-            target, work, chosen, ended, f"interrupted by {name} before it could be judged", about
+        part = replace(
+            one.part(f"interrupted by {name} before it could be judged"), interrupted=name
         )
-        part = replace(part, interrupted=name, seconds=time.monotonic() - started)
         part = apply_policy(part.decided(), target.policy, left_out)
         raise CutShort(code, redacted(part, secrets)) from None
     except MachineRefuses as error:
-        part = _part(target, work, chosen, ended, f"environment error: {error}", about)
-        verdict = replace(part, refused=str(error), seconds=time.monotonic() - started).decided()
+        part = one.part(f"environment error: {error}")
+        verdict = replace(part, refused=str(error)).decided()
     return redacted(apply_policy(verdict, target.policy, left_out), secrets)
-
-
-def _without(secrets: tuple[str, ...], progress: Progress) -> Progress:
-    """What is reported before there is a verdict."""
-    return lambda line, going: progress(redacted(line, secrets), redacted(going, secrets))
-
-
-def _verified(
-    target: Target,
-    work: Path,
-    chosen: Collection[str],
-    python: str,
-    progress: Progress,
-    tier: str,
-    ended: list[Run],
-    about: dict[str, str],
-) -> Verdict:
-    """`about`: what is known of the environment before there is a verdict."""
-    if tier == "static":
-        return verdict_on(target.describe(), target.script, chosen)
-    work.mkdir(parents=True, exist_ok=True)
-    ranks = most_on_a_machine(target.launcher, (target.nproc, *target.reshard_to, 1), os.environ)
-    device = "cpu" if tier == "simulate" else target.device
-    with ExitStack() as stack:
-        wanted = wish(work, *target.folders, target.cwd, mechanism=_isolation(target))
-        launcher = Launcher(
-            python, work / "launcher.log", device, ranks, target.oversubscribe, wanted
-        )
-        stack.push(launcher)
-        known = read(target)  # while the launcher imports torch
-        launcher.wait()
-        about["isolation"] = in_words(asdict(launcher.choice), target.allow_writes)
-        must_isolate(launcher.choice, target.isolation)
-        files = Worlds(work, target.folders, target.cwd, launcher.choice, target.allow_writes)
-        if target.prepare:
-            progress("", [f"prepare: {shlex.join(target.prepare)}"])
-            prepare(launcher, files, [python, *target.prepare], target.timeout)
-        try:
-            return verify_with(
-                launcher, target, work, chosen, progress, tier, ended, files=files, known=known
-            )
-        except MachineRefuses as error:
-            if (
-                tier == "simulate" or ended or launcher.versions["devices"]
-            ):  # a simulated rank must see no GPU
-                raise
-            with contextlib.suppress(MachineRefuses):
-                return verify_with(
-                    launcher,
-                    target,
-                    work / "simulated",
-                    chosen,
-                    progress,
-                    "simulate",
-                    None,
-                    str(error),
-                )
-            raise
 
 
 def verify_with(
@@ -150,59 +90,174 @@ def verify_with(
     chosen: Collection[str],
     progress: Progress = lambda line, going: None,
     tier: str = "ranks",
-    ended: list[Run] | None = None,
-    refused: str = "",
     files: Worlds | None = None,
-    known: Evidence | None = None,
 ) -> Verdict:
     """`verify` with a launcher that is already there; `chosen` rules say which roles are run.
 
-    Runs are added to `ended`. `refused`: why ranks cannot be run, where only the simulated tier
-    runs; more rules are then inconclusive. `files`: the worlds of its runs; without them the script
-    runs in place. `known`: what the sources show, where they have been read.
+    `files`: the worlds of its runs; without them the script runs in place.
     """
-    if tier == "static":
-        return verdict_on(target.describe(), target.script, chosen)
-    started = time.monotonic()
-    files = files or Worlds(work, target.folders, target.cwd, launcher.choice, target.allow_writes)
-    ranks = max(target.nproc, *target.reshard_to, 1)
-    backend = backend_for(launcher, ranks, target.oversubscribe, work)
-    executor = Executor(launcher, work, files, progress, ended, backend, target.budget)
-    executor.cuda_on_cpu = target.full_size
-    known = replace(known or read(target), cuda_on_cpu=target.full_size)
-    evidence = gather(planned(target, chosen, tier), executor, known)
-    evidence = with_texts(evidence)
-    if tier == "ranks" and "gloo-avg-is-sum" in chosen and executor.averages:
-        evidence = replace(evidence, average=average_of_one_and_two(launcher, work / "average"))
-    unseen = [name for name in chosen if tier == "simulate" and not RULES[name].simulated]
-    findings = judge(evidence, chosen, dict.fromkeys(unseen, f"environment error: {refused}"))
-    findings = [
-        replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings
-    ]
-    left = [f for f in findings if f.status == "inconclusive" and f.evidence == stages.NOT_QUICK]
-    findings = [f for f in findings if f not in left]
-    remarks = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
-    if evidence.cuda_on_cpu and (gpus := too_few(launcher.versions.get("unused", 0))):
-        remarks.append(gpus)
-    took = (
-        f"{files.work.parent}: {sized(files.largest)} in the largest run" if files.largest else ""
-    )
-    versions = launcher.versions | {
-        "isolation": in_words(asdict(launcher.choice), target.allow_writes)
-    }
-    versions |= {"temporary_folder": took} if took else {}
-    environment = environment_of(
-        versions, tier, backend, target.nproc, target.launcher, remarks, evidence.cuda_on_cpu
-    )
-    made = evidence.train.steps() if evidence.train is not None else 0
-    described = replace(target, steps=target.steps or made).describe()
-    verdict = assemble(described, work, evidence, evidence.runs, findings, environment)
-    verdict = replace(verdict, suggestion=suggestion(target, evidence))
-    skipped = [{"rule": f.rule, "reason": QUICK, "until": None} for f in left]
-    seconds = time.monotonic() - started
-    return replace(
-        verdict, folder=str(work), seconds=seconds, refused=refused, skipped=skipped
-    ).decided()
+    return Verification(target, work, chosen, progress, tier).verdict(launcher, files)
+
+
+def _without(secrets: tuple[str, ...], progress: Progress) -> Progress:
+    """What is reported before there is a verdict."""
+    return lambda line, going: progress(redacted(line, secrets), redacted(going, secrets))
+
+
+def _launched(one: "Verification", python: str) -> Verdict:
+    """The verdict, with a launcher of its own."""
+    target, work = one.target, one.work
+    if one.tier == "static":
+        return one.static()
+    work.mkdir(parents=True, exist_ok=True)
+    ranks = most_on_a_machine(target.launcher, (target.nproc, *target.reshard_to, 1), os.environ)
+    device = "cpu" if one.tier == "simulate" else target.device
+    with ExitStack() as stack:
+        wanted = wish(work, *target.folders, target.cwd, mechanism=_isolation(target))
+        launcher = Launcher(
+            python, work / "launcher.log", device, ranks, target.oversubscribe, wanted
+        )
+        stack.push(launcher)
+        one.known = read(target)  # while the launcher imports torch
+        launcher.wait()
+        one.about["isolation"] = in_words(asdict(launcher.choice), target.allow_writes)
+        must_isolate(launcher.choice, target.isolation)
+        files = Worlds(work, target.folders, target.cwd, launcher.choice, target.allow_writes)
+        if target.prepare:
+            one.progress("", [f"prepare: {shlex.join(target.prepare)}"])
+            prepare(launcher, files, [python, *target.prepare], target.timeout)
+        try:
+            return one.verdict(launcher, files)
+        except MachineRefuses as error:
+            # a simulated rank must see no GPU
+            if one.tier == "simulate" or one.ended or launcher.versions["devices"]:
+                raise
+            with contextlib.suppress(MachineRefuses):
+                return one.simulated(str(error)).verdict(launcher)
+            raise
+
+
+@dataclass
+class Verification:
+    """What is verified, and what is known of it so far; `chosen` rules say which roles are run.
+
+    `refused`: why ranks cannot be run, where only the simulated tier runs; more rules are then
+    inconclusive. `known`: what the sources show. `about`: what is known of the environment.
+    """
+
+    target: Target
+    work: Path
+    chosen: Collection[str]
+    progress: Progress = lambda line, going: None
+    tier: str = "ranks"
+    refused: str = ""
+    known: Evidence | None = None
+    about: dict[str, str] = field(default_factory=dict)
+    executor: Executor | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def ended(self) -> list[Run]:
+        """The runs that have ended, but for those that were made again."""
+        return self.executor.ended if self.executor is not None else []
+
+    def simulated(self, refused: str) -> "Verification":
+        """The same in the simulated tier."""
+        work = self.work / "simulated"
+        return replace(self, work=work, tier="simulate", refused=refused, executor=None)
+
+    def static(self) -> Verdict:
+        return verdict_on(self.target.describe(), self.target.script, self.chosen)
+
+    def verdict(self, launcher: Launcher, files: Worlds | None = None) -> Verdict:
+        """Make the runs, and judge them."""
+        if self.tier == "static":
+            return self.static()
+        target, work, started = self.target, self.work, time.monotonic()
+        files = files or Worlds(
+            work, target.folders, target.cwd, launcher.choice, target.allow_writes
+        )
+        ranks = max(target.nproc, *target.reshard_to, 1)
+        backend = backend_for(launcher, ranks, target.oversubscribe, work)
+        self.executor = Executor(launcher, work, files, self.progress, backend, target.budget)
+        settings = planned(target, self.chosen, self.tier, int(launcher.versions["devices"]))
+        self.known = self.known or read(target)
+        evidence = with_texts(gather(settings, self.executor, self.known))
+        if self.tier == "ranks" and "gloo-avg-is-sum" in self.chosen and self.executor.averages:
+            evidence = replace(evidence, average=average_of_one_and_two(launcher, work / "average"))
+        findings, skipped = self._judged(evidence)
+        environment = self._environment(launcher, files, backend, evidence)
+        made = evidence.train.steps() if evidence.train is not None else 0
+        described = replace(target, steps=target.steps or made).describe()
+        verdict = assemble(described, work, evidence, evidence.runs, findings, environment)
+        return replace(
+            verdict,
+            suggestion=suggestion(target, evidence),
+            folder=str(work),
+            seconds=time.monotonic() - started,
+            refused=self.refused,
+            skipped=skipped,
+        ).decided()
+
+    def _judged(self, evidence: Evidence) -> tuple[list[Finding], list[dict[str, Any]]]:
+        """The findings, and the rules that `--quick` leaves out."""
+        simulated = self.tier == "simulate"
+        unseen = [name for name in self.chosen if simulated and not RULES[name].simulated]
+        beyond = dict.fromkeys(unseen, f"environment error: {self.refused}")
+        findings, skipped = [], []
+        for finding in judge(evidence, self.chosen, beyond):
+            if finding.status == "inconclusive" and finding.evidence is NotMade.QUICK:
+                skipped.append({"rule": finding.rule, "reason": QUICK, "until": None})
+                continue
+            ours = finding.tier == "ranks" and finding.rule not in unseen
+            findings.append(replace(finding, tier=self.tier) if ours else finding)
+        return findings, skipped
+
+    def _environment(
+        self, launcher: Launcher, files: Worlds, backend: str, evidence: Evidence
+    ) -> dict[str, Any]:
+        target = self.target
+        forked = target.script if target.launcher == "fork" else None
+        remarks = notes(forked, evidence, files.notes())
+        if evidence.cuda_on_cpu and (gpus := too_few(launcher.versions.get("unused", 0))):
+            remarks.append(gpus)
+        versions = launcher.versions | {
+            "isolation": in_words(asdict(launcher.choice), target.allow_writes)
+        }
+        if files.largest:
+            took = f"{files.work.parent}: {sized(files.largest)} in the largest run"
+            versions["temporary_folder"] = took
+        return environment_of(
+            versions,
+            self.tier,
+            backend,
+            target.nproc,
+            target.launcher,
+            remarks,
+            evidence.cuda_on_cpu,
+        )
+
+    def part(self, reason: str) -> Verdict:
+        """The verdict where not all could be run: what the sources show, and the rules that need
+        no run but the first.
+        """
+        ended = self.ended
+        train = next((run for run in ended if run.role == "train"), None)
+        evidence = self.known or read(self.target)
+        evidence = evidence if train is None else evidence.having("train", train)
+        enough = {"train"} if train is not None else set()
+        beyond = {rule: reason for rule in self.chosen if not RULES[rule].needs <= enough}
+        torch = next((r.torch for run in ended for r in run.all(Start)), "not known yet")
+        environment = {
+            "torch": torch,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            **self.about,
+        }
+        findings = judge(evidence, self.chosen, beyond)
+        described = self.target.describe()
+        verdict = assemble(described, self.work, evidence, ended, findings, environment)
+        return replace(verdict, seconds=time.monotonic() - self.started)
 
 
 def _isolation(target: Target) -> str:
@@ -225,10 +280,17 @@ def suggestion(target: Target, evidence: Evidence) -> str:
     return command(words, evidence.options, target.args)
 
 
-def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Settings:
-    """What the plan is made from."""
+def planned(
+    target: Target, chosen: Collection[str], tier: str = "ranks", gpus: int = 0
+) -> Settings:
+    """What the plan is made from; `gpus`: how many this machine has."""
     return Settings(
-        target, chosen, tier, bool(target.reference) and is_distributed(Path(target.reference[0]))
+        target,
+        chosen,
+        tier,
+        bool(target.reference) and is_distributed(Path(target.reference[0])),
+        cuda_on_cpu=target.full_size,
+        gpus=gpus,
     )
 
 
@@ -246,64 +308,38 @@ def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Eviden
     """The runs that the rules need, stage by stage: each says which are due after what the earlier
     ones have shown.
     """
-    target = settings.target
+    evidence = replace(evidence, cuda_on_cpu=settings.cuda_on_cpu)
     for stage in stages.stages(settings.tier):
-        while due := [run for run in stage(settings, evidence) if run.role not in evidence.missing]:
+        while due := _due(stage, settings, evidence):
             made = executor.make(settings.ordered(due))
-            if evidence.train is None and _stopped_for_want_of_cuda(target, executor, made):
-                executor.cuda_on_cpu = True
-                executor.ended.clear()  # this run says nothing of the script
-                evidence = replace(evidence, cuda_on_cpu=True)
+            runs = [one.run for one in made if one.run is not None]
+            if (other := stages.restart(settings, evidence, runs)) is not None:
+                executor.discard(made)
+                settings = other
+                evidence = replace(evidence, cuda_on_cpu=settings.cuda_on_cpu)
                 continue
-            if stage is stages.first and not settings.from_sharding_on and _prepares(made):
-                settings = replace(settings, from_sharding_on=True)
-                executor.ended.pop()  # it has recorded the models as they were before
-                continue
-            if stage is stages.first and (how := _own_steps(settings, made)):
-                steps = (
-                    target.steps or steps_without_backward(evidence)
-                    if how == "forwards"
-                    else settings.target.steps
-                )
-                settings = replace(
-                    settings, target=replace(settings.target, steps=steps), own_steps=how
-                )
-                executor.ended.pop()
-                continue
-            evidence = added(evidence, made, executor.files)
+            evidence = stages.added(evidence, made, executor.files)
         settings = settings.with_steps(evidence)
-        if stage is stages.first:
-            evidence = with_training(evidence, target.script)
+        if stage is stages.FIRST:
+            evidence = with_training(evidence, settings.target.script)
             report_early(settings, evidence, executor.progress)
     return evidence if settings.tier == "simulate" else stages.completed(settings, evidence)
 
 
-def _stopped_for_want_of_cuda(target: Target, executor: Executor, made: Sequence[Made]) -> bool:
-    """Whether the first run ended where the script asks for CUDA, and may be made again with one
-    that computes on the CPU.
-    """
-    if target.device != "auto" or executor.cuda_on_cpu or executor.launcher.versions["devices"]:
-        return False
-    return any(one.run is not None and asks_for_cuda(one.run) for one in made)
+def _due(stage: stages.Stage, settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The runs of a stage that are due now."""
+    due = stage(settings, evidence, so_far(settings, evidence))
+    return [run for run in due if run.role not in evidence.missing]
 
 
-def _prepares(made: Sequence[Made]) -> bool:
-    """Whether the train run is to be made again, without what the script does before it shards."""
-    return any(one.run is not None and prepares_before_sharding(one.run) for one in made)
+def so_far(settings: Settings, evidence: Evidence) -> stages.Found:
+    """What a rule finds in the runs so far; each is judged once, and only if it is asked."""
 
+    @functools.cache
+    def known() -> Evidence:
+        return stages.completed(settings, evidence)
 
-def _own_steps(settings: Settings, made: Sequence[Made]) -> str:
-    """Where the steps of the train run end, if it has to be made again for it; "each" if by their
-    samples the ranks parted.
-    """
-    runs = [one.run for one in made if one.run is not None]
-    if settings.own_steps in ("backwards", "forwards"):
-        apart = any(
-            not run.completed or len({len(trace.stepped) for trace in run.traces}) > 1
-            for run in runs
-        )
-        return "each" if apart else ""
-    return next((how for run in runs if not settings.own_steps and (how := own_steps(run))), "")
+    return functools.cache(lambda rule: judge_one(RULES[rule], known()))
 
 
 def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> None:
@@ -316,34 +352,6 @@ def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> 
             where = f" at {place(finding.location)}" if finding.location else ""
             word = "WARNING" if finding.warns else finding.status.upper()
             progress(f"{word} {finding.rule}{where}: {finding.evidence}", ())
-
-
-def _part(
-    target: Target,
-    work: Path,
-    chosen: Collection[str],
-    ended: Sequence[Run],
-    reason: str,
-    about: Mapping[str, str],
-) -> Verdict:
-    """The verdict where not all could be run: what the sources show, and the rules that need no run
-    but the first.
-    """
-    # the one with CUDA on the CPU, if there are two
-    train = next((run for run in reversed(ended) if run.role == "train"), None)
-    evidence = replace(read(target), train=train)
-    enough = {"train"} if train is not None else set()
-    beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}
-    torch = next((r.torch for run in ended for r in run.all(Start)), "not known yet")
-    environment = {
-        "torch": torch,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        **about,
-    }
-    return assemble(
-        target.describe(), work, evidence, ended, judge(evidence, chosen, beyond), environment
-    )
 
 
 def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") -> list[str]:

@@ -11,6 +11,7 @@ from test_laws import alone, of, state, steps, tensor
 from records import cases, judge, run
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Course, Sources
+from verified_fsdp2.verifier.pipeline import so_far
 from verified_fsdp2.verifier.stages import Settings, endings
 
 TEXT = """
@@ -146,9 +147,9 @@ def test_models_that_only_the_first_run_trains(theirs: list[str], status: str) -
     assert judge(RULE, replace(evidence, sources=sources)).status == status
 
 
-@cases("batch, words", ("--batch 8", ["--batch", "8"]), ("-", []), ("", []))
+@cases("batch, words", (("--batch", "8"), ["--batch", "8"]), ((), []), (None, []))
 def test_the_options_of_the_run_of_one_process_are_those_of_its_end(
-    batch: str, words: list[str], tmp_path: Path
+    batch: tuple[str, ...] | None, words: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("")
     ends = {
@@ -156,5 +157,6 @@ def test_the_options_of_the_run_of_one_process_are_those_of_its_end(
         "course": Course(single_ways=("ddp",), batch=batch),
     }
     evidence = replace(of(steps(), steps(), single=alone(steps())), **ends)
-    (run,) = endings(Settings(resolve(tmp_path / "train.py", {}), [RULE]), evidence)
+    settings = Settings(resolve(tmp_path / "train.py", {}), [RULE])
+    (run,) = endings(settings, evidence, so_far(settings, evidence))
     assert (run.role, run.world_size, list(run.arguments)) == ("ending", 1, words)

@@ -34,7 +34,7 @@ from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, MEASURES, 
 from verified_fsdp2.verifier.analysis.gradient_scale_causes import NOT_DIVIDED, readings
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Evidence, Sources
-from verified_fsdp2.verifier.pipeline import planned
+from verified_fsdp2.verifier.pipeline import planned, so_far
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Micro, Renamed, Step, Stepped
 
@@ -99,7 +99,9 @@ def test_the_noise_is_measured_where_it_decides(
         reference=trained(role="reference"),
         single=trained(1),
     )
-    assert [run.role for run in stages.perturbed(settings, evidence)] == made
+    assert [
+        run.role for run in stages.perturbed(settings, evidence, so_far(settings, evidence))
+    ] == made
 
 
 def test_limits_where_the_perturbed_run_ended_early_or_is_not_finite() -> None:

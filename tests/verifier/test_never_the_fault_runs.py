@@ -14,13 +14,13 @@ from verified_fsdp2.verifier.analysis.checkpoints import loaded_before, unwritte
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.execute import _without_metadata
 from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.source.scan import scan
+from verified_fsdp2.verifier.stages.results import without_metadata
 from verified_fsdp2.verifier.verdict import Verdict
 
 SCRIPT = """\
@@ -189,12 +189,12 @@ def test_a_checkpoint_that_was_there_before_is_named(
 def test_what_a_run_loads_of_its_own_is_not_there_before(tmp_path: Path) -> None:
     load = {"kind": "checkpoint", "op": "load", "to": "/x/ckpt", "after_step": 0, "keys": []}
     assert "/x/ckpt" in loaded_before(run([load]), ())
-    assert loaded_before(run([{**load, "to": str(tmp_path)}]), (), _without_metadata) == "", (
+    assert loaded_before(run([{**load, "to": str(tmp_path)}]), (), without_metadata) == "", (
         "pretrained safetensors"
     )
     (tmp_path / ".metadata").touch()
     assert str(tmp_path) in loaded_before(
-        run([{**load, "to": str(tmp_path)}]), (), _without_metadata
+        run([{**load, "to": str(tmp_path)}]), (), without_metadata
     )
     assert loaded_before(run([load]), ("/x/ckpt",)) == ""
     assert loaded_before(run([{**load, "op": "torch.load", "to": "/x/pretrained.pt"}]), ()) == ""

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from verified_fsdp2.verifier import stages
 from verified_fsdp2.verifier.config.policy import QUICK
 from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.pipeline import verify
+from verified_fsdp2.verifier.stages import Settings
+from verified_fsdp2.verifier.trace.roles import QUICK as MADE_WITH_QUICK
 from verified_fsdp2.verifier.verdict import Verdict
 
 SCRIPT = Path(__file__).parents[1] / "zoo" / "checkpoint_functions.py"
@@ -30,7 +31,7 @@ def roles(verdict: Verdict) -> set[str]:
 def test_quick_makes_three_runs_and_skips_what_others_decide(tmp_path: Path) -> None:
     verdict = verdict_with(tmp_path, quick=True)
     judged = {finding.rule: finding.status for finding in verdict.findings}
-    assert roles(verdict) == {"train", "reference", "resume"} <= stages.QUICK
+    assert roles(verdict) == {"train", "reference", "resume"} <= MADE_WITH_QUICK
     assert (verdict.verdict, judged["matches-ddp"], judged["resume-is-exact"]) == (
         "pass",
         "pass",
@@ -69,7 +70,7 @@ def test_wrong_values_are_usage_errors(wrong: dict[str, object]) -> None:
 
 
 def test_runs_that_most_rules_need_come_first() -> None:
-    settings = stages.Settings(
+    settings = Settings(
         Target(SCRIPT), ["matches-ddp", "resume-is-exact", "scheduler-or-progress-not-restored"]
     )
     due = [settings.run(role, 2) for role in ("perturbed", "inspect", "resume")]

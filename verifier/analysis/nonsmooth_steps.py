@@ -24,7 +24,7 @@ def before_the_kink(evidence: Evidence) -> Evidence:
     step = _kink(evidence)
     if step is None or evidence.single is None:
         return evidence
-    return replace(evidence, single=evidence.single.until(step - 1), kink=step)
+    return replace(evidence.having("single", evidence.single.until(step - 1)), kink=step)
 
 
 def _kink(evidence: Evidence) -> int | None:

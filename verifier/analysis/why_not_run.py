@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from ..evidence import Evidence
+from ..trace.roles import OF_CHECKPOINTS
 from .checkpoints import outside, same_weights_after, unseen_save
 from .root_cause import root_cause
-
-RESUMED = ("resume", "reshard", "crash", "damaged")
 
 
 def missing(
@@ -33,7 +32,7 @@ def missing(
     ):
         found |= {"ddp": text} if (text := root_cause(course.refused).text) else {}
     if reason := no_resume(resume_args, steps, evidence):
-        return found | dict.fromkeys(RESUMED, reason)
+        return found | dict.fromkeys(OF_CHECKPOINTS, reason)
     if not reshards:
         found["reshard"] = "no other world size was requested: pass --reshard-to"
     if reason := no_damage(evidence):

@@ -6,7 +6,6 @@ OF_ALL are applied to the list, one after the other; OF_A_TEAM after them, with 
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..analysis.why_not_run import RESUMED
 from ..config.policy import Policy, Skip
 from ..evidence import Evidence
 from ..finding import Finding
@@ -15,6 +14,7 @@ from ..rules.naming import is_named
 from ..rules.policies import ShownBy
 from ..source.suppress import RULE as UNUSED
 from ..source.suppress import covering
+from ..trace.roles import OF_CHECKPOINTS
 from .passes import Pass
 
 OfAll = Callable[[list[Finding], Evidence], list[Finding]]
@@ -99,7 +99,7 @@ def with_consequences(findings: list[Finding], evidence: Evidence) -> list[Findi
     failed = [f for f in findings if f.status == "fail" and not f.warns]
     effects = [f for f in failed if not RULES[f.rule].names_a_cause]
     # What a resume loses explains no difference between runs that resume from nothing.
-    after_resume = {f.rule: bool(RULES[f.rule].needs & {*RESUMED}) for f in failed}
+    after_resume = {f.rule: bool(RULES[f.rule].needs & OF_CHECKPOINTS) for f in failed}
     causes = [after_resume[f.rule] for f in failed if f not in effects]
     explained = {name for f in failed for name in RULES[f.rule].explains}
 

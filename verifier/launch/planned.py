@@ -34,12 +34,13 @@ class PlannedRun:
     damage: str = ""  # done to the checkpoints at `damaged` before it starts
     damaged: tuple[str, ...] = ()
     optional: bool = False  # it counts only if it completes
-    # with options that nobody gave: it counts only if it takes the global batch
-    derived: bool = False
+    # options that nobody gave, for the batch of all ranks: it counts only if it takes that
+    derived: tuple[str, ...] = ()
     note: str = ""
     expected: str = ""  # why it need not complete
     opens: tuple[str, ...] = ()  # checkpoints to open in the place of the script
     # further fields of the Request, for the probe
     probe: dict[str, Any] = field(default_factory=dict)
+    cuda_on_cpu: bool = False  # whether ranks have a CUDA that computes on the CPU
     starting_point: bool = True  # whether it leaves or loads the common initial weights
     weights: str = "starting_point"  # the folder of these

@@ -1,6 +1,7 @@
 """The data of a verdict: what was verified, on what, with what runs, findings and facts."""
 
 import platform as machine
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,10 +75,8 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
     libraries = dict.fromkeys(record.text for record in adapted)
     platform = _rehearsed(evidence) or (NOTE if evidence.cuda_on_cpu else "")
-    words = evidence.course.batch.strip("-")
-    batch = (
-        f"one process was given `{evidence.course.batch}`, the batch of all ranks" if words else ""
-    )
+    words = shlex.join(evidence.course.batch or ())
+    batch = f"one process was given `{words}`, the batch of all ranks" if words else ""
     torch = next(
         (r.torch for t in (evidence.train.traces if evidence.train else ()) for r in t.of(Start)),
         "",

@@ -7,39 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.wording import count
-from .numbers_text import NOT_COMPARED, RESUMED
+from ..trace.roles import ROLES
 
 Report = dict[str, Any]
 WIDE, CELLS = 8, 8_000  # ranks with a column each; numbers in all these columns
 STEPS = 40  # columns of steps
-ROLES = {
-    "train": "the script",
-    "survey": "the whole script, for how far to compare",
-    "provoked": "with amplified gradients, and NaN in uninitialised memory",
-    "repeat": "the script again, up to the save that is resumed from",
-    "full_precision": "without mixed precision, autocast and dropout",
-    "undropped": "without dropout, one step",
-    "rounded_weights": "from rounded weights, one step",
-    "reference": "DDP instead of fully_shard",
-    "perturbed": "from weights one unit in the last place away",
-    "scaled": "one step, for the lines that change gradients",
-    "layers": "one step, for what each module makes",
-    "layers_reference": "the same with DDP",
-    "single": "one process, the whole global batch",
-    "ending": "one process, the whole script, for what it prints and writes at its end",
-    "ending_perturbed": "the same, from weights one unit in the last place away",
-    "original": "the script that it was converted from",
-    "resume": "resumed at the same world size",
-    "resume_full_precision": "resumed, in full precision",
-    "resumed_ending": "resumed, to the end of the script",
-    "reshard": "resumed at another world size",
-    "resharded_ending": "resumed at another world size, to the end of the script",
-    "inspect": "opens the saved checkpoints",
-    "crash": "killed during a save",
-    "recovered": "resumed after the kill",
-    "damaged": "resumed from a damaged checkpoint",
-    "simulate": "one process with a fake process group",
-}
 
 
 @dataclass(frozen=True)
@@ -101,7 +73,7 @@ def place(location: Report, folder: str) -> str:
 
 def offset(report: Report, run: Report) -> int:
     """The number of steps before the first step of a run."""
-    return int(report["facts"].get("saved_after_step") or 0) if run["role"] in RESUMED else 0
+    return int(report["facts"].get("saved_after_step") or 0) if ROLES[run["role"]].resumes else 0
 
 
 def curves(report: Report) -> list[Report]:
@@ -109,7 +81,7 @@ def curves(report: Report) -> list[Report]:
     return [
         r
         for r in report["runs"]
-        if any(v is not None for v in r["losses"]) and r["role"] not in NOT_COMPARED
+        if any(v is not None for v in r["losses"]) and ROLES[r["role"]].compared_with
     ]
 
 
@@ -322,7 +294,7 @@ def _returned(report: Report) -> Table:
         damaged = damaged or run["role"] == "damaged"
         ended = "completed" if run["completed"] else "stopped"
         worst = max((value for value in compared["loss"] if value is not None), default=None)
-        loads, what = ", ".join(one["loads"]) or None, run["note"] or ROLES[run["role"]]
+        loads, what = ", ".join(one["loads"]) or None, run["note"] or ROLES[run["role"]].title
         rows.append(
             [
                 label(run),
@@ -348,7 +320,7 @@ def _runs(report: Report) -> Table:
         )
         about = [
             label(run),
-            run["note"] or ROLES[run["role"]],
+            run["note"] or ROLES[run["role"]].title,
             f"{run['seconds']:.1f}",
             len(run["losses"]),
         ]

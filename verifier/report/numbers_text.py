@@ -3,23 +3,10 @@
 from collections.abc import Iterator
 
 from ..analysis.wording import count
+from ..trace.roles import ROLES
 from ..verdict import Verdict
 from .wrapping import width, wrapped
 
-# roles whose losses differ by design, or are of one step
-NOT_COMPARED = (
-    "provoked",
-    "repeat",
-    "scaled",
-    "layers",
-    "layers_reference",
-    "resumed_ending",
-    "resharded_ending",
-    "crash",
-    "recovered",
-    "damaged",
-)
-RESUMED = ("resume", "resume_full_precision", "reshard")
 _CELL = 12
 
 
@@ -30,14 +17,14 @@ def losses(verdict: Verdict) -> Iterator[str]:
     runs = [
         r
         for r in verdict.runs
-        if any(loss is not None for loss in r["losses"]) and r["role"] not in NOT_COMPARED
+        if any(loss is not None for loss in r["losses"]) and ROLES[r["role"]].compared_with
     ]
     if not runs:
         return
     after = verdict.facts.get("saved_after_step") or 0
     rows: dict[str, list[list[str]]] = {}
     for run in runs:
-        cells = [""] * (after if run["role"] in RESUMED else 0) + [
+        cells = [""] * (after if ROLES[run["role"]].resumes else 0) + [
             _loss(value) for value in run["losses"]
         ]
         rows.setdefault(f"  {run['role']}, {count(run['world_size'], 'rank')}", []).append(cells)

@@ -17,10 +17,9 @@ from ..source.events import Event, Flow
 from ..source.registry import DETECTORS
 from ..trace import Run
 from ..trace.events import Place, Shard, Visited
+from ..trace.roles import OF_CHECKPOINTS
 from .policies import AfterSharding, JudgesExports, NeedsSharding, OnlyWarns, Policy
 
-# Roles of runs that begin from a checkpoint: a rule that needs one judges checkpoints.
-RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
 SECTIONS = (
     "Seen",
     "Why",
@@ -81,7 +80,7 @@ class Rule(ABC):
     @property
     def about_checkpoints(self) -> bool:
         """Whether it judges checkpoints, or a run that resumes from one."""
-        return self.family == "checkpoint" or bool(self.needs & RESUMED)
+        return self.family == "checkpoint" or bool(self.needs & OF_CHECKPOINTS)
 
     @property
     def about_the_resume(self) -> bool:

@@ -129,9 +129,9 @@ def with_training(evidence: Evidence, script: Path) -> Evidence:
 
 def with_texts(evidence: Evidence) -> Evidence:
     """The evidence with the source files that its runs name."""
-    return replace(
-        evidence, sources=read_sources(tuple(map(Path, evidence.sources.project)), evidence.runs)
-    )
+    held = evidence.sources
+    project = tuple(map(Path, held.project))
+    return replace(evidence, sources=read_sources(project, evidence.runs, held.texts))
 
 
 def is_distributed(script: Path) -> bool:

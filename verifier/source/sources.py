@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..config.reading import inputs
@@ -84,8 +84,12 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def read_sources(project: tuple[Path, ...], runs: Iterable[Run]) -> Sources:
-    """The project's files, and every file that a frame of the runs names, as they are now."""
+def read_sources(
+    project: tuple[Path, ...], runs: Iterable[Run], known: Mapping[str, str] | None = None
+) -> Sources:
+    """The project's files, and every file that a frame of the runs names; what is `known` is not
+    read again.
+    """
     runs = list(runs)
     frames = (
         frame
@@ -98,7 +102,7 @@ def read_sources(project: tuple[Path, ...], runs: Iterable[Run]) -> Sources:
     named = {str(frame[0]) for frame in frames} | {
         file for text in stacks for file in _FILE.findall(text)
     }
-    texts = {
-        file: text_of(Path(file)) for file in dict.fromkeys([*map(str, project), *sorted(named)])
-    }
+    files = dict.fromkeys([*map(str, project), *sorted(named)])
+    # a file that was empty or not there may have been written by a run
+    texts = {file: (known or {}).get(file) or text_of(Path(file)) for file in files}
     return Sources(texts, tuple(map(str, project)))

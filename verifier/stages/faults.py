@@ -40,7 +40,7 @@ def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRu
         return [settings.run("recovered", target.nproc, *target.resume_args, **fields)]
     for moment in moments(train, target.thorough, course.checkpoint):
         enough = evidence.crashes and not target.thorough and not moment.beside
-        if enough or moment.note in course.crashes_tried:
+        if enough or moment.request in course.crashes_tried:
             continue
         fields = {
             "steps": moment.steps,

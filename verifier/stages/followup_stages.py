@@ -2,28 +2,27 @@
 what scales gradients.
 """
 
-import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ..analysis.comparison import loss_apart
 from ..analysis.ending import SAME_END, both_end, comparable_end, last_step, weights_apart
 from ..analysis.precision import needs_full_precision
-from ..analysis.why_not_run import RESUMED, missing, no_damage
-from ..evidence import Evidence
-from ..judge import judge_one
+from ..analysis.why_not_run import missing, no_damage
+from ..evidence import Evidence, NotMade
+from ..finding import Finding
 from ..launch.planned import PlannedRun
 from ..launch.processes import busy
 from ..rules import RULES
-from ..rules.base import Rule
 from ..rules.policies import BesideTheWeights
+from ..trace.roles import AFTER_TRAIN, QUICK
 from .oracles import in_one_process
-from .settings import QUICK, Settings, trained
+from .settings import Settings, trained
 from .train import SURVEY_SECONDS, SURVEYED
 
+Found = Callable[[str], Finding]  # what a rule finds in the runs so far
 LAYERS_FROM = 1e-4  # relative difference of the first losses
-NOT_QUICK = "--quick does not make this run"
-AFTER_TRAIN = ("full_precision", "reference", "single", "original", "inspect", "provoked", *RESUMED)
 
 
 def completed(settings: Settings, evidence: Evidence) -> Evidence:
@@ -40,14 +39,14 @@ def completed(settings: Settings, evidence: Evidence) -> Evidence:
         found = dict.fromkeys(AFTER_TRAIN, f"the train run {what}")
     else:
         needs = {role for name in settings.chosen for role in RULES[name].needs}
-        unmade = dict.fromkeys(needs - QUICK, NOT_QUICK) if target.quick else {}
+        unmade = dict.fromkeys(needs - QUICK, NotMade.QUICK) if target.quick else {}
         reshards = bool(target.reshard_to) or "reshard" not in settings.needs
         found = missing(evidence, target.resume_args, settings.steps, reshards, unmade)
     evidence = replace(evidence, missing=found)
     return replace(evidence, crashes=(), damaged=()) if no_damage(evidence) else evidence
 
 
-def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+def perturbed(settings: Settings, evidence: Evidence, found: Found) -> list[PlannedRun]:
     """The reference once more, from weights one unit in the last place away, where a difference
     needs its noise as a tolerance.
     """
@@ -59,11 +58,9 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         or "perturbed" not in settings.needs
     ):
         return []
-    rules, known = map(RULES.__getitem__, settings.chosen), completed(settings, evidence)
-    if {judge_one(r, known).status for r in rules if "perturbed" in r.needs | r.reads} <= {
-        "pass",
-        "not_applicable",
-    }:
+    rules = map(RULES.__getitem__, settings.chosen)
+    deciding = [rule.name for rule in rules if "perturbed" in rule.needs | rule.reads]
+    if all(found(rule).status in ("pass", "not_applicable") for rule in deciding):
         return []
     options = {
         "full_precision": needs_full_precision(train),
@@ -83,22 +80,17 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     return [settings.run("perturbed", settings.target.nproc, mode=mode, probe=options)]
 
 
-def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+def endings(settings: Settings, evidence: Evidence, found: Found) -> list[PlannedRun]:
     """All steps in one process, where the survey shows what the script prints or writes behind
     them; where it differs, its noise.
     """
     target, course = settings.target, evidence.course
-    known = completed(settings, evidence)
     comparable = comparable_end(evidence) or (
-        both_end(evidence) and _fails(RULES["matches-single-process"], known)
+        both_end(evidence) and _fails(found("matches-single-process"))
     )
     if "ending" not in settings.needs or evidence.ending_perturbed is not None or not comparable:
         return []
-    words = (
-        *target.save_args,
-        *target.single_args,
-        *shlex.split("" if course.batch == "-" else course.batch),
-    )
+    words = (*target.save_args, *target.single_args, *(course.batch or ()))
     limit = min(2 * SURVEY_SECONDS * busy(), target.timeout)
     fields: dict[str, Any] = {
         "mode": course.single_ways[-1],
@@ -109,55 +101,45 @@ def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     fields["expected"] = f"it is ended after {limit:.0f} s"
     if evidence.ending is None:
         return [settings.run("ending", 1, *words, probe={"ending": True}, **fields)]
-    if not _fails(RULES["ending-same-in-one-process"], known):
+    if not _fails(found("ending-same-in-one-process")):
         return []
     probe = {"ending": True, "nudge": True, "reseed_after": last_step(evidence)}
     return [settings.run("ending_perturbed", 1, *words, probe=probe, **fields)]
 
 
-def to_the_end(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+def to_the_end(settings: Settings, evidence: Evidence, found: Found) -> list[PlannedRun]:
     """Resumes once more, to the end of the script, where their first steps differ: perhaps these
     were only counted otherwise.
 
     Those on other ranks one after the other, as long as each ends with the same weights.
     """
-    target, survey, known, ends = (
-        settings.target,
-        evidence.survey,
-        completed(settings, evidence),
-        evidence.resharded_endings,
-    )
+    target, survey, ends = settings.target, evidence.survey, evidence.resharded_endings
     if survey is None or not survey.completed:
         return []
     fields = {"mode": "survey", "files": "saved", "starting_point": False, "optional": True}
-    failed = [
-        r for name in settings.chosen if (r := RULES[name]).about_checkpoints and _fails(r, known)
-    ]
-    found = []
+    rules = [rule for name in settings.chosen if (rule := RULES[name]).about_checkpoints]
+    failed = [rule for rule in rules if _fails(found(rule.name))]
+    due = []
     if evidence.resumed_ending is None and any(
         r.about_the_resume and not r.policy(BesideTheWeights) for r in failed
     ):
-        found.append(settings.run("resumed_ending", target.nproc, *target.resume_args, **fields))
+        due.append(settings.run("resumed_ending", target.nproc, *target.resume_args, **fields))
     same = all(weights_apart(evidence, run) <= SAME_END for run in ends)
     if same and len(ends) < len(evidence.reshards) and RULES["reshard-keeps-trajectory"] in failed:
         world, words = (
             evidence.reshards[len(ends)].world_size,
             (*target.resume_args, *target.reshard_args),
         )
-        found.append(settings.run("resharded_ending", world, *words, **fields))
-    return found
+        due.append(settings.run("resharded_ending", world, *words, **fields))
+    return due
 
 
-def scaled(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+def scaled(settings: Settings, evidence: Evidence, found: Found) -> list[PlannedRun]:
     """One step, each call of which is looked at, where gradients have a factor: which function
     scales them behind the backward?
     """
-    rule = RULES["double-or-missing-world-scale"]
-    if (
-        evidence.scaled is not None
-        or rule.name not in settings.chosen
-        or not _fails(rule, completed(settings, evidence))
-    ):
+    rule = "double-or-missing-world-scale"
+    if evidence.scaled is not None or rule not in settings.chosen or not _fails(found(rule)):
         return []
     words = settings.target.save_args
     return [
@@ -167,21 +149,15 @@ def scaled(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     ]
 
 
-def layers(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+def layers(settings: Settings, evidence: Evidence, found: Found) -> list[PlannedRun]:
     """One step with fully_shard and with DDP, whose losses differ: which module is the first that
     computes otherwise?
     """
-    rule, run, oracle = RULES["matches-ddp"], evidence.full_precision, evidence.reference
-    if (
-        evidence.layers is not None
-        or rule.name not in settings.chosen
-        or run is None
-        or oracle is None
-    ):
+    rule, run, oracle = "matches-ddp", evidence.full_precision, evidence.reference
+    if evidence.layers is not None or rule not in settings.chosen or run is None or oracle is None:
         return []
-    known = completed(settings, evidence)
     if (
-        not (run.completed and oracle.completed and _fails(rule, known))
+        not (run.completed and oracle.completed and _fails(found(rule)))
         or loss_apart(run, oracle, 1) <= LAYERS_FROM
     ):
         return []
@@ -195,6 +171,5 @@ def layers(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     ]
 
 
-def _fails(rule: Rule, evidence: Evidence) -> bool:
-    found = judge_one(rule, evidence)
-    return found.status == "fail" and found.required
+def _fails(finding: Finding) -> bool:
+    return finding.status == "fail" and finding.required

@@ -1,6 +1,5 @@
 """Runs that come to the same numbers in other ways, and resumes on as many and on other ranks."""
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +8,13 @@ from ..analysis.checkpoints import unwritten
 from ..analysis.follow_up_runs import clip_is_open, for_a_resume, keeps_its_batch_on
 from ..analysis.precision import low_precision, needs_full_precision
 from ..analysis.root_cause import root_cause
-from ..analysis.why_not_run import RESUMED, never_written, no_resume
+from ..analysis.why_not_run import never_written, no_resume
 from ..errors import UserError
 from ..evidence import Evidence
 from ..launch.planned import PlannedRun
 from ..trace import Run
 from ..trace.events import Inexact, ToEmpty
+from ..trace.roles import OF_CHECKPOINTS
 from .faults import faults
 from .settings import Settings, trained
 from .train import inspection
@@ -74,7 +74,7 @@ def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The script resumes: on the same ranks, and on other ranks."""
     target, train, after = settings.target, evidence.train, settings.resumes_after(evidence)
-    if train is None or after is None or not settings.needs & {*RESUMED}:
+    if train is None or after is None or not settings.needs & OF_CHECKPOINTS:
         return []
     if no_resume(target.resume_args, settings.steps, evidence):
         return []
@@ -147,15 +147,13 @@ def _with_the_whole_batch(settings: Settings, evidence: Evidence, exact: bool) -
         or train is None
         or not single.completed
         or target.single_args
-        or evidence.course.batch
+        or evidence.course.batch is not None
     ):
         return []
     if not (words := whole_batch(train, single, evidence.options, target.args)):
         return []
     again = in_one_process(settings, exact, evidence.course.single_ways[-1])
-    return [
-        replace(again, arguments=(*again.arguments, *words), derived=True, note=shlex.join(words))
-    ]
+    return [replace(again, arguments=(*again.arguments, *words), derived=tuple(words))]
 
 
 def in_one_process(settings: Settings, exact: bool, mode: str) -> PlannedRun:

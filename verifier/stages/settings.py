@@ -7,17 +7,16 @@ from typing import Any, Self
 
 from ..analysis.checkpoints import named_paths, number_in
 from ..analysis.steps_to_compare import LEAST, steps_to_compare, trains_before_sharding
-from ..analysis.why_not_run import RESUMED
 from ..config.target import Target
 from ..evidence import Evidence
 from ..launch.planned import PlannedRun
 from ..rules import RULES
+from ..trace.roles import OF_CHECKPOINTS, QUICK
 
 FURTHER_STEPS = (
     20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
 )
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
-QUICK = frozenset({"train", "full_precision", "reference", "resume"})
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,8 @@ class Settings:
     )
     # where a step ends in a script that updates its weights itself (probe/events/own_updates.py)
     own_steps: str = ""
+    cuda_on_cpu: bool = False  # whether ranks have a CUDA that computes on the CPU
+    gpus: int = 0  # of this machine
 
     @property
     def needs(self) -> frozenset[str]:
@@ -64,7 +65,7 @@ class Settings:
             n for path in named_paths(target.resume_args) if (n := number_in(path)) is not None
         ]
         last, steps = max(wanted, default=0), target.steps or LEAST
-        return last + 1 if steps <= last <= FURTHER_STEPS and self.needs & {*RESUMED} else steps
+        return last + 1 if steps <= last <= FURTHER_STEPS and self.needs & OF_CHECKPOINTS else steps
 
     def resumes_after(self, evidence: Evidence) -> int | None:
         """The step of the checkpoint from which the script is to resume."""
@@ -81,6 +82,7 @@ class Settings:
             "steps": self.steps,
             "grace": min(GRACE, target.timeout),
             "arguments": (*target.args, *own),
+            "cuda_on_cpu": self.cuda_on_cpu,
         }
         asked = {"from_sharding_on": self.from_sharding_on, "own_steps": self.own_steps}
         probe: dict[str, Any] = {name: value for name, value in asked.items() if value}
@@ -95,7 +97,7 @@ class Settings:
         """
         if self.target.steps or evidence.survey is None:
             return self
-        resumes = bool(self.target.resume_args and self.needs & {*RESUMED})
+        resumes = bool(self.target.resume_args and self.needs & OF_CHECKPOINTS)
         steps = steps_to_compare(evidence.survey, evidence.sources, resumes)
         waits = trains_before_sharding(evidence.survey)
         return replace(self, target=replace(self.target, steps=steps), from_sharding_on=waits)

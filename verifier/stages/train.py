@@ -3,13 +3,13 @@
 from typing import Any
 
 from ..analysis.checkpoints import saved_paths, saves_after
-from ..analysis.why_not_run import RESUMED
 from ..evidence import Evidence
 from ..launch.capacity import PER_NODE
 from ..launch.planned import PlannedRun
 from ..launch.processes import busy
 from ..rules import RULES
 from ..rules.base import lines_to_reach
+from ..trace.roles import OF_CHECKPOINTS
 from .settings import Settings, trained
 
 SIMULATED_STEPS = 2  # the first step of a run also initialises
@@ -72,7 +72,11 @@ def repeats(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         or after is None
     ):
         return []
-    if not target.resume_args or not settings.needs & {*RESUMED} or not saves_after(train, after):
+    if (
+        not target.resume_args
+        or not settings.needs & OF_CHECKPOINTS
+        or not saves_after(train, after)
+    ):
         return []
     if first := inspection(settings, evidence):
         return first  # the files of the train run, before they are those of another

@@ -23,10 +23,10 @@ from .events import (
     event_from_json,
 )
 from .rank import Ended, Trace
+from .roles import ROLES
 from .run import Run
 from .seal import mark
 
-_RESUMED = ("resume", "resume_full_precision", "reshard", "recovered", "damaged")
 _LOADS = ("load", "torch.load")
 _NUMBERED = (Cleared, EditedGradients, KeptGradients, Micro, State, Step, Stepped)
 
@@ -61,7 +61,7 @@ def read_run(
             progress[rank] = _progress(folder / f"rank{rank}.progress")
         except Foreign as error:
             foreign = foreign or str(error)
-    if role in _RESUMED:
+    if ROLES[role].resumes:
         found = from_the_load_on(found)
     return Run(
         role,
