@@ -32,7 +32,7 @@ VERIFIER: Layers = (
     ("analysis",),
     ("source", "launch", "probe"),
     ("isolation",),
-    ("__init__", "trace", "evidence", "finding", "verdict", "config", "errors"),
+    ("__init__", "trace", "evidence", "finding", "verdict", "config", "errors", "tolerances"),
 )
 LOOSE = {
     "__init__",
@@ -44,6 +44,7 @@ LOOSE = {
     "finding",
     "verdict",
     "errors",
+    "tolerances",
 }
 LONGEST, MEDIAN = 400, 110  # lines of a module
 JUDGING = ("verifier.analysis", "verifier.rules", "verifier.judge", "verifier.judging")

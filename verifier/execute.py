@@ -31,10 +31,10 @@ from .launch.planned import PlannedRun
 from .launch.rank_slots import free_memory, room
 from .launch.request import Request
 from .probe.compat.names import averages, runs_on_cpu
+from .tolerances import LEAST_TIMEOUT, SLOWER
 from .trace import Run, read_run
 from .trace.events import End, Memory
 
-LEAST_TIMEOUT, SLOWER = 60.0, 10.0
 _LEAST_SPACE = 1 << 20  # bytes that are free where a run can still record something
 SHOWN = 90  # characters of why a run did not complete
 Progress = Callable[

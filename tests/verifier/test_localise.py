@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from records import DIRECTION, LINE, NAMES, cases, end, judge, micro, model, run, trained, wrap
-from verified_fsdp2.verifier.analysis.comparison import CANCELLED, FLOOR, MEASURES, compare, limits
+from verified_fsdp2.verifier.analysis.comparison import MEASURES, compare, limits
 from verified_fsdp2.verifier.analysis.gradient_scale_causes import (
     DIVIDED_TWICE,
     NOT_DIVIDED,
@@ -16,6 +16,7 @@ from verified_fsdp2.verifier.analysis.gradient_scale_causes import (
 from verified_fsdp2.verifier.analysis.localise import meaning, part, where
 from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.tolerances import CANCELLED, FLOOR
 from verified_fsdp2.verifier.trace import Run
 
 ALLOWED = dict.fromkeys(MEASURES, FLOOR)

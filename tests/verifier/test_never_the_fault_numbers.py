@@ -30,11 +30,12 @@ from records import (
     vector,
 )
 from verified_fsdp2.verifier import stages
-from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, MEASURES, compare, limits
+from verified_fsdp2.verifier.analysis.comparison import MEASURES, compare, limits
 from verified_fsdp2.verifier.analysis.gradient_scale_causes import NOT_DIVIDED, readings
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.pipeline import planned, so_far
+from verified_fsdp2.verifier.tolerances import FLOOR, GROSS
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Micro, Renamed, Step, Stepped
 

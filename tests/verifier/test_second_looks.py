@@ -14,7 +14,6 @@ from torch import nn
 from records import cases, judge, micro, model, run, step, stepped
 from verified_fsdp2.verifier.analysis.comparison import update_apart
 from verified_fsdp2.verifier.analysis.ending import (
-    SAME_END,
     changes_later,
     comes_to_the_same_end,
     resharded_to_the_same_end,
@@ -24,6 +23,7 @@ from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.events.ending import Ending
 from verified_fsdp2.verifier.probe.events.lora_merges import Exports
 from verified_fsdp2.verifier.probe.events.survey import _digest, _named
+from verified_fsdp2.verifier.tolerances import SAME_END
 from verified_fsdp2.verifier.trace import Run
 
 SAVE = {"kind": "checkpoint", "op": "save", "after_step": 2, "to": "/c"}

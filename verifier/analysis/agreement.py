@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..evidence import Evidence
+from ..tolerances import FLOOR, MULTIPLE
 from ..trace import Run
-from .comparison import FLOOR, MULTIPLE, nudged
+from .comparison import nudged
 from .state import Values, apart, states, whole
 
 

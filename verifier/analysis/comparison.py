@@ -14,22 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..evidence import Evidence
+from ..tolerances import CANCELLED, CLEARLY, FAINT, FLOOR, FROM_LOSSES, GROSS, MULTIPLE
 from ..trace import Run, Sketch, difference
 from ..trace.events import Step, Stepped
 from .root_cause import root_cause
 from .scaling import reduced_by_the_script
 
-MULTIPLE = 16.0
-FLOOR = 2.0**-18  # 32 units in the last place of float32
-CANCELLED = 16.0  # times FLOOR, for a gradient: a sum whose terms may cancel
-# for an update made of a difference of two losses, whose rounding it multiplies
-FROM_LOSSES = 2.0**-10
-CLEARLY = 8.0  # times what is allowed, where single parameters are judged
-# ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
-GROSS = 0.05
 Gradients = dict[str, Sketch | None]
 MEASURES = ("loss", "gradient norm", "first gradient", "gradient at the step", "update")
-SMALL = 1e-3  # gradients far below the whole gradient are compared on this share of it
 
 
 @dataclass(frozen=True)
@@ -179,10 +171,10 @@ def gradients_apart(run: Run, oracle: Run, at_step: bool = False) -> dict[str, f
     for name in [*mine, *(n for n in theirs if n not in mine)]:
         a, b = mine.get(name), theirs.get(name)
         if a is not None and b is not None:
-            found[name] = difference(a, b) / max(math.sqrt(b[0]), SMALL * total, 1e-30)
+            found[name] = difference(a, b) / max(math.sqrt(b[0]), FAINT * total, 1e-30)
         elif a is not None or b is not None:
             size = math.sqrt((a or b or [0.0])[0])
-            found[name] = min(1.0, size / max(SMALL * total, 1e-30)) if size == size else math.nan
+            found[name] = min(1.0, size / max(FAINT * total, 1e-30)) if size == size else math.nan
     return found
 
 

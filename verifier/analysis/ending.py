@@ -15,8 +15,6 @@ from .printed_values import lines_of_loop, without_own_values
 from .state import apart
 from .steps_to_compare import steps_of
 
-SAME_END = 1e-4  # relative: what rounding has grown to over a whole training
-
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?(?:nan|inf)(?!\w)"
 )

@@ -8,11 +8,11 @@ ranks.
 import math
 from dataclasses import dataclass
 
+from ..tolerances import NEAR
 from ..trace import Run
 from ..trace.events import Micro, Step
 
 NOT_DIVIDED, DIVIDED_TWICE = "not divided", "divided twice"
-NEAR = 1e-3  # relative: far above rounding, far below the smallest factor of two
 
 
 @dataclass(frozen=True)

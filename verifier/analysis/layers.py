@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 from ..evidence import Evidence
+from ..tolerances import SAME_OUTPUT
 from ..trace import difference
 from ..trace.events import Layer, Place
 from ..trace.sketches import Sketch
-
-SAME = 1e-4  # relative: above what rounding makes of the output of one module
 
 
 def first_layer(evidence: Evidence) -> tuple[str, Place | None] | None:
@@ -59,4 +58,4 @@ def _forward(name: str, layers: list[Layer]) -> Place | None:
 
 def _apart(a: Sketch, b: Sketch) -> bool:
     size = max(a[0], b[0]) ** 0.5
-    return not difference(a, b) <= SAME * size
+    return not difference(a, b) <= SAME_OUTPUT * size

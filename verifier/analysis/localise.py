@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
+from ..tolerances import NAMED_FACTOR
 from ..trace import Run, difference
 from ..trace.events import Held, Place, Step, Traffic
 from .comparison import (
@@ -25,8 +26,6 @@ from .gradient_scale_causes import readings, words
 from .state import apart, whole
 from .state_after_resume import named
 from .wording import count, some
-
-EXACT = 1e-3  # relative: how near to a number a factor must be to be called that number
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,13 @@ def _factor(mine: Gradients, theirs: Gradients, names: list[str]) -> float | Non
             return None
         ratio = math.sqrt(a[0] / b[0])
         ratios.append(ratio)
-        straight.append(difference(a, [ratio * x for x in b]) <= 10 * EXACT * math.sqrt(a[0]))
+        straight.append(
+            difference(a, [ratio * x for x in b]) <= 10 * NAMED_FACTOR * math.sqrt(a[0])
+        )
     middle = sorted(ratios)[len(ratios) // 2]
-    same = sum(s and abs(r / middle - 1.0) <= EXACT for s, r in zip(straight, ratios, strict=True))
+    same = sum(
+        s and abs(r / middle - 1.0) <= NAMED_FACTOR for s, r in zip(straight, ratios, strict=True)
+    )
     return middle if same >= 0.9 * len(ratios) else None
 
 
@@ -191,7 +194,7 @@ def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str) -> str:
             pairs = [
                 (a, b)
                 for a, b in zip(mine.lr, theirs.lr, strict=False)
-                if not math.isclose(a, b, rel_tol=EXACT)
+                if not math.isclose(a, b, rel_tol=NAMED_FACTOR)
             ]
             if pairs and len(mine.lr) == len(theirs.lr):
                 rates = (
@@ -224,7 +227,7 @@ def _begun_otherwise(parting: Parting, run: Run, oracle: Run, label: str) -> str
         same = {
             path for path in mine.keys() & theirs.keys() if mine[path].numel == theirs[path].numel
         }
-        new = {path for path in same - known if apart(mine[path], theirs[path]) > EXACT}
+        new = {path for path in same - known if apart(mine[path], theirs[path]) > NAMED_FACTOR}
         known |= new
         new = {path for path in new if mine[path].holder != "generator"}
         sums = {
@@ -253,7 +256,7 @@ def _changed_between(parting: Parting, run: Run, oracle: Run, label: str) -> str
         apart = [
             name
             for name, (a, b) in pairs.items()
-            if difference(a, b) > EXACT * max(length(a), length(b))
+            if difference(a, b) > NAMED_FACTOR * max(length(a), length(b))
         ]
         if apart:
             known = f"so do the weights behind step {step - 1}"
@@ -268,7 +271,7 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
     """What it means that one process differs and DDP does not, as far as the records show it."""
     if parting.stage == "clip":
         times = parting.factor**-2 if parting.factor else 0.0
-        if round(times) > 1 and math.isclose(times, round(times), rel_tol=EXACT):
+        if round(times) > 1 and math.isclose(times, round(times), rel_tol=NAMED_FACTOR):
             counted = f"the squared norm counts each gradient {round(times)} times"
             return (
                 f"{parting.factor:.4g} is 1/sqrt({round(times)}): {counted}, as a sum over ranks"

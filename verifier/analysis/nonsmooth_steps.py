@@ -9,12 +9,12 @@ import math
 from dataclasses import replace
 
 from ..evidence import Evidence
+from ..tolerances import NONSMOOTH_STEP
 from ..trace import Run, difference
 from ..trace.events import Step
 from .comparison import compare, incomparable, limits, loss_apart, parted, update_apart
 
 RULE = "matches-single-process"
-SMALL = 0.02  # of the whole gradient: what a single value that crosses a kink has changed, at most
 
 
 def before_the_kink(evidence: Evidence) -> Evidence:
@@ -51,7 +51,7 @@ def _kink(evidence: Evidence) -> int | None:
                 compare(run, single, step - 1).measures
             )
             alike = alike and update_apart(run, single, step - 1)[0] <= allowed["update"]
-            return step if alike and jump < SMALL else None
+            return step if alike and jump < NONSMOOTH_STEP else None
     return None
 
 

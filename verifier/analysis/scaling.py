@@ -5,14 +5,9 @@ norm does.
 import math
 from collections.abc import Iterator
 
+from ..tolerances import ABOUT_ONE_CLIP, ONE_CLIP, STRAIGHT
 from ..trace import Run, Sketch, difference
 from ..trace.events import Step, Stress
-
-EXACT = 1e-5  # two factors of one clip in float32 do not differ by more
-SAME = 1e-3  # two factors that differ by less are equal
-_STRAIGHT = (
-    1e-4  # of the norm: a change that is off a multiple of the gradient by more is no scaling
-)
 
 
 def scales(run: Run) -> dict[str, list[float]]:
@@ -53,13 +48,13 @@ def stressed_scales(records: list[Stress]) -> dict[str, list[float]]:
     return found
 
 
-def uneven(factors: list[float], limit: float = SAME) -> bool:
+def uneven(factors: list[float], limit: float = ABOUT_ONE_CLIP) -> bool:
     """Whether ranks scale by different factors."""
     return max(factors) - min(factors) > limit * max(factors)
 
 
 def limit_between_ranks(scales: dict[str, list[float]]) -> float:
-    """How far ranks may be apart: SAME, or less where each rank scales all its parameters by one
+    """How far ranks may be apart: ABOUT_ONE_CLIP, or less where each rank scales all its parameters by one
     factor, and shows how exactly.
     """
     ranks = [
@@ -67,9 +62,11 @@ def limit_between_ranks(scales: dict[str, list[float]]) -> float:
         for rank in range(min(map(len, scales.values())))
     ]
     within = (
-        max((max(own) - min(own)) / (max(own) or 1.0) for own in ranks) if len(scales) > 1 else SAME
+        max((max(own) - min(own)) / (max(own) or 1.0) for own in ranks)
+        if len(scales) > 1
+        else ABOUT_ONE_CLIP
     )
-    return min(SAME, max(EXACT, 20 * within))
+    return min(ABOUT_ONE_CLIP, max(ONE_CLIP, 20 * within))
 
 
 def clip_was_reached(run: Run) -> bool:
@@ -83,7 +80,7 @@ def clip_was_reached(run: Run) -> bool:
             for name, factor in _factors(record):
                 if name not in by_script:
                     seen.setdefault((rank, name), []).append(factor)
-    return any(uneven(factors) and min(factors) < 1.0 - SAME for factors in seen.values())
+    return any(uneven(factors) and min(factors) < 1.0 - ABOUT_ONE_CLIP for factors in seen.values())
 
 
 def _factors(record: Step) -> Iterator[tuple[str, float]]:
@@ -93,5 +90,5 @@ def _factors(record: Step) -> Iterator[tuple[str, float]]:
         if not before or not after or before[0] <= 0.0 or after[0] <= 0.0:
             continue
         factor = math.sqrt(after[0] / before[0])
-        if difference(after, [factor * x for x in before]) <= _STRAIGHT * math.sqrt(after[0]):
+        if difference(after, [factor * x for x in before]) <= STRAIGHT * math.sqrt(after[0]):
             yield name, factor

@@ -6,6 +6,7 @@ import ast
 import math
 
 from ..evidence import Sources
+from ..tolerances import LEAST_ELEMENTS
 from ..trace import Run, Trace, difference
 from ..trace.events import Held, State
 from ..trace.sketches import add
@@ -85,9 +86,6 @@ def apart(a: Held, b: Held) -> float:
         return 0.0
     size = math.sqrt(max(a.sketch[0], b.sketch[0]))
     return difference(a.sketch, b.sketch) / size if size > 0.0 else 0.0
-
-
-LEAST = 16  # elements of a tensor of the loop, from which on it is more than a few sums for a log
 
 
 def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
@@ -200,7 +198,9 @@ def restorable(path: str, held: Held, decisive: set[str]) -> bool:
     if held.holder == "module":
         return held.dtype not in ("int", "float", "bool") or path in decisive
     return (
-        held.holder in KEPT or path in decisive or (held.sketch is not None and held.numel >= LEAST)
+        held.holder in KEPT
+        or path in decisive
+        or (held.sketch is not None and held.numel >= LEAST_ELEMENTS)
     )
 
 

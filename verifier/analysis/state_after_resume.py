@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..evidence import Evidence
+from ..tolerances import SAME_STATE
 from ..trace import Run
 from ..trace.events import Held
 from .state import (
@@ -27,7 +28,6 @@ from .state import (
     whole,
 )
 
-SAME = 1e-6  # relative; a restored value has the same bits, a forward on it may round differently
 _MOST = 3  # holders that are named one by one
 # holders of what outlives a function call
 _OWNED = ("module", "optimizer", "scheduler", "scaler", "object", "generator")
@@ -98,10 +98,10 @@ def _of_rank(
         compared += 1
         # what the loop or a forward sets in each step, before anything reads it
         again = then.holder in ("optimizer", "module") and path in later and path in without
-        set_again = again and apart(later[path], without[path]) <= SAME
-        if apart(now, then) > SAME and not set_again:
+        set_again = again and apart(later[path], without[path]) <= SAME_STATE
+        if apart(now, then) > SAME_STATE and not set_again:
             lost[path] = (now, then)
-    apart_now = {path for path in both if apart(mine[path], theirs[path]) > SAME}
+    apart_now = {path for path in both if apart(mine[path], theirs[path]) > SAME_STATE}
     missing = (theirs.keys() - mine.keys()) & paths
     objects = {
         path

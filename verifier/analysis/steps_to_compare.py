@@ -16,14 +16,9 @@ from ..evidence import (
     saves_of,
 )
 from ..source.unreached_blocks import Block, blocks
+from ..tolerances import AFTER_A_BLOCK, FIRST_SAVE, LEAST, MOST, MOST_FAST, QUICK_SECONDS
 from ..trace import Run, Trace
 from ..trace.events import Micro, Model, Reached, Shard
-
-LEAST, MOST = 5, 20  # steps that are compared
-MOST_FAST = 100  # the most where so many take QUICK seconds
-FIRST_SAVE = 60  # the last step up to which the first save is waited for
-QUICK = 8.0
-AFTER_A_BLOCK = 2
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
 
 def _most(survey: Run) -> int:
     """How many steps may be compared, by the time that those of the survey run took: as many as
-    take QUICK seconds.
+    take QUICK_SECONDS seconds.
     """
     seen = (
         [event for event in survey.traces[0].of(Reached) if event.steps and not event.ended]
@@ -73,8 +68,8 @@ def _most(survey: Run) -> int:
         else []
     )
     made = seen[-1].steps - seen[0].steps if seen else 0
-    each = (seen[-1].at - seen[0].at) / made if made > 0 else QUICK
-    return min(MOST_FAST, max(MOST, int(QUICK / max(each, 1e-6))))
+    each = (seen[-1].at - seen[0].at) / made if made > 0 else QUICK_SECONDS
+    return min(MOST_FAST, max(MOST, int(QUICK_SECONDS / max(each, 1e-6))))
 
 
 def steps_of(survey: Run) -> int:

@@ -7,8 +7,9 @@ from ..analysis.why_not_run import no_damage
 from ..evidence import Evidence
 from ..launch.checkpoints import KINDS
 from ..launch.planned import PlannedRun
+from ..tolerances import CRASH_GRACE
 from ..trace import Run
-from .settings import CRASH_GRACE, Settings
+from .settings import Settings
 
 
 def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[PlannedRun]:

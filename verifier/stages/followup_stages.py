@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..analysis.comparison import loss_apart
-from ..analysis.ending import SAME_END, both_end, comparable_end, last_step, weights_apart
+from ..analysis.ending import both_end, comparable_end, last_step, weights_apart
 from ..analysis.precision import needs_full_precision
 from ..analysis.why_not_run import missing, no_damage
 from ..evidence import Evidence, NotMade
@@ -16,13 +16,13 @@ from ..launch.planned import PlannedRun
 from ..launch.processes import busy
 from ..rules import RULES
 from ..rules.policies import BesideTheWeights
+from ..tolerances import LAYERS_FROM, SAME_END, SURVEY_SECONDS
 from ..trace.roles import AFTER_TRAIN, QUICK
 from .oracles import in_one_process
 from .settings import Settings, trained
-from .train import SURVEY_SECONDS, SURVEYED
+from .train import SURVEYED
 
 Found = Callable[[str], Finding]  # what a rule finds in the runs so far
-LAYERS_FROM = 1e-4  # relative difference of the first losses
 
 
 def completed(settings: Settings, evidence: Evidence) -> Evidence:

@@ -12,6 +12,7 @@ from ..analysis.why_not_run import never_written, no_resume
 from ..errors import UserError
 from ..evidence import Evidence
 from ..launch.planned import PlannedRun
+from ..tolerances import MOST_RESHARDED
 from ..trace import Run
 from ..trace.events import Inexact, ToEmpty
 from ..trace.roles import OF_CHECKPOINTS
@@ -20,8 +21,6 @@ from .settings import Settings, trained
 from .train import inspection
 
 UNEVEN = 3
-# steps that are compared after a resume on other ranks: rounding is the larger the more there are
-MOST_RESHARDED = 10
 
 
 def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:

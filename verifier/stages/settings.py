@@ -6,17 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ..analysis.checkpoints import named_paths, number_in
-from ..analysis.steps_to_compare import LEAST, steps_to_compare, trains_before_sharding
+from ..analysis.steps_to_compare import steps_to_compare, trains_before_sharding
 from ..config.target import Target
 from ..evidence import Evidence
 from ..launch.planned import PlannedRun
 from ..rules import RULES
+from ..tolerances import FURTHER_STEPS, GRACE, LEAST
 from ..trace.roles import OF_CHECKPOINTS, QUICK
-
-FURTHER_STEPS = (
-    20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
-)
-GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 
 
 @dataclass(frozen=True)

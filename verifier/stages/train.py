@@ -9,12 +9,11 @@ from ..launch.planned import PlannedRun
 from ..launch.processes import busy
 from ..rules import RULES
 from ..rules.base import lines_to_reach
+from ..tolerances import SIMULATED_STEPS, SURVEY_SECONDS
 from ..trace.roles import OF_CHECKPOINTS
 from .settings import Settings, trained
 
-SIMULATED_STEPS = 2  # the first step of a run also initialises
 SURVEYED = "starting_point.survey"
-SURVEY_SECONDS = 30.0  # a longer script is ended; what it would have reached is not known
 
 
 def survey(settings: Settings, evidence: Evidence) -> list[PlannedRun]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..errors import PROBE_FAILED
+from ..tolerances import STILL
 from . import events
 from .events import Step
 from .rank import E, Ended, S, Trace
-
-STILL = 0.1  # of its time limit: a run that recorded something in the last part of it was not stuck
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ..tolerances import CANCELS
 from . import events
 from .events import Step, Stepped
 from .rank import S, Trace
@@ -18,7 +19,6 @@ CONTEXT = {
     "context",
     "context_parallel",
 }  # names of a dim of a mesh over which sequences are split
-CANCELS = 1e-5  # of the norm of the largest gradient: one that is smaller may be rounding alone
 
 
 @dataclass(frozen=True)

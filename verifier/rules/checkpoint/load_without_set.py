@@ -2,6 +2,7 @@ import math
 
 from ...source.flow_queries import SETTERS, has_option, made_by, options_of, state_given, text
 from ...source.values import reach
+from ...tolerances import BFLOAT16
 from ...trace import difference
 from ...trace.events import Saving, Step
 from ...trace.sketches import Sketch
@@ -9,10 +10,6 @@ from ..base import Event, Evidence, Finding, Flow, Hits, count, some
 from ..policies import ShownBy
 from ._resumed import ResumeRule, load_line, saved_at
 from .saved_while_replaced import replaced
-
-# bfloat16 keeps 8 bits: rounding changes a value by at most 2^-9 of it; 2^-8, and twice that for an
-# estimated distance, still names 'saved in 16 bits'. Wording of a failure only.
-_BFLOAT16 = 2.0**-8
 
 
 class LoadWithoutSet(ResumeRule):
@@ -104,7 +101,7 @@ def _sets_model(event: Event) -> bool:
 def _rounded(pairs: list[tuple[dict[str, Sketch], dict[str, Sketch]]], names: list[str]) -> bool:
     """Whether tensors are no further apart than rounding to bfloat16 may leave them."""
     shards = [(s[n], r[n]) for s, r in pairs for n in names if n in s and n in r]
-    return all(difference(a, b) <= 2 * _BFLOAT16 * math.sqrt(a[0]) for a, b in shards)
+    return all(difference(a, b) <= 2 * BFLOAT16 * math.sqrt(a[0]) for a, b in shards)
 
 
 def _not_in_the_save(evidence: Evidence, before: Step, wrong: list[str]) -> bool:

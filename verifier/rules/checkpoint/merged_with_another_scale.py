@@ -1,11 +1,7 @@
 from ...analysis.checkpoints import unseen_save
+from ...tolerances import MERGED
 from ...trace.events import Merged
 from ..base import Evidence, Finding, Rule, some
-
-# In an export of 16 bits the factor of what the adapters add is off by up to 1 % from rounding; a
-# wrong scale (alpha/r for alpha/sqrt(r)) is off by a factor (exam round 3 g_09_rslora_merge, round
-# 6 v_02_lora_merge (missed)).
-ROUNDED = 1e-2  # of the factor, in exports of 16 bits
 
 
 class MergedWithAnotherScale(Rule):
@@ -38,7 +34,7 @@ class MergedWithAnotherScale(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         written = evidence.survey.all(Merged) if evidence.survey is not None else []
-        other = [one for one in written if abs(one.factor - 1.0) > ROUNDED]
+        other = [one for one in written if abs(one.factor - 1.0) > MERGED]
         if not other:
             return self.passed(f"{len(written)} merged weights compute what their modules do")
         names = some(one.name for one in other)

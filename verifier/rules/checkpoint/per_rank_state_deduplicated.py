@@ -3,6 +3,7 @@ from typing import Any
 
 from ...analysis.saves import saves_of
 from ...source.flow_queries import SAVES, state_given
+from ...tolerances import GENERATOR_BYTES
 from ...trace.events import Place, Step
 from ..base import Evidence, Finding, Flow, Hits, Run
 from ._resumed import ResumeRule, load_line, saved_at
@@ -11,9 +12,6 @@ from ._resumed import ResumeRule, load_line, saved_at
 # per_rank_state_deduplicated*.py).
 _RANDOM = tuple(f"{module}.get_rng_state" for module in ("torch", "torch.random", "torch.cuda"))
 _RANDOM += ("random.getstate", "numpy.random.get_state")
-# Bytes of torch's generator states (CPU 5056, CUDA 16): a uint8 tensor of that size which differs
-# between ranks is a random state.
-_GENERATORS = (5056, 16)  # bytes of the state of a generator of the CPU, and of CUDA
 
 
 class PerRankStateDeduplicated(ResumeRule):
@@ -105,7 +103,9 @@ def _one_of_several(run: Run) -> tuple[str, str, Place | None] | None:
             # plain tensors that differ lose something.
             if entry.kind != "tensor" or None in mine or all(m == mine[0] for m in mine):
                 continue
-            if mine == states or (entry.dtype == "uint8" and math.prod(entry.shape) in _GENERATORS):
+            if mine == states or (
+                entry.dtype == "uint8" and math.prod(entry.shape) in GENERATOR_BYTES
+            ):
                 return key, "each rank's own random state", saves[0].line
             # One number that differs between ranks may be a rank's time or loss for a log; more
             # than one is a statistic or state.

@@ -2,7 +2,6 @@ import ast
 
 from ...analysis.follow_up_runs import changes_gradients, clip_is_open
 from ...analysis.scaling import (
-    SAME,
     limit_between_ranks,
     reduced_by_the_script,
     scales,
@@ -12,6 +11,7 @@ from ...analysis.scaling import (
 from ...source.flow_queries import LOCAL, gradient, shared, text
 from ...source.lines import find_local_norm, may_clip
 from ...source.values import Value, reach
+from ...tolerances import ABOUT_ONE_CLIP
 from ...trace.events import ClipOfNothing, Clips, Step, Stress
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, count, some
 
@@ -191,9 +191,9 @@ def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:
 def _clipped(scales: dict[str, list[float]]) -> list[str]:
     """The parameters whose gradients were scaled down, or unevenly."""
     return [
-        # Scaled by less than 0.1 % is not scaled: SAME is far above rounding of a factor, and far
+        # Scaled by less than 0.1 % is not scaled: ABOUT_ONE_CLIP is far above rounding of a factor, and far
         # below what a reached clip does.
         name
         for name, factors in scales.items()
-        if uneven(factors) or max(factors) < 1.0 - SAME
+        if uneven(factors) or max(factors) < 1.0 - ABOUT_ONE_CLIP
     ]

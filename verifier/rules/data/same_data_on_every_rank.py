@@ -6,12 +6,9 @@ from ...analysis.probability import log_equal_batches
 from ...source.events import ITERATE, Event, Flow
 from ...source.flow_queries import is_const, names_in, text, trains
 from ...source.values import Value, choices, reach
+from ...tolerances import EQUAL_BATCHES
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Hits, Rule, Run, count
-
-CHANCE = (
-    1e-4  # equal batches in single steps are a fault where independent draws give them less often
-)
 
 
 class SameDataOnEveryRank(Rule):
@@ -89,7 +86,7 @@ class SameDataOnEveryRank(Rule):
             else f"{often} of {len(rows)} steps, first in step {first}"
         )
         text = f"ranks {a} and {b} were given the same {count(batch.total(), 'sample')} in {when}"
-        if not always and _by_chance(batch, len(seen), len(pairs) * len(rows)) > CHANCE:
+        if not always and _by_chance(batch, len(seen), len(pairs) * len(rows)) > EQUAL_BATCHES:
             chance = (
                 f"random draws from {count(len(seen), 'sample')} may give this: make more steps, or"
                 " larger batches"

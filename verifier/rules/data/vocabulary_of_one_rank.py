@@ -3,12 +3,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from ...analysis.state import states
+from ...tolerances import LEAST_TEXTS
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, some
 
-# A few texts numbered alike or not (labels, splits) may be settings of the rank; four that both
-# ranks know are a vocabulary (exam round 4 n_02_tabular_vocab (fault)).
-LEAST = 4  # texts that two ranks number both
 _ENTRY = re.compile(r"(.+)\[(['\"].*['\"])\]$")  # of a dict whose keys are texts
 
 
@@ -81,7 +79,9 @@ def _vocabularies(values: dict[str, Held]) -> dict[str, dict[str, int]]:
 def _consecutive(numbers: Iterable[int]) -> bool:
     ordered = sorted(numbers)
     # Consecutive numbers are indices into a table of embeddings; other numbers by text are counts.
-    return len(ordered) >= LEAST and ordered == list(range(ordered[0], ordered[0] + len(ordered)))
+    return len(ordered) >= LEAST_TEXTS and ordered == list(
+        range(ordered[0], ordered[0] + len(ordered))
+    )
 
 
 def _apart(ranks: list[dict[str, int]]) -> tuple[str, list[int]] | None:
@@ -94,4 +94,4 @@ def _apart(ranks: list[dict[str, int]]) -> tuple[str, list[int]] | None:
         for text in shared
         if len({rank[text] for rank in ranks}) > 1
     )
-    return next(apart, None) if len(shared) >= LEAST else None
+    return next(apart, None) if len(shared) >= LEAST_TEXTS else None

@@ -1,8 +1,9 @@
 import math
 from collections.abc import Iterator
 
-from ...analysis.gradient_scale_causes import NEAR, Reading, near, readings, total_weight, words
+from ...analysis.gradient_scale_causes import Reading, near, readings, total_weight, words
 from ...source.lines import find_scale
+from ...tolerances import NEAR
 from ...trace import Run, difference
 from ...trace.events import Divide, Micro, Step
 from ..base import Evidence, Finding

@@ -1,16 +1,12 @@
 import math
 
 from ...analysis.comparison import agrees
-from ...analysis.gradient_scale_causes import NEAR, weight
+from ...analysis.gradient_scale_causes import weight
+from ...tolerances import NEAR, UNEVEN_TARGETS
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Run, count
 from ..policies import ShownBy
 from ._base import ScaleRule
-
-# Up to 5 % more targets make a mean of means that differs little. Above it one process that weighs
-# micro-batches alike has the same fault: its pass says nothing (exam round 10 ka_01_sft_token_mean
-# (missed: one process makes the mean of means too)).
-UNEVEN = 1.05  # times as many targets in one micro-batch of a step as in another
 
 
 def same_in_one_process(evidence: Evidence) -> bool:
@@ -18,7 +14,8 @@ def same_in_one_process(evidence: Evidence) -> bool:
     many targets it has.
     """
     return any(
-        max(counts) > UNEVEN * min(counts) and max(weights) - min(weights) <= NEAR * max(weights)
+        max(counts) > UNEVEN_TARGETS * min(counts)
+        and max(weights) - min(weights) <= NEAR * max(weights)
         for weights, counts in (
             zip(*one, strict=True) for one in _weights(evidence.single).values() if len(one) > 1
         )

@@ -5,15 +5,11 @@ from ...evidence import LOADS, Evidence
 from ...source.events import Event, Flow, covers
 from ...source.flow_queries import is_known, made_by, text
 from ...source.values import GLOBAL, Value
+from ...tolerances import HELD_IN_BFLOAT16
 from ...trace import Run, Sketch, difference
 from ...trace.events import Checkpoint, Shard
 from ..base import Finding, Hits, Rule, count, some
 
-# Of the norm of a tensor: more than bfloat16 takes from it, less than other random numbers differ
-# by. A base held in bfloat16 is the float32 of the oracle but for rounding (2^-9 a value, 2^-8 at
-# most): twice that passes; other random numbers are off by about the whole norm (frozen base in
-# bfloat16).
-ROUNDING = 2.0**-7
 _LOADS = ("dsd.set_model_state_dict", "dsd.set_state_dict", "dcp.load")
 _SETS_ALL = (
     "dist.broadcast",
@@ -193,7 +189,7 @@ def _as_one_process(run: Run, single: Run) -> bool:
         if (
             name in alone and alone[name].dtype != run.parameters[name][0].dtype
         ):  # the oracle's are wider
-            return difference(value, alone[name].sketch) <= ROUNDING * math.sqrt(
+            return difference(value, alone[name].sketch) <= HELD_IN_BFLOAT16 * math.sqrt(
                 alone[name].sketch[0]
             )
         return name in alone and _near(value, alone[name].sketch)

@@ -1,11 +1,9 @@
-from ...analysis.comparison import MULTIPLE, times_noise
+from ...analysis.comparison import times_noise
 from ...analysis.ending import comparable_end, ended, same_models
+from ...tolerances import ENDING, MULTIPLE, PRINTED
 from ...trace.events import Printed, Written
 from ..base import Evidence, Finding, Run, count
 from ._one_process import OneProcessRule
-
-LEAST = 2e-3  # relative: two whole trainings that agree step by step
-EQUAL = 1e-2  # relative: a number that is printed, where one sample more or less is counted
 
 
 class EndingSameInOneProcess(OneProcessRule):
@@ -77,7 +75,7 @@ class EndingSameInOneProcess(OneProcessRule):
         )
         for one in ended(evidence, survey, ending):
             compared += 1
-            least = EQUAL if one.shown else LEAST
+            least = PRINTED if one.shown else ENDING
             limit = (
                 times * max(least, multiple * noise.get(one.shown or one.what, 0.0)) + one.rounded
             )

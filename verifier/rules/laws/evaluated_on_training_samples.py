@@ -1,7 +1,6 @@
+from ...tolerances import HELD_OUT
 from ...trace.events import Evaluated, Micro
 from ..base import Evidence, Finding, Rule, count
-
-CHANCE = 1e-3
 
 
 class EvaluatedOnTrainingSamples(Rule):
@@ -45,7 +44,7 @@ class EvaluatedOnTrainingSamples(Rule):
                 rows.isdisjoint(own) for rows, own in zip(evaluated, trained, strict=True)
             )
             elsewhere = sum(len(rows & everyone) for rows in evaluated)
-            if held_out and (1 - 1 / len(traces)) ** elsewhere < CHANCE:
+            if held_out and (1 - 1 / len(traces)) ** elsewhere < HELD_OUT:
                 what = (
                     f"{len(both)} of the {len(set().union(*evaluated))} samples that ranks hold out"
                     " for evaluation"

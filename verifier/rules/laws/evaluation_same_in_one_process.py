@@ -3,11 +3,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...analysis.agreement import Agree, Noise, among, noise
-from ...analysis.comparison import FLOOR, MULTIPLE
 from ...analysis.measured import apart as differ
 from ...analysis.measured import measured, of_both
 from ...analysis.measured import noise as measured_noise
 from ...analysis.state import apart, divided, evaluated, handed_on, states
+from ...tolerances import FLOOR, MULTIPLE
 from ...trace.events import Held, Place, State
 from ..base import Evidence, Finding, Run
 from ._one_process import OneProcessRule

@@ -1,5 +1,6 @@
-from ...analysis.comparison import GROSS, compare, incomparable
+from ...analysis.comparison import compare, incomparable
 from ...analysis.gradient_scale_causes import near, readings, total_weight, words
+from ...tolerances import GROSS
 from ...trace.events import Micro, Step
 from ..base import Evidence, Finding, Rule, Run
 

@@ -1,11 +1,9 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ...tolerances import STATE_AGAIN
 from ...trace.events import RandomStream
 from ..base import Evidence, Finding, Rule, some
-
-# times that one state is met, unless an evaluation sets it: a script may repeat a phase on purpose
-AGAIN = 3
 
 
 class RandomNumbersRepeat(Rule):
@@ -64,7 +62,7 @@ def _visits(records: list[RandomStream]) -> Iterator[list[RandomStream]]:
                 drew.add(number)
     for numbers in begins.values():
         gaps = [set(range(a + 1, b + 1)) for a, b in pairwise(numbers)]
-        enough = 2 if records[numbers[-1]].evaluating else AGAIN
+        enough = 2 if records[numbers[-1]].evaluating else STATE_AGAIN
         if len(numbers) >= enough and all(
             gap & drew and any(records[n].at_line for n in gap) for gap in gaps
         ):

@@ -2,14 +2,11 @@ import re
 from itertools import accumulate, pairwise
 
 from ...analysis.ending import changes_later
+from ...tolerances import LATE, TAKEN_OUT
 from ...trace import Trace
 from ...trace.events import State, Step, Stepped
 from ...trace.sketches import difference
 from ..base import Evidence, Finding, Rule, Run, count, some
-
-# steps of the first optimizer, more than lie before the first step of one that takes turns with it
-LATE = 2
-_ROUNDING = 1e-4  # relative, what taking out again may leave of what was added
 
 
 class SameModelThroughout(Rule):
@@ -138,7 +135,7 @@ def _take_turns(steps: list[Step]) -> bool:
 
 
 def _apart(before: list[float], now: list[float]) -> bool:
-    return bool(difference(before, now) > _ROUNDING * before[0] ** 0.5)
+    return bool(difference(before, now) > TAKEN_OUT * before[0] ** 0.5)
 
 
 def _beside(name: str, names: set[str]) -> list[str]:

@@ -1,7 +1,6 @@
+from ...tolerances import SAME_STEPS
 from ...trace.events import LoaderStarted
 from ..base import Evidence, Finding, Rule, Run, count
-
-STEPS = 3
 
 
 class SameSamplesEveryStep(Rule):
@@ -23,7 +22,11 @@ class SameSamplesEveryStep(Rule):
     def applies(self, evidence: Evidence) -> str:
         if not _available(evidence.trained):
             return "no DataLoader over a data set of known length"
-        return "" if evidence.trained.steps() >= STEPS else f"fewer than {STEPS} steps were made"
+        return (
+            ""
+            if evidence.trained.steps() >= SAME_STEPS
+            else f"fewer than {SAME_STEPS} steps were made"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained

@@ -8,20 +8,10 @@ from ...analysis.probability import log_equal_batches
 from ...analysis.syntax import walk
 from ...evidence import Sources
 from ...source.values import RANK_NAMES
+from ...tolerances import BATCHES_AGAIN, LEAST_STEPS, MANY, REPEATED_BATCHES
 from ...trace import Trace
 from ...trace.events import Micro, Order, Place, Sampler
 from ..base import Evidence, Finding, Rule, Run, count
-
-# Fewer steps hold too few batches to tell an order that ranks share from one of each rank's own.
-STEPS = 4
-# Steps in which a rank trains on the whole batch that another had so many steps before: one may be
-# padding, or the end of an epoch.
-AGAIN = 3
-# Ranks that draw with replacement have equal batches by chance; so rare they are none.
-CHANCE = 1e-6
-# Samples that two runs have in common by chance, and times as many as they have: augmented samples
-# hash anew at each reading (exam round 10, ka_06_keyword_epoch_order, kd_06_epidemic_windows).
-MANY = 20
 
 
 class SamplesOncePerEpoch(Rule):
@@ -53,7 +43,7 @@ class SamplesOncePerEpoch(Rule):
             return "not applicable with one data-parallel rank"
         if not any(run.global_batch(step) for step in range(1, run.steps() + 1)):
             return "the model was given no tensor whose rows could be distinguished"
-        return "" if run.steps() >= STEPS else f"fewer than {STEPS} steps were made"
+        return "" if run.steps() >= LEAST_STEPS else f"fewer than {LEAST_STEPS} steps were made"
 
     def judge(self, evidence: Evidence) -> Finding:
         found = (case(self, evidence) for case in CASES)
@@ -146,11 +136,11 @@ def _later(rule: Rule, evidence: Evidence) -> Finding | None:
     if not again:
         return None
     (rank, other, later), often = again.most_common(1)[0]
-    if often < AGAIN:
+    if often < BATCHES_AGAIN:
         return None
     steps = run.steps()
     trials = math.log(len(run.sample_ranks) ** 2 * steps) + often * math.log(steps)
-    if trials + often * log_equal_batches(smallest, known) > math.log(CHANCE):
+    if trials + often * log_equal_batches(smallest, known) > math.log(REPEATED_BATCHES):
         return None
     what = f"in {often} of {steps} steps rank {rank} trains on the samples that rank {other} had"
     return rule.failed(

@@ -1,12 +1,11 @@
 from ...analysis.applicability import begins_elsewhere
-from ...analysis.state import LEAST, apart, evolving, whole
-from ...analysis.state_after_resume import SAME, beginning, holder, named
+from ...analysis.state import apart, evolving, whole
+from ...analysis.state_after_resume import beginning, holder, named
 from ...analysis.unusual_parallelism import saved_in_a_step
+from ...tolerances import LATER, LEAST_ELEMENTS, SAME_STATE
 from ..base import Evidence, Finding, Rule, Run, some
 from ..checkpoint._resumed import load_line, saved_at
 from ..policies import BesideTheWeights
-
-LATER = 3  # steps after the checkpoint
 
 
 class StateRestored(Rule):
@@ -76,7 +75,7 @@ def parting(train: Run, resume: Run, after: int) -> list[str]:
     """
     first = whole(resume, 1)
     paths = evolving(train) & evolving(resume) & first.keys()
-    paths = {path for path in paths if first[path].sketch and first[path].numel >= LEAST}
+    paths = {path for path in paths if first[path].sketch and first[path].numel >= LEAST_ELEMENTS}
     for step in range(1, LATER):
         mine, theirs = whole(resume, step + 1), whole(train, after + step + 1)
         same = all(_same_step(train, resume, after, k) for k in (step, step + 1))
@@ -86,7 +85,7 @@ def parting(train: Run, resume: Run, after: int) -> list[str]:
         differ = {
             p: pairs[p]
             for p in pairs
-            if p in paths and not theirs[p].live and apart(*pairs[p]) > SAME
+            if p in paths and not theirs[p].live and apart(*pairs[p]) > SAME_STATE
         }
         if differ:
             around = {above for path in differ for above in _above(path)}

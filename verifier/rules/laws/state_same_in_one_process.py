@@ -3,12 +3,11 @@ from functools import partial
 
 from ...analysis.agreement import Agree, among, noise
 from ...analysis.comparison import parted
-from ...analysis.state import LEAST, apart, evolving, of_one_branch, states
+from ...analysis.state import apart, evolving, of_one_branch, states
+from ...tolerances import LEAST_ELEMENTS, STATISTICS
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Run, count, some
 from ._one_process import OneProcessRule
-
-STATISTICS = 1e-3  # relative, more than another order of summation makes of a statistic of the data
 
 
 class StateSameInOneProcess(OneProcessRule):
@@ -159,7 +158,7 @@ def _tensors(evidence: Evidence, run: Run) -> set[str]:
         there = [other.get(last, {}).get(path) for other in others]
         equal = held.sharded or all(one is not None and apart(held, one) == 0.0 for one in there)
         kept = held.holder in ("module", "parameter") or (
-            held.holder in ("object", "local") and held.numel >= LEAST
+            held.holder in ("object", "local") and held.numel >= LEAST_ELEMENTS
         )
         if (
             held.sketch is not None

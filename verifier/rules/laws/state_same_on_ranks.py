@@ -6,7 +6,6 @@ from functools import cached_property
 from ...analysis.comparison import compare, limits, parted
 from ...analysis.state import (
     KEPT,
-    LEAST,
     Values,
     apart,
     attribute,
@@ -15,11 +14,10 @@ from ...analysis.state import (
     results_of_calls,
     states,
 )
+from ...tolerances import LEAST_ELEMENTS, SAME_ON_RANKS
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, Run, some
 
-# Relative: a reduction gives all ranks the same bits, of which a forward makes 1e-7 at most.
-SAME = 1e-5
 _BUFFER = re.compile(r"^model\d*\.")  # of a model that is trained
 # Buffers of these decide what a model computes in evaluation; integer ones count.
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
@@ -130,7 +128,7 @@ class Copies:
 
     @property
     def differ(self) -> bool:
-        return len(self.there) == len(self.ranks) and _apart(self.there) > SAME
+        return len(self.there) == len(self.ranks) and _apart(self.there) > SAME_ON_RANKS
 
     @property
     def began_apart(self) -> bool:
@@ -141,7 +139,7 @@ class Copies:
             for step in steps
             if len(there := _at(self.ranks, step, self.path)) == len(self.ranks)
         )
-        return _apart(next(all_have, self.there)) > SAME
+        return _apart(next(all_have, self.there)) > SAME_ON_RANKS
 
     def words(self) -> str:
         numbers = [f"{v.value:.6g}" for v in self.there if v.value is not None]
@@ -219,14 +217,14 @@ def _is_table(held: Held) -> bool:
         held.holder == "object"
         and not held.sharded
         and held.sketch is not None
-        and held.numel >= LEAST
+        and held.numel >= LEAST_ELEMENTS
     )
 
 
 def _parts_at(ranks: list[dict[int, Values]], path: str, step: int) -> bool:
     """Whether all ranks hold the same before a step, and not at it."""
     before, now = _at(ranks, step - 1, path), _at(ranks, step, path)
-    return len(before) == len(now) == len(ranks) and _apart(before) <= SAME < _apart(now)
+    return len(before) == len(now) == len(ranks) and _apart(before) <= SAME_ON_RANKS < _apart(now)
 
 
 def _of_one_rank(run: Run) -> set[str]:

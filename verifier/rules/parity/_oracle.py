@@ -21,12 +21,10 @@ from ...analysis.comparison import (
 from ...analysis.layers import first_layer
 from ...analysis.localise import meaning, part, since, where
 from ...analysis.scaling import clip_was_reached
+from ...tolerances import UNREPRODUCIBLE
 from ...trace.events import Micro, Step, Stepped, Stress, ToEmpty
 from ..base import Evidence, Finding, Rule, Run, count, some
 
-# Of a loss: where a change in the last place of the weights alone moves it by more, no comparison
-# can tell a fault from rounding.
-UNREPRODUCIBLE = 0.05
 _ON_SHARDS = (
     "Compute what changes gradients or weights (a clip, an optimizer) on whole DTensors, never on"
     " `to_local()`."

@@ -1,10 +1,8 @@
 from ...analysis.comparison import gradient_apart
 from ...analysis.precision import low_precision
+from ...tolerances import LOW_MULTIPLE, LOW_UNIT
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Rule, some
-
-LOW_MULTIPLE = 4.0  # activations are rounded too, not only weights
-LOW_UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 class MatchesFullPrecision(Rule):

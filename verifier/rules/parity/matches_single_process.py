@@ -1,5 +1,6 @@
-from ...analysis.ending import SAME_END, weights_apart
+from ...analysis.ending import weights_apart
 from ...analysis.unusual_parallelism import parts_and_meets
+from ...tolerances import SAME_END
 from ..base import Evidence, Finding
 from ._oracle import OracleRule, judge_against
 

@@ -10,20 +10,15 @@ from ...analysis.comparison import (
     limits,
     undecided,
 )
-from ...analysis.ending import SAME_END, resharded_to_the_same_end
+from ...analysis.ending import resharded_to_the_same_end
 from ...analysis.root_cause import root_cause
 from ...analysis.unusual_parallelism import cut_otherwise, saved_in_a_step
+from ...tolerances import RESHARD_GROWN, RESHARD_SAMPLES, SAME_END
 from ...trace import Run, Sketch, difference
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Rule, some
 from ..checkpoint._resumed import RAISED
 from ._resharded import Resumed
-
-# Times its limit. Another order of summation grew to 20 times the limit in a right script (exam
-# round 7, fd_06_graph_plateau): up to here a difference counts only beside another failure.
-GROWN = 100
-# Samples of a step: that all of fewer come again, or are left out, may be chance.
-LEAST = 4
 
 
 class StateOnly(Enum):
@@ -117,7 +112,7 @@ class ReshardKeepsTrajectory(Rule):
         if not first.limits.differ({measure: worst}):
             return self.unknown(f"{ranks}: {undecided(measure, worst, first.limits)}")
         text = f"{what} after resharding differ by {worst:.2g} ({ranks}; allowed {limit:.1g})"
-        grown = worst <= GROWN * limit and _over_one_process(first.evidence) == set()
+        grown = worst <= RESHARD_GROWN * limit and _over_one_process(first.evidence) == set()
         return self.failed(
             f"{text}{first.saved}", first.line, measured=worst, limit=limit, suspicion=grown
         )
@@ -255,7 +250,7 @@ def _displaced(one: Resumed) -> str:
     for step in range(one.offset + 1, one.base.steps() + 1):
         following += one.base.global_batch(step)
     mine, due = one.samples
-    if len(mine) < LEAST or max((before + following).values(), default=0) > 1:
+    if len(mine) < RESHARD_SAMPLES or max((before + following).values(), default=0) > 1:
         return ""  # samples come again without a resume too
     if mine.keys() <= before.keys():
         return (

@@ -1,13 +1,9 @@
 from collections import defaultdict
 
+from ...tolerances import MOST_LOST
 from ...trace import Trace
 from ...trace.events import Place, State
 from ..base import Evidence, Finding, Rule, count, some
-
-# bfloat16 weights that follow by large steps lose some changes; where more than half of the
-# elements that should move stay, in most changes, the average is stuck (exam rounds 6
-# t_06_diffusion_ema, 7 fd_02_two_tower_average, 9 ha_08_ema_teacher_dtype (missed)).
-_MOST_LOST = 0.5  # share of the elements that should have moved
 
 
 class AverageInLowPrecision(Rule):
@@ -48,7 +44,7 @@ class AverageInLowPrecision(Rule):
             stuck = {
                 path: seen
                 for path, seen in changes.items()
-                if sum(s > _MOST_LOST for s, _ in seen) > len(seen) // 2
+                if sum(s > MOST_LOST for s, _ in seen) > len(seen) // 2
             }
             # One change may be a first copy; two show that the tensor follows.
             if stuck and any(len(seen) > 1 for seen in stuck.values()):
@@ -60,9 +56,9 @@ class AverageInLowPrecision(Rule):
                 )
                 lost = (
                     f"a change of `{path}` left {share:.0%} of the elements that it should move as"
-                    f" they were (allowed: {_MOST_LOST:.0%})"
+                    f" they were (allowed: {MOST_LOST:.0%})"
                 )
-                return self.failed(f"{text}: {lost}", line, measured=share, limit=_MOST_LOST)
+                return self.failed(f"{text}: {lost}", line, measured=share, limit=MOST_LOST)
         return self.passed(
             f"{count(len(followed), 'tensor')} of 16 bits followed float32 weights and moved with"
             " them"

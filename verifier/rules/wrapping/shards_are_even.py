@@ -1,16 +1,10 @@
 import math
 
 from ...analysis.traffic import SIZE, whole_bytes
+from ...tolerances import LEAST_IMBALANCE, UNEVEN_SHARDS
 from ...trace.events import Parameter, Shard
 from ..base import Evidence, Finding, count
 from ._base import ShardedModelRule
-
-# Below 1 MiB an uneven split costs nothing: small models have biases and heads with fewer rows than
-# ranks (zoo/uneven_shards.py, small models of tests and exams).
-FLOOR = 1 << 20  # bytes of imbalance that are ignored
-# A rank that holds more than twice its even share has lost the point of sharding (a dim 0 with
-# fewer rows than ranks); up to that is padding (fault uneven_experts.yaml).
-UNEVEN = 2.0
 
 
 class ShardsAreEven(ShardedModelRule):
@@ -57,10 +51,10 @@ class ShardsAreEven(ShardedModelRule):
             name: whole_bytes(run, name) / _ways(entries[0]) for name, entries in sharded.items()
         }
         total, even = sum(held.values()), sum(ideal.values())
-        limits = {"measured": float(total), "limit": UNEVEN * even}
-        size = f"expected: {even / 2**20:.1f} MiB, allowed: {UNEVEN * even / 2**20:.1f} MiB"
+        limits = {"measured": float(total), "limit": UNEVEN_SHARDS * even}
+        size = f"expected: {even / 2**20:.1f} MiB, allowed: {UNEVEN_SHARDS * even / 2**20:.1f} MiB"
         what = f"a rank holds up to {total / 2**20:.1f} MiB of parameters ({size})"
-        if total <= UNEVEN * even or total - even < FLOOR:
+        if total <= UNEVEN_SHARDS * even or total - even < LEAST_IMBALANCE:
             return self.passed(what, **limits)
         worst = max(held, key=lambda name: held[name] - ideal[name])
         shape, placements = sharded[worst][0].shape, ", ".join(sharded[worst][0].placements)
