@@ -1,8 +1,9 @@
 """How the verifier does on scripts whose authors knew none of its rules.
 
-    python benchmarks/exam.py tests/exam/round14 --out build/exam_round14.json --publish benchmarks/results/exam.json
-    python benchmarks/exam.py tests/exam/round4 --from          # all of a past round, out of the history
-    python benchmarks/exam.py tests/exam/round4                 # what is kept of it
+    python benchmarks/exam.py tests/exam/round14 --out build/exam_round14.json \\
+        --publish benchmarks/results/exam.json
+    python benchmarks/exam.py tests/exam/round4 --from    # all of a past round, from the history
+    python benchmarks/exam.py tests/exam/round4           # what is kept of it
 
 A new round is a folder of cases: a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`,
 what is wrong and how its author proved it) and `right/train.py`; a fault has `wrong/train.py` too,
@@ -57,7 +58,7 @@ FIGURES = ("found", "named", "false_alarms", "right_inconclusive")
 
 @dataclass(frozen=True)
 class Script:
-    """One script of a round; its kind is "fault", "twin" (the right script of a fault) or "right"."""
+    """One script of a round; its kind is "fault", "twin" (the right script of it) or "right"."""
 
     case: str
     kind: str
@@ -244,10 +245,8 @@ def main() -> int:
             if options.only in script.case:
                 rows.append({"case": script.case, "kind": script.kind, **judge(script, launcher)})
                 row = rows[-1]
-                print(
-                    f"{script.kind:<6}{row['verdict']:<13}{script.case:<40}{row['first']}: {row['evidence']}",
-                    flush=True,
-                )
+                said = f"{row['first']}: {row['evidence']}"
+                print(f"{script.kind:<6}{row['verdict']:<13}{script.case:<40}{said}", flush=True)
         results = summary(rows, launcher.versions, options.named.split(","))
     print(json.dumps({key: value for key, value in results.items() if key != "rows"}, indent=1))
     if options.out:

@@ -1,7 +1,7 @@
 """Scripts of past rounds of the exam, judged again: is what was found still found, and does a right
 script fail?
 
-    python benchmarks/exam_again.py --seconds 3600 --jobs 2 --from    # every script, out of the history
+    python benchmarks/exam_again.py --seconds 3600 --jobs 2 --from   # every one, from the history
     python benchmarks/exam_again.py --seconds 3600 --jobs 2           # the kept ones
 
 Takes scripts by chance, first those that were never judged again, and of these the faults that had

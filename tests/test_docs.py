@@ -16,9 +16,8 @@ from torch.distributed.run import get_args_parser
 from documents import DOCUMENTS, ROOT, Block, blocks, claims, diagnosis, python_blocks
 from scripts import python
 from verified_fsdp2.skill import cli, reference
-from verified_fsdp2.verifier.analysis import comparison
+from verified_fsdp2.verifier import tolerances
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.rules.parity import _oracle as parity
 from verified_fsdp2.verifier.trace.roles import ROLES
 
 SETTING = Path(__file__).parent / "docs_setting.py"
@@ -134,9 +133,9 @@ def test_the_contract_is_what_the_rules_say() -> None:
 
 def test_the_tolerance_is_what_the_code_allows() -> None:
     text = (ROOT / "references" / "verify.md").read_text(encoding="utf-8")
-    assert f"{comparison.MULTIPLE:.0f} times what one unit in the last place" in text
-    assert f"plus 2^{math.log2(comparison.FLOOR):.0f}" in text
-    assert f"exceeds {parity.UNREPRODUCIBLE:.0%}".replace("%", " %") in text
+    assert f"{tolerances.MULTIPLE:.0f} times what one unit in the last place" in text
+    assert f"plus 2^{math.log2(tolerances.FLOOR):.0f}" in text
+    assert f"exceeds {tolerances.UNREPRODUCIBLE:.0%}".replace("%", " %") in text
 
 
 def test_the_skill_and_the_options_name_every_rule_and_role() -> None:

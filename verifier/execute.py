@@ -35,6 +35,7 @@ from .tolerances import LEAST_TIMEOUT, SLOWER
 from .trace import Run, read_run
 from .trace.events import End, Memory
 
+# With less free space no run can record anything: an error of the environment, not a fault.
 _LEAST_SPACE = 1 << 20  # bytes that are free where a run can still record something
 SHOWN = 90  # characters of why a run did not complete
 Progress = Callable[
@@ -117,6 +118,8 @@ class Executor:
                 done = self._finish(next(one for one in self._going if one.number == number))
                 made[id(done.planned)] = done
                 crashed = done.run is not None and ended_by_native_code(done.run)
+                # What native code ended is made once more: what does not happen again is no fault
+                # of the script (test_a_run_that_native_code_ended_is_made_once_more).
                 if crashed and done.planned not in again:
                     again.append(done.planned)
                     waiting.append(done.planned)
@@ -197,17 +200,13 @@ class Executor:
         """
         free = shutil.disk_usage(self.work).free
         if failed or free < _LEAST_SPACE:
-            took = (
-                f"{sized(self.files.largest)} were enough for the largest run before; "
-                if self.files.largest
-                else ""
-            )
-            took = (
-                took
-                or f"a run needs more than the {sized(shutil.disk_usage(self.work).total)} of this file system; "
-            )
+            if self.files.largest:
+                took = f"{sized(self.files.largest)} were enough for the largest run before"
+            else:
+                whole = sized(shutil.disk_usage(self.work).total)
+                took = f"a run needs more than the {whole} of this file system"
             raise MachineRefuses(
-                f"no space left in {self.work.parent} for a run: {took}{sized(free)} are free;"
+                f"no space left in {self.work.parent} for a run: {took}; {sized(free)} are free;"
                 f" {ELSEWHERE}"
             )
 

@@ -49,7 +49,7 @@ def test_every_folder_is_a_kept_case() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("script", KEPT, ids=name)
 def test_kept_script(launcher: Launcher, script: Script) -> None:
-    """A twin that never failed is judged by the rules of its fault alone, which must not fail it."""
+    """A twin that never failed is judged by the rules of its fault, which must not fail it."""
     about = script.about
     by_all = script.kind == "right" or (script.kind == "twin" and "once_failed" in about)
     row = judge(script, launcher, () if by_all else about["fails"])

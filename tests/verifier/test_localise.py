@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from records import DIRECTION, LINE, NAMES, cases, end, judge, micro, model, run, trained, wrap
-from verified_fsdp2.verifier.analysis.comparison import MEASURES, compare, limits
+from verified_fsdp2.verifier.analysis.comparison import MEASURES, compare
 from verified_fsdp2.verifier.analysis.gradient_scale_causes import (
     DIVIDED_TWICE,
     NOT_DIVIDED,
     readings,
 )
+from verified_fsdp2.verifier.analysis.limits import limits
 from verified_fsdp2.verifier.analysis.localise import meaning, part, where
 from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence

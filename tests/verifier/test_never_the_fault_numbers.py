@@ -30,8 +30,9 @@ from records import (
     vector,
 )
 from verified_fsdp2.verifier import stages
-from verified_fsdp2.verifier.analysis.comparison import MEASURES, compare, limits
+from verified_fsdp2.verifier.analysis.comparison import MEASURES, compare
 from verified_fsdp2.verifier.analysis.gradient_scale_causes import NOT_DIVIDED, readings
+from verified_fsdp2.verifier.analysis.limits import limits
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.pipeline import planned, so_far

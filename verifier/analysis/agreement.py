@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ..evidence import Evidence
 from ..tolerances import FLOOR, MULTIPLE
 from ..trace import Run
-from .comparison import nudged
+from .limits import nudged
 from .state import Values, apart, states, whole
 
 

@@ -33,6 +33,8 @@ def without_steps(run: Run) -> str:
     """Why a run has no optimizer step; "" if it has one."""
     if run.steps() > 0:
         return ""
+    # Evolution strategies and zeroth order have no backward: say that, not that no step was
+    # recorded (exam r2 f_11_mezo, r4 n_13_evolution: inconclusive without a reason).
     if run.completed and run.traces and not run.all(Micro):
         return (
             "no backward ran: training without gradients (zeroth order, evolution strategies) is"
@@ -46,6 +48,8 @@ def unsharded(run: Run) -> str:
     sharded = any(run.places(Shard)) or any(
         entries[0].sharded for entries in run.parameters.values()
     )
+    # Only a completed run with a model shows that nothing is sharded; one that stopped may have
+    # come before it.
     return "" if sharded or not run.completed or not run.models else "no parameter is sharded"
 
 
@@ -68,6 +72,7 @@ def absent(run: Run | None, seen: object, reason: str) -> str:
     """The reason why a rule does not apply, if a completed run has shown nothing of the kind; ""
     otherwise.
     """
+    # That something is absent is known of a completed run alone: else the rule is open.
     return "" if seen or run is None or unfinished(run) else reason
 
 
@@ -115,6 +120,9 @@ def begins_elsewhere(train: Run, resumed: Run, after: int) -> str:
         for r in t.of(Step)
         if (r.step, r.optimizer) == (after + 1, t.first_optimizer)
     ]
+    # Peers that take turns (exam round 2 e_15): a resume that begins with the other optimizer's
+    # step has no like step to compare (exam round 2 e_15_mutual_learning; inconclusive since then:
+    # round 9 ha_12, round 10 ka_15).
     if not mine or not any(theirs) or mine & set().union(*theirs):
         return ""
     return (
@@ -135,6 +143,8 @@ def unseen_load(evidence: Evidence, *setters: str) -> str:
     """
     if evidence.saving is None or not went_through(evidence) or unnamed(evidence.sources, *setters):
         return ""
+    # The simulated tier never resumes and names its limits itself; a missing load there is no gap
+    # of the script (tests of right projects in the simulated tier).
     if evidence.trained.role == "simulate":  # it never resumes; the tier names its limits
         return ""
     traces = [trace for run in trainings(evidence) for trace in run.traces]
@@ -152,6 +162,8 @@ def unseen_load(evidence: Evidence, *setters: str) -> str:
 
 def _names(sources: Sources, file: str, words: tuple[str, ...]) -> bool:
     tree = sources.tree(file)
+    # A file that does not parse has an empty tree: it may use any name, so no rule is called not
+    # applicable by it.
     unreadable = not tree.body and bool(sources.texts.get(file, "").strip())
     return unreadable or not _words(tree).isdisjoint(words)
 
@@ -175,6 +187,8 @@ def _words_of(node: ast.AST) -> Iterator[str]:
             yield from re.findall(r"\w+", child.value)
     if isinstance(node, ast.Import | ast.ImportFrom):
         for alias in node.names:
+            # A name that `from x import y` brings in counts only where it is used: an unused import
+            # left a right resume inconclusive.
             yield from alias.name.split(".") if alias.asname or isinstance(node, ast.Import) else ()
     name = getattr(node, _NAMES.get(type(node), ""), None)
     yield from [name] if name else ()

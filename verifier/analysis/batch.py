@@ -47,6 +47,8 @@ def takes_the_same(train: Run, single: Run) -> bool:
     return (
         single.completed
         and single.global_batch(1) == train.global_batch(1)
+        # A script may scale its learning rate by the batch size: then the run with the larger batch
+        # is no oracle.
         and rates[0] == rates[1]
     )
 
@@ -63,4 +65,6 @@ def value_of(option: Option, args: Sequence[str]) -> str:
 
 def _is_batch(name: str) -> bool:
     words = set(re.split(r"[._\-:]+", name.lower()))
+    # The words by which trainers name their batch size; the value must also be what each forward
+    # was given (public trainers whose batch size is that of a rank).
     return bool(words & {"batch", "batchsize", "bs"}) and not words & _OTHERS

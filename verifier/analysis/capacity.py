@@ -10,8 +10,12 @@ from ..errors import FAIL, INCONCLUSIVE, PASS
 from ..trace import Run
 from ..trace.events import Collective, End, Peak, Place, Rehearsal
 
+# Bytes that CUDA's context, NCCL and cuBLAS take outside of the allocator; a lower bound, so that
+# "fits" is not promised too early.
 RESERVE = 1 << 30  # bytes that CUDA's context, NCCL and cuBLAS take beside tensors, at least
 DEVICE, META, MESH, BATCH, OTHER = "device", "meta", "mesh", "batch", "other"
+# Words of torch's errors by what is wrong; the first kind that matches names the error (rehearsed
+# faults (benchmarks/plan/seeded.py)).
 _SIGNS = (  # in the text of an error, in lower case
     (
         DEVICE,
@@ -27,6 +31,8 @@ _SIGNS = (  # in the text of an error, in lower case
     (MESH, ("mesh", "process group", "world size", "world_size")),
     (BATCH, ("batch", "divisible", "divide")),
 )
+# Errors that only a rehearsal has (no values, no other ranks, missing files): the script may be
+# right, so exit 4 and not 1.
 _UNFOLLOWED = {
     "FileNotFoundError": (
         "it reads a file that is not there: give it as for training, or leave out what reads it"
@@ -146,6 +152,8 @@ def _trouble(run: Run, record: Rehearsal | None) -> Trouble | None:
         said = run.stderr.get(0, "").strip().rpartition("\n")[2]
         text = f"the script ended with status {end.code}" + (f": {said}" if said else "")
         return Trouble(_kind(text), text, end.frames[0] if end.frames else None)
+    # A mesh over fewer ranks than there are leaves the others idle: an error of the script,
+    # although nothing was raised (planned specs whose mesh leaves ranks out).
     if record is not None and 0 < record.mesh_ranks < record.world_size:
         text = (
             f"the largest mesh has {record.mesh_ranks} of {record.world_size} ranks: the others"
@@ -171,6 +179,8 @@ def _error(end: End, record: Rehearsal | None) -> Trouble:
         for read in (record.reads if record is not None else [])
         if read.in_step and read.at_line
     ]
+    # A check of the script on values that it read in the rehearsal judged stand-ins: no error of
+    # the script.
     if not why and raised and reads:
         lines = ", ".join(map(str, sorted(set(reads))[:3]))
         why = (

@@ -18,6 +18,8 @@ PLACE = "{checkpoint}"
 def saves_after(run: Run, step: int) -> bool:
     """Whether a resume would start from a later checkpoint than that of step `step`."""
     saves = saves_of(run)
+    # Where DCP saves exist, a torch.save beside them is an export or a side file: a resume starts
+    # from the former.
     sharded = [r.after_step for r in saves if r.op != "torch.save"]
     return max(sharded or [r.after_step for r in saves], default=0) > step
 
@@ -59,6 +61,8 @@ def loaded_before(
         if record.op not in ("load", "torch.load") or not path or _within(path, own):
             continue
         if str(Path(path).parent) in homes or (
+            # DCP also reads pretrained safetensors (a folder without.metadata): no checkpoint of an
+            # earlier run (pretrained safetensors read by DCP (NeMo Automodel)).
             record.op == "load" and not homes and not foreign(path)
         ):
             return (
@@ -69,6 +73,8 @@ def loaded_before(
     return ""
 
 
+# Somebody gave --resume-args: then a run that saves nothing is a gap, never "not applicable", so
+# that it cannot pass.
 def no_checkpoint(evidence: Evidence) -> str:
     """Why rules on checkpoints do not apply: neither a run nor the sources save or load one.
 
@@ -94,6 +100,9 @@ def own_files(evidence: Evidence) -> str:
     of its own. "" if it does not.
     """
     saves = saves_of(evidence.train) if evidence.train is not None else []
+    # Files in a format of the script's own have no moment at which the probe can kill, and no
+    # tensors that it can damage (trainings without gradients that save JSON or NumPy (exam rounds
+    # 2-8, e.g. r8 ge_10_seed_log)).
     own = bool(saves) and all(record.op == "write" for record in saves)
     return (
         "the script writes its checkpoints itself, through neither DCP nor torch.save"
@@ -116,6 +125,8 @@ def only_exports(evidence: Evidence) -> str:
     ):
         return ""
     seen = {record.op for record in train.all(Checkpoint)}
+    # What only torch.save writes and nothing resumes from is an export; weights that the run begins
+    # with are loaded in a run from scratch.
     if not seen or not seen <= {"torch.save", *LOADS} - {"load"}:
         return ""
     return (
@@ -129,6 +140,7 @@ def unseen_save(evidence: Evidence) -> str:
     train run did not.
     """
     train, saving = evidence.train, evidence.saving
+    # A simulated run saves nothing by design; its tier says so itself.
     if train is None or train.steps() == 0 or saving is None or train.role == "simulate":
         return ""
     if any(r.op in (*SAVES, "write") for r in train.all(Checkpoint)):
@@ -164,4 +176,6 @@ def unwritten(words: Sequence[str], left: Collection[str]) -> str:
     `ckpt.rank0.pt`). A path without a number may be one that the run is to write.
     """
     lost = [path for path in named_paths(words) if not any(item.startswith(path) for item in left)]
+    # A path without a number may be one that the resumed run itself is to write (`--out
+    # {checkpoint}/again`) (test_paths_that_resume_args_name).
     return next((path for path in lost if number_in(path) is not None), "")

@@ -10,6 +10,8 @@ from ..trace import Run, Trace
 from ..trace.events import Checkpoint, Removed, Renamed, Saving
 from .saves import Save, events, saves_of
 
+# Moments inside a save at which a real crash leaves files that a careless reader takes for a whole
+# checkpoint (corpus faults incomplete_checkpoint_chosen).
 _MOMENTS = {
     "before-data": "before it wrote its data file",
     "before-metadata": "after all data was written, before .metadata",
@@ -72,6 +74,8 @@ def moments(train: Run, thorough: bool, home: str = "") -> list[Moment]:
 
     def kill(rank: int, call: int, moment: str) -> None:
         if second > first:
+            # The second save is killed first: only then is there a complete earlier checkpoint that
+            # it may overwrite.
             found.append(Moment(rank, len(saves[rank]) + call, moment, second + 1))
         found.append(Moment(rank, call, moment, first + 1))
 
@@ -79,6 +83,8 @@ def moments(train: Run, thorough: bool, home: str = "") -> list[Moment]:
         if together := [call for call, save in enumerate(saves[rank], 1) if save.together]:
             kill(rank, together[-1], moment)
     if not found:
+        # Where no save is common to all ranks, half a file is left by the last rank that writes
+        # one.
         last = max(rank for rank, own in saves.items() if own)
         kill(last, len(saves[last]), "half-file")
     found.sort(key=lambda moment: moment.call, reverse=True)
@@ -127,6 +133,8 @@ def _exchange(trace: Trace, step: int) -> int | None:
             gone.add(record.path)
         elif isinstance(record, Renamed):
             renames += 1
+            # A rename into the place of what was removed before: dion loses its checkpoint if it is
+            # killed in between (dion: loss of its checkpoint (field)).
             if after >= step and record.new in gone:
                 return renames
             gone.add(record.old)
@@ -144,6 +152,8 @@ def _own_file(trace: Trace, step: int, home: str) -> tuple[int, str] | None:
         for number, record in enumerate(written, 1)
         if together
         and record.after_step == step
+        # A file written after DCP's: lingua's ranks resume from different steps if one is killed
+        # before it (lingua: ranks that resume from different steps (field)).
         and record.at > together[-1].record.at
         and _beside(record.to, together, home)
     ]
@@ -157,4 +167,6 @@ def _beside(path: str, saves: list[Save], home: str) -> bool:
     folders = {
         folder for save in saves for folder in (save.to, str(Path(save.to).parent)) if save.to
     }
+    # A file directly in the folder of all checkpoints is a pointer or a log, not a part of one
+    # save.
     return any(path.startswith(folder + os.sep) for folder in folders - {home})

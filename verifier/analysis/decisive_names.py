@@ -6,6 +6,8 @@ from functools import lru_cache
 
 from .syntax import functions, last_name, walk
 
+# A resumed run measures its times anew: sums of what a clock gives are no state (the scaffold's own
+# metrics) (the scaffold's own metrics (test_a_timer_is_no_state)).
 _CLOCKS = {
     "perf_counter",
     "perf_counter_ns",
@@ -15,6 +17,8 @@ _CLOCKS = {
     "time",
     "time_ns",
 }
+# Calls by which a branch only writes to a log: a number that decides no more than that is not
+# state.
 _QUIET = re.compile(
     r"^(print|format|len|float|int|round|str|min|max|sum|mean|append|write|flush|item|time|perf_counter|monotonic|"
     r"log|info|debug|warning|set_postfix|set_description|update_bar|add_scalar|get_rank|join|items|values|keys)$"
@@ -49,7 +53,9 @@ def _carried_in(scope: ast.AST) -> set[str]:
             targets = {ast.unparse(target) for target in node.targets}
             read = read_in(node.value)
             from_itself |= targets & read
-            # best = min(best, value); `first = value if first is None else first` decides nothing
+            # A value that is only set once, the first time, decides nothing: a resume may find it
+            # again. best = min(best, value); `first = value if first is None else first` decides
+            # nothing
             value = node.value
             first_time = isinstance(value, ast.IfExp) and _asks_for_none(value.test)
             for one in (

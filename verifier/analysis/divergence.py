@@ -10,7 +10,9 @@ from ..trace import Run
 from ..trace.events import Place, ProgressEvent
 from .root_cause import is_victim, own_frames
 
-# Operations that the ranks may call at different lines: the root's side and the others'.
+# Operations that the ranks may call at different lines: the root's side and the others'. Root and
+# others may call these at different lines (`if rank == 0: scatter(...) else: scatter(...)`) and
+# still meet.
 _ALIKE = {
     "broadcast",
     "scatter",
@@ -20,6 +22,7 @@ _ALIKE = {
     "scatter_object_list",
     "gather_object",
 }
+# Events of loaders are local: they explain a parting, they are no place to wait.
 _NOTES = ("data", "end of data")
 
 Frame = tuple[str, int, str]
@@ -111,11 +114,14 @@ def _stuck(run: Run) -> bool:
     """
     if run.timed_out or any("collective mismatch" in text for text in run.stderr.values()):
         return True
+    # A rank that a signal ended is the cause itself: the others only lost it.
     if any(e.code < 0 and not e.killed for e in run.ended):
         return False
     bad = [
         t for t in run.traces if t.end is not None and (t.end.how == "exception" or t.end.code != 0)
     ]
+    # A rank that raised an error of its own explains the run: no parting of the ranks is looked
+    # for.
     return bool(bad) and all(is_victim(t) for t in bad)
 
 
@@ -126,6 +132,8 @@ def _unlogged(run: Run, rank: int, events: list[ProgressEvent]) -> list[Progress
     frames, waits = own_frames(run.stacks.get(rank, "")) if run.timed_out else ([], False)
     chain = [(f.file, f.line, f.function) for f in frames]
     last = events[-1].frames if events else []
+    # Collectives that a DTensor makes implicitly are in no log: taken from the stack, unless the
+    # last event is that call.
     if not waits or not chain or last == chain[-len(last) :]:
         return []
     return [ProgressEvent(op="a collective", frames=chain)]

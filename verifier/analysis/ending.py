@@ -18,6 +18,7 @@ from .steps_to_compare import steps_of
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?(?:nan|inf)(?!\w)"
 )
+# Times, rates and memory differ between any two runs: lines with their units are not compared.
 _OF_THE_MACHINE = re.compile(
     r"\b(s|secs?|seconds?|ms|minutes?|min|time|took|elapsed|speed|throughput|tok/s|\w+/s(ec)?|it/s|[KMG]i?B|mem(ory)?)\b",
     re.I,
@@ -43,6 +44,7 @@ def both_end(evidence: Evidence) -> bool:
     """
     survey, single = evidence.survey, evidence.single
     ended = survey is not None and survey.completed and single is not None and single.completed
+    # In low precision the ends are those of another run than the compared one: they are not asked.
     return ended and evidence.full_precision is evidence.train
 
 
@@ -61,6 +63,9 @@ def same_models(run: Run, other: Run) -> bool:
     into a file that others find.
     """
     last = (trace.of(Final)[-1:] for one in (run, other) for trace in one.traces)
+    # If one run trains a model into a file that the next one finds, both call different models:
+    # their ends are not compared (a right script judged again: one process trained a model into a
+    # file that ranks found).
     return len({frozenset(final[0].weights) for final in last if final}) <= 1
 
 
@@ -81,6 +86,8 @@ def comes_to_the_same_end(evidence: Evidence) -> int:
     ]
     made = steps_of(resumed_ending)
     same = ends[0] == ends[1] and len(ends[0]) == survey.world_size and all(ends[0])
+    # A resume that makes as many steps as the whole training began again: equal ends then prove
+    # nothing of the resume.
     return made if same and made < steps_of(survey) else 0
 
 
@@ -95,6 +102,8 @@ def weights_apart(evidence: Evidence, other: Run | None) -> float:
         return math.inf
     mine, theirs = _final(survey), _final(other)
     size = math.fsum(value[0] for name, value in theirs.items() if changes_later(evidence, name))
+    # Without the same names on both sides, or without a trained parameter, the distance of the ends
+    # is not known.
     if not mine or mine.keys() != theirs.keys() or not 0.0 < size < math.inf:
         return math.inf
     return math.sqrt(
@@ -110,6 +119,8 @@ def resharded_to_the_same_end(evidence: Evidence) -> float:
     survey, sizes = evidence.survey, {run.world_size for run in evidence.reshards}
     if survey is None or not sizes or not sizes <= ends.keys():
         return math.inf
+    # The same on other ranks: a start from scratch comes to the same end without having loaded
+    # anything.
     begun_again = any(not 0 < steps_of(ends[size]) < steps_of(survey) for size in sizes)
     return math.inf if begun_again else max(weights_apart(evidence, ends[size]) for size in sizes)
 
@@ -134,6 +145,7 @@ def changes_later(evidence: Evidence, name: str) -> bool:
         return False
     ends = [event for event in survey.all(Reached) if event.ended and event.weights]
     relative = re.sub(r"^model\d*\.", "", name)
+    # A parameter that later phases train is not one that never changes (phases, thawed layers).
     return bool(ends) and any(relative not in event.still for event in ends)
 
 
@@ -195,6 +207,7 @@ def _numbers(text: str, again: str, one: Printed, other: Printed) -> Iterator[En
     ):
         return
     for a, b in zip(_NUMBER.findall(text), _NUMBER.findall(again), strict=True):
+        # Whole numbers are counts of ranks, steps or files, which differ in one process by right.
         if not re.search(r"[.en]", a + b):
             continue  # counts of ranks, steps and files
         x, y = float(a), float(b)
@@ -203,6 +216,7 @@ def _numbers(text: str, again: str, one: Printed, other: Printed) -> Iterator[En
             finite = math.isfinite(x) and math.isfinite(y)
             size = max(abs(x), abs(y)) or 1.0
             away = abs(x - y) / size if finite else math.inf
+            # Half a unit in the last printed place of each side: what `print` itself rounds.
             rounded = (_unit(a) + _unit(b)) / 2 / size if finite else 0.0
         yield Ended(f"`{one.text.strip()}`", away, rounded, one.at_line, f"`{other.text.strip()}`")
 

@@ -7,6 +7,7 @@ from ..evidence import Sources
 from .decisive_names import read_in
 from .syntax import called, functions, functions_of, last_name, walk
 
+# The ways of torch to switch gradients off: they mark a function as an evaluation.
 _WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
 
 
@@ -21,6 +22,8 @@ def evaluations(sources: Sources) -> set[str]:
         cls.name
         for tree in trees
         for cls in walk(tree)
+        # Evaluators may be objects with a `__call__` without gradients (exam round 6: evaluators
+        # that are objects).
         if isinstance(cls, ast.ClassDef)
         and any(f in quiet and f.name == "__call__" for f in cls.body)
     }
@@ -68,6 +71,9 @@ def from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple[
             id(n) for loop in inside if isinstance(loop, ast.For | ast.While) for n in walk(loop)
         }
         stored = [n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        # What was computed before the loop is as good as a constant: a distance to it is the
+        # evaluation's (exam round 12, missed: a distance that the loop computes of samples and of a
+        # constant).
         steady = {n.id for n in stored if id(n) not in looped} - {
             n.id for n in stored if id(n) in looped
         }

@@ -28,11 +28,14 @@ def changes_gradients(train: Run) -> bool:
 
 def keeps_its_batch_on(ranks: int, train: Run) -> bool:
     """Whether this script keeps its global batch on `ranks` ranks, judged by its train run."""
+    # A mesh of two dims need not divide by 3: no extra world size is tried.
     if any(len(e[0].mesh) > 1 for e in train.parameters.values()):
         return False
     batch, micros = train.global_batch(1).total(), train.micros(1)
     largest = max((len(m.rows) for rank in micros for m in rank), default=0)
     several = any(len(rank) > 1 for rank in micros)
+    # Only where the batch divides does another number of ranks keep it: exam round 1's right
+    # scripts failed on 3 ranks.
     return batch > 0 and batch % (ranks * largest if several else ranks) == 0
 
 
@@ -45,6 +48,8 @@ def for_a_resume(train: Run, after: int | None) -> dict[str, Any]:
         for r in train.traces[0].of(Step)
         if r.optimizer == train.traces[0].first_optimizer
     ]
+    # Optimizers of phases hold disjoint parameters; a resume at the last step of a phase makes a
+    # single step of it (exam round 12 (phases); no case by name).
     given: dict[str, Any] = {"in_phases": any(held[0].isdisjoint(one) for one in held)}
     found = {
         m.root: signature((p.name.removeprefix(m.root), p.shape) for p in m.parameters)
@@ -59,6 +64,9 @@ def for_a_resume(train: Run, after: int | None) -> dict[str, Any]:
         retired = [
             root
             for root in found
+            # A resume does not make models of earlier stages: without this the later one got the
+            # earlier one's number (r12 nc_14) (exam round 12: models of stages with the same shapes
+            # (nc_14_stagewise_boost)).
             if _inside(root, found, before) and not _inside(root, found, behind)
         ]
         given |= {"models": found, "retired": retired}

@@ -34,12 +34,16 @@ def readings(factor: float, run: Run, oracle: Run | None = None) -> list[Reading
     """
     theirs = micro_batches(oracle) if oracle is not None else 1
     sizes = sorted(
+        # Ranks of tensor parallelism share samples: the sum may be over all ranks and the divisor
+        # the data ranks, or both (test_ranks_that_share_their_samples_do_not_divide).
         {len(run.data_ranks) or run.world_size, run.world_size}
     )  # of them, TP ranks share their samples
     known = [r for size in sizes for r in _known(size, micro_batches(run), theirs)]
     found = [r for r in dict.fromkeys(known) if near(factor, r.factor)]
     if len(found) < 2:
         return found
+    # A reading is dropped only by evidence; if all are, the records contradict one another and all
+    # stay.
     return [r for r in found if r.cause not in _ruled_out(run, oracle)] or found
 
 
@@ -72,6 +76,8 @@ def weight(micro: Micro) -> tuple[float, int] | None:
     """
     if (
         len(micro.criteria) > 1
+        # Chunks of one loss have together no more targets than tokens; several heads have more and
+        # are not weighed (torchtune, trl: a cross entropy in chunks (field)).
         and not 0 < sum(entropy.targets for entropy in micro.criteria) <= micro.tokens
     ):
         return None
@@ -79,6 +85,8 @@ def weight(micro: Micro) -> tuple[float, int] | None:
     for entropy in micro.criteria:
         if entropy.gradient is None or entropy.reduction not in ("mean", "sum"):
             return None
+        # A chunk whose targets are all ignored weighs nothing; as a mean it would be 0 / 0
+        # (torchtune, trl: loss in chunks).
         if entropy.valid:  # a chunk may have none
             weights.append(entropy.gradient * (entropy.valid if entropy.reduction == "sum" else 1))
             valid.append(entropy.valid)
@@ -97,12 +105,18 @@ def total_weight(run: Run) -> float | None:
     None where the weights are not known, or where optimizers have losses of their own: they step
     one after the other, or hold models apart.
     """
+    # Mutual learning: each loss is the mean of its own model, so their weights do not add up to 1
+    # (test_peers_that_learn_from_one_another (mutual learning: r2 e_15, r9 ha_12)).
     if _models_apart(run):
         return None
     all_ranks = run.consumed(1)
     stepped = [min((step.seq for step in trace.of(Step)), default=math.inf) for trace in run.traces]
     if any(
-        micro.seq > end for micros, end in zip(all_ranks, stepped, strict=True) for micro in micros
+        # A backward after the first step is that of another optimizer in turn: its loss has a mean
+        # of its own (round 3 g_17, h_20) (exam r3 g_17_adapters_round_robin, h_20_greedy_layers).
+        micro.seq > end
+        for micros, end in zip(all_ranks, stepped, strict=True)
+        for micro in micros
     ):
         return None
     per_rank = [

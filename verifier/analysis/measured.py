@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..evidence import Evidence, Sources
 from ..trace import Run, Trace
 from ..trace.events import UNKNOWN, Measured, Place
-from .comparison import nudged
+from .limits import nudged
 from .syntax import functions_of, loops, walk
 
 Key = tuple[int, str, str]  # step, function, path
@@ -37,9 +37,14 @@ def measured(run: Run, sources: Sources) -> dict[Key, Number]:
     for key, number in ranks[0].items() if ranks else ():
         alike = all(
             (one := other.get(key)) is not None
+            # Evaluations that draw are compared only where ranks and both runs have drawn the same
+            # numbers (exam round 12, missed: an evaluation whose data are drawn by seeded
+            # generators).
             and (one.value, one.drew) == (number.value, number.drew)
             for other in ranks
         )
+        # Whole numbers are counts, often a rank's own; what a loop assigns is its last batch's:
+        # both differ in one process by right.
         if alike and not number.value.is_integer() and not _of_a_loop(sources, *key[1:]):
             found[key] = number
     return found
@@ -73,8 +78,11 @@ def _of(trace: Trace) -> dict[Key, Number]:
     return {
         (record.step, record.function, path): Number(value, record.drew, record.at_line)
         for record in records
+        # A function that one line calls for each batch has values of single batches: not the
+        # evaluation's number.
         if calls[record.step, record.function, record.caller] == 1
         for path, value in record.values.items()
+        # NaN and infinity have no difference that could be held against a limit.
         if abs(value) < float("inf")
     }
 

@@ -12,8 +12,11 @@ from ..evidence import Evidence
 from ..tolerances import NONSMOOTH_STEP
 from ..trace import Run, difference
 from ..trace.events import Step
-from .comparison import compare, incomparable, limits, loss_apart, parted, update_apart
+from .comparison import compare, incomparable, loss_apart, parted, update_apart
+from .limits import limits
 
+# The limits are those of the rule whose failure a kink would cause: one process, with what a team
+# has widened (exam r9 hd_08_lora_ema).
 RULE = "matches-single-process"
 
 
@@ -39,6 +42,8 @@ def _kink(evidence: Evidence) -> int | None:
     ):
         return None
     limit = limits(evidence, RULE)
+    # A kink is no excuse unless DDP, on the same shards of the batch, agrees in every step (exam r9
+    # hd_08_lora_ema).
     if limit.agree(compare(run, single).measures) or not limit.agree(compare(run, ddp).measures):
         return None
     allowed = limit.allowed
@@ -51,6 +56,8 @@ def _kink(evidence: Evidence) -> int | None:
                 compare(run, single, step - 1).measures
             )
             alike = alike and update_apart(run, single, step - 1)[0] <= allowed["update"]
+            # A jump counts as a kink only if the loss and the weights before it agree to rounding
+            # (exam r9 hd_08_lora_ema).
             return step if alike and jump < NONSMOOTH_STEP else None
     return None
 

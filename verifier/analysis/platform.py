@@ -15,9 +15,13 @@ NOTE = (
 )
 NOT_HERE = "platform: not on CUDA/NCCL"
 
+# Words of an error or its line by which a script that stopped before its first step asked for CUDA
+# (zoo/written_for_gpus, device_flag).
 _CUDA = re.compile(
     r"cuda|nccl|nvidia|\bgpus?\b|accelerator|\bbackends?\b|device type", re.IGNORECASE
 )
+# Errors of CUDA on the CPU itself: the script may be right, so the rule is inconclusive and says to
+# run on GPUs (scripts written for GPUs on the CPU (field)).
 _LACKING = re.compile(
     r"not linked with support for cuda|not compiled with CUDA|without ATen_cuda|no attribute"
     r" '_cuda|'CUDA' backend|"
@@ -25,6 +29,7 @@ _LACKING = re.compile(
     r" drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA|"
     r"'_OpNamespace' '\w+' object has no attribute"
 )
+# Packages of kernels without a CPU form: a script that stops in them needs a GPU, it is not wrong.
 _KERNELS = (
     *("triton", "flash_attn", "flash_attn_interface", "flash_attn_2_cuda", "apex"),
     *("amp_C", "transformer_engine", "xformers", "deepspeed", "bitsandbytes"),
@@ -39,6 +44,8 @@ def asks_for_cuda(run: Run) -> bool:
     if run.timed_out or run.foreign or run.probe_failed:
         return False
     if run.completed:
+        # A script that ends quietly without a step after it asked for GPUs is run again with CUDA
+        # on the CPU (scripts that end where they find no GPU).
         return not run.steps() and bool(run.all(AsksForAccelerators))
     if beyond_cuda_on_cpu(run) or run.steps():
         return beyond_cuda_on_cpu(run) != ""
@@ -79,6 +86,7 @@ def not_installed(run: Run) -> str:
     """
     error = "" if run.completed or run.timed_out else root_cause(run).error
     named = _missing_package(error)
+    # `No module named 'a.b'`: the package is there and lacks a module, which the script got wrong.
     if not named or f"'{named}'" not in error:  # a module that a package lacks: the script's matter
         return ""
     return (
@@ -108,6 +116,8 @@ def replicas_not_reduced(run: Run) -> str:
     inner = next(iter(_frames(run, root_cause(run).rank)), None)
     if (
         inner is None
+        # FSDP2 before torch 2.8 does not reduce over replicas on the CPU: HSDP stops in
+        # post_backward by torch, not by the script (torch before 2.8: HSDP on the CPU).
         or inner.function != "post_backward"
         or not inner.file.endswith("_fsdp_param_group.py")
     ):

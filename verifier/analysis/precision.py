@@ -5,6 +5,7 @@ it.
 from ..trace import Run
 from ..trace.events import Autocast, Inexact, Shard
 
+# The dtypes whose rounding hides a fault: the run is repeated in float32 for the oracles.
 LOW = ("bfloat16", "float16")
 
 

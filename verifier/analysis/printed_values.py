@@ -14,6 +14,8 @@ from ..trace.events import Place, Reached
 from .state import apart, states
 from .syntax import last_name, walk
 
+# `math.exp(loss)` shows the rank's own loss; a function of the script may have reduced it over
+# ranks.
 _PASSED_THROUGH = {
     "math",
     "torch",
@@ -134,6 +136,8 @@ def _differs(name: str, function: str, assigned: bool, run: Run) -> bool:
     variable = re.compile(rf"({re.escape(function)}\.)?{re.escape(name)}($|[.\[])")
     mine = [path for path in first if variable.match(path)]
     if not mine:
+        # Where the ranks' values were not recorded, what the training loop sets may be one rank's
+        # own (its last loss) (test_a_variable_that_the_ranks_have_for_themselves).
         return assigned
     return any(
         not first[path].sharded

@@ -12,8 +12,13 @@ from itertools import takewhile
 from ..evidence import Sources
 from .syntax import last_name, walk
 
+# Names by which scripts ask for a rank (`is_main_process`, `master`); flags set from them count too
+# (`_on_rank`).
 _RANK = re.compile(r"(?i)rank|main_process|is_main|master|process_zero|coordinator|chief|primary")
+# Steps, epochs and settings are the same on all ranks: a branch on them alone skips no rank.
 _COMMON = re.compile(r"(?i)step|epoch|args|cfg|config|max_|every|world|iter")
+# Words for values that each rank has of its own samples; they win over the common ones (`loss` in
+# `step > 9 and loss < best`).
 _LOCAL = re.compile(
     r"(?i)rank|loss|norm|grad|nan|inf\b|finite|overflow|best|patience|numel|len\(|empty|size|shape|skip|valid|time|exists|"
     r"\bany|\ball"
@@ -107,7 +112,9 @@ def _swallowing(node: ast.Try) -> ast.ExceptHandler | None:
     """A handler that does not raise again."""
     quiet = (h for h in node.handlers if not isinstance(h.body[-1], ast.Raise))
     return next(
-        (h for h in quiet if not (h.type and "KeyboardInterrupt" in ast.unparse(h.type))), None
+        # Ctrl-C reaches all ranks: a handler of it swallows no error of one rank.
+        (h for h in quiet if not (h.type and "KeyboardInterrupt" in ast.unparse(h.type))),
+        None,
     )
 
 
@@ -130,6 +137,7 @@ def loop_is_plain(sources: Sources, file: str, line: int) -> tuple[int, int] | N
     """
     for node in walk(sources.tree(file)):
         if isinstance(node, ast.For) and node.lineno <= line <= node.iter.end_lineno:  # type: ignore[operator]
+            # A loop that is cut to a number of batches does not end with the rank's own loader.
             cut = any(name in ast.unparse(node.iter) for name in ("islice", "zip", "range"))
             leaves = _holds(node, (ast.Break, ast.Return, ast.Raise))
             return None if leaves or cut else (node.lineno, node.end_lineno or node.lineno)

@@ -12,15 +12,21 @@ from ..trace.origin import is_user, within_torch
 from .wording import cut
 
 # What a rank raises when it loses a peer: it is a victim.
+# What gloo, the store and NCCL raise on ranks that lose a peer: such a rank is never the first
+# cause.
 _VICTIM = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|recvBytes failed|Timed out"
     r" waiting|"
     r"Socket Timeout|failed to recv|NCCL.*(remote process exited|unhandled system error)",
 )
+# Paths below torch's own folder in which a rank waits; a user's folder may have any of these names
+# (projects in folders named torch or distributed).
 _WAITS = re.compile(r"(distributed|autograd|_functorch)/|_C|utils/_contextlib")  # paths below torch
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 QUOTED = 160  # characters of an error that are quoted
+# Signals that only native code raises: the run is made once more before it counts. SIGKILL is not
+# one: somebody sent it.
 _NATIVE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _NATIVE = "A signal is not a Python error: check that line and native code."
 _ELSEWHERE = (
@@ -69,6 +75,7 @@ def root_cause(run: Run) -> RootCause:
     for order, item in enumerate(run.ended):
         trace = run.traces[item.rank]
         end = _fault(trace)
+        # Ranks that the launcher killed, or that ended well, are no suspects.
         if end is None and (item.killed or (item.code == 0 and trace.end is not None)):
             continue
         suspects.append(
@@ -164,6 +171,8 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
             "Fix the error at that"
             f" line{'; the other ranks failed because they lost this one' if lost else ''}."
         )
+        # The DefaultStager of torch 2.11 and 2.12 serves one save only; its second one raises this
+        # KeyError (torch 2.11 and 2.12 (asynchronous saves)).
         fix = _STAGER if f"{end.error}: {end.message}" == "KeyError: <class 'type'>" else fix
         return RootCause(
             rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames)
@@ -215,6 +224,8 @@ def _hang(run: Run) -> RootCause:
     busy = [rank for rank, frames in stacks.items() if frames and not _waits(frames[0])]
     if gone:
         rank, what = gone[0], "had exited, and the others waited for it"
+    # If every rank computes, none waits for another: the run is slow, and no rank is named for its
+    # stack.
     elif len(busy) == 1 or (busy and len(busy) < run.world_size):
         rank, what = busy[0], "was not in a collective, and the others waited for it"
     else:

@@ -30,6 +30,7 @@ class Save:
     @property
     def together(self) -> bool:
         """Whether all ranks make this save together."""
+        # With no_dist or a smaller group DCP saves for one rank: the others are not part of it.
         return self.op != "torch.save" and not self.alone
 
 
@@ -82,5 +83,7 @@ def given(saves: list[Save]) -> dict[str, list[Sketch]]:
             ):
                 found.setdefault(key, []).append(entry.sketch)
     for key, shards in parts.items():
+        # The shards of one key add up to its whole sketch; each offset counts once, whichever
+        # replica passed it.
         found[key] = [[sum(column) for column in zip(*shards.values(), strict=True)]]
     return found

@@ -30,6 +30,8 @@ def scales(run: Run) -> dict[str, list[float]]:
     return found
 
 
+# Plain parameters beside shards are reduced by the script after backward: that change is no clip
+# (exam round 1).
 def reduced_by_the_script(run: Run) -> set[str]:
     """Plain parameters beside sharded ones: if their gradients are reduced at all, then after
     backward and by the script.
@@ -43,6 +45,7 @@ def stressed_scales(records: list[Stress]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for record in records:
         for name, (bb, bs, ss) in record.products.items():
+            # Cauchy-Schwarz: equality holds only if the gradient was scaled as a whole.
             if bb > 0.0 and bs * bs >= (1.0 - 1e-6) * bb * ss > 0.0:
                 found.setdefault(name, []).append(bs / bb)
     return found
@@ -54,8 +57,8 @@ def uneven(factors: list[float], limit: float = ABOUT_ONE_CLIP) -> bool:
 
 
 def limit_between_ranks(scales: dict[str, list[float]]) -> float:
-    """How far ranks may be apart: ABOUT_ONE_CLIP, or less where each rank scales all its parameters by one
-    factor, and shows how exactly.
+    """How far ranks may be apart: ABOUT_ONE_CLIP, or less where each rank scales all its parameters
+    by one factor, and shows how exactly.
     """
     ranks = [
         [factors[rank] for factors in scales.values()]
@@ -80,6 +83,8 @@ def clip_was_reached(run: Run) -> bool:
             for name, factor in _factors(record):
                 if name not in by_script:
                     seen.setdefault((rank, name), []).append(factor)
+    # A factor that is the same in each step is a loss scale or a fixed division, and one above 1 no
+    # clip.
     return any(uneven(factors) and min(factors) < 1.0 - ABOUT_ONE_CLIP for factors in seen.values())
 
 

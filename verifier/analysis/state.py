@@ -15,6 +15,8 @@ from .evaluation_names import evaluations, from_evaluations, leading_to
 from .syntax import called, functions_of, last_name, loops, names_read, walk
 
 Values = dict[str, Held]
+# What torch itself saves in a checkpoint: every number of these is state. Elsewhere a number may be
+# for a log.
 KEPT = (
     "module",
     "parameter",
@@ -75,6 +77,7 @@ def apart(a: Held, b: Held) -> float:
     sizes.
     """
     if a.value is not None and b.value is not None:
+        # NaN on both sides is the same value: a best loss that was not computed yet.
         if a.value == b.value or (math.isnan(a.value) and math.isnan(b.value)):
             return 0.0
         if not (math.isfinite(a.value) and math.isfinite(b.value)):
@@ -98,6 +101,8 @@ def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
             names = {
                 n.id for target in stmt.targets for n in walk(target) if isinstance(n, ast.Name)
             }
+            # What each iteration assigns from other values (a batch, a loss) is not carried on, so
+            # a resume need not restore it (exam round 3: recomputed values of right scripts).
             found |= {(function.name, name) for name in names - read_in(stmt.value)}
     return found
 
@@ -121,6 +126,9 @@ def of_one_branch(sources: Sources) -> set[tuple[str, str]]:
                     found |= {
                         (function.name, x)
                         for x in names
+                        # A sum for a log that one branch of the loop makes and reads is no state
+                        # (exam round 7 fa_05, `stats`) (exam r7 fa_05_moe_balance_bias twin:
+                        # `main.stats`).
                         if all(id(n) in behind for n in reads if n.id == x)
                     }
     return found
@@ -144,6 +152,8 @@ def begun_anew(sources: Sources) -> set[str]:
         if any(called(loop) & stepping for loop in loops(f))
         or any(isinstance(n, ast.Yield) for n in walk(f))
     }
+    # Variables of a function that is called for each step end with it; one with a loop of steps, or
+    # a generator, goes on (exam r6: fix of round 6; no case by name).
     return (called_in_loops & stepping) - goes_on
 
 
@@ -183,11 +193,16 @@ def results_of_calls(sources: Sources) -> set[str]:
                 first = next(stored for _, stored, name in order if name == attr)
                 (found if first else kept).add(attr)
                 anew |= {attr} if first and method.name in ("forward", "__call__") else set()
+    # Attributes that each forward sets anew are its results (round 4 k_12 `routed`, round 8 ga_16
+    # `_last`); sums (+=) are state (exam r4 (attributes that a forward overwrites:
+    # k_12_moe_balance), r8 ga_16_vqvae_codebook_ema).
     return ((found - kept) | anew) - summed
 
 
 def attribute(path: str) -> str:
     """The attribute of a path that holds its value: `model.book._last[0]` -> `_last`."""
+    # `book._last[0]` belongs to the attribute `_last`, not to `_last[0]` (exam r8
+    # ga_16_vqvae_codebook_ema).
     return path.partition("[")[0].rpartition(".")[2]
 
 
@@ -196,6 +211,8 @@ def restorable(path: str, held: Held, decisive: set[str]) -> bool:
     is not.
     """
     if held.holder == "module":
+        # A plain number of a module is often a counter for a log; a tensor of it is state, a number
+        # only if it decides something (exam round 1).
         return held.dtype not in ("int", "float", "bool") or path in decisive
     return (
         held.holder in KEPT
@@ -227,6 +244,7 @@ def spelled(path: str) -> set[tuple[str, str]]:
     """
     scope, dot, rest = path.partition(".")
     found = {("", path), (scope, rest)} if dot else {("", path)}
+    # An attribute may be read as `self.name` in a method of any class: it counts there too.
     return found | {("", f"self.{path.rpartition('.')[2]}")} if dot else found
 
 
@@ -250,6 +268,8 @@ def evaluated(run: Run, sources: Sources) -> set[str]:
             )
             if before is None or not number:
                 found[path] = False
+            # A value that once changes without an evaluation is a training loss, which each rank
+            # has for itself (exam round 1).
             elif path not in now or apart(now[path], held) != 0.0:
                 found[path] = found.get(path, True) and not quiet
         now = now | record.values
@@ -270,6 +290,8 @@ def _holding(path: str) -> str:
     return path.partition("[")[0]
 
 
+# A rank's own number that is only put into a mean over ranks may differ from one process (exam
+# round 3 j_02, `kl`) (exam r3 j_02_grpo_groups twin: `main.kl`).
 def handed_on(sources: Sources, path: str) -> bool:
     """Whether a local number is read only to compute another variable, such as its mean over
     ranks.
@@ -285,6 +307,9 @@ def handed_on(sources: Sources, path: str) -> bool:
     return bool(found) and all(found)
 
 
+# A sum over ranks that is divided where it is printed is twice that of one process by right (round
+# 5 p_10, p_16) (exam r5 p_10_rollback_root, p_16_schedule_free: `main.v` twice that of one
+# process).
 def divided(sources: Sources, path: str) -> bool:
     """Whether a local number is divided, or multiplied, where it is read: a sum over ranks of which
     no mean is kept.

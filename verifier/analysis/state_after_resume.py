@@ -53,6 +53,7 @@ def beginning(evidence: Evidence, train: Run, resume: Run, step: int) -> Beginni
     other: list[str] = []
     known: set[str] = set()  # paths that an earlier rank has
     compared = 0
+    # A resume on fewer ranks has no state of the others to compare.
     for rank in range(min(len(train.traces), len(resume.traces))):
         must, may, number = _of_rank(evidence, train, resume, step, rank)
         compared += number
@@ -84,6 +85,8 @@ def _of_rank(
     anew, functions = assigned_anew(sources) | of_one_branch(sources), begun_anew(sources)
     paths = {path for path in evolving(train, rank) if path.partition(".")[0] not in functions}
     deciding = decisive(sources, paths)
+    # If the resumed step has other samples, tensors of the loop may be those samples; that is
+    # another rule's finding.
     same_samples = resume.global_batch(1) == train.global_batch(
         step
     )  # else tensors of the loop may be those samples
@@ -92,12 +95,16 @@ def _of_rank(
     for path in sorted(paths & both):
         now, then = mine[path], theirs[path]
         known = same_samples or then.holder in KEPT or then.sketch is None
+        # Results of the last forward are made again by the next: no state that a resume must bring
+        # back (exam r4 k_12_moe_balance, r8 ga_16_vqvae_codebook_ema).
         known = known and not (then.holder == "module" and attribute(path) in results)
         if tuple(path.rsplit(".", 1)) in anew or not restorable(path, then, deciding) or not known:
             continue
         compared += 1
         # what the loop or a forward sets in each step, before anything reads it
         again = then.holder in ("optimizer", "module") and path in later and path in without
+        # What the loop sets in each step before anything reads it (a seed in param_groups, round 2
+        # f_15) is right one step later (exam r2 f_15_sgld twin: `param_groups[0]['seed']`).
         set_again = again and apart(later[path], without[path]) <= SAME_STATE
         if apart(now, then) > SAME_STATE and not set_again:
             lost[path] = (now, then)

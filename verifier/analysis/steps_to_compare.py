@@ -49,6 +49,8 @@ def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
         first = saved_from(
             survey, 0, FIRST_SAVE
         )  # without a save nothing of a resume can be judged
+        # A save in the background can be resumed from only after the file that marks it as complete
+        # (round 10-11: a save in the background and the file that marks it complete).
         first = max(first, marked_from(survey, first, FIRST_SAVE))
         most = max(most, first + RESUMED_STEPS)
         wanted += [step + RESUMED_STEPS for step in (*saves, first)]
@@ -81,12 +83,15 @@ def steps_differ(survey: Run) -> bool:
     """Whether the ranks of the survey run made different numbers of optimizer steps: some skip what
     others make.
     """
+    # Ranks that made different numbers of steps skip what others make: then the cut of the train
+    # run excuses no hang.
     return len({_last(trace) for trace in survey.traces}) > 1
 
 
 def _last(trace: Trace) -> int:
     """The steps of one rank, from the last first step on."""
     events = trace.of(Reached)
+    # Each first step begins a training; only the last one is that of the model that is judged.
     begins = [number for number, event in enumerate(events) if event.stack]
     return max((event.steps for event in events[begins[-1] :]), default=0) if begins else 0
 
@@ -159,6 +164,8 @@ def trains_before_sharding(survey: Run) -> bool:
     """
     reached = survey.all(Reached)
     begins = [event.sharded for event in reached if event.stack]
+    # A base model that rank 0 trains apart, before (round 1) or after the sharding (round 7 fa_02),
+    # is another training.
     return (False in begins and True in begins) or any(
         event.ended and event.apart for event in reached
     )
@@ -172,6 +179,8 @@ def prepares_before_sharding(train: Run) -> bool:
         return False
     trace = train.traces[0]
     called, trained = trace.first(Model), trace.first(Micro)
+    # An initialisation by the data calls the model before it is sharded (round 6 t_07, u_04): runs
+    # start behind it (exam r6 t_07_flow_actnorm, u_04_flow_init twins).
     return called is not None and trained is not None and called.seq < shard.seq < trained.seq
 
 
@@ -193,6 +202,8 @@ def own_steps(train: Run) -> str:
     if not train.steps():
         parts = [entries[0] for entries in train.parameters.values()]
         trains = any(part.sharded for part in parts) and not train.all(Micro)
+        # Sharded weights, no backward and no step: zeroth order or evolution; its steps end where
+        # other samples come (zeroth order and evolution (exam r2 f_11_mezo... r8 gd_11)).
         return "forwards" if train.completed and trains else ""
     if any(record.cls for record in train.traces[0].steps):
         return ""
@@ -201,7 +212,12 @@ def own_steps(train: Run) -> str:
         (a, b, bool(a.rows) and a.rows == b.rows) for a, b in pairwise(micros) if a.step != b.step
     ]
     if any(same and a.seq < save < b.seq for a, b, same in pairs for save in saves):
+        # A save between two backwards on the same samples: each was a step, as with full-batch
+        # training (scripts without an optimizer that train on one batch (zoo/own_update)).
         return ""  # several steps are made on the same samples
+    # Most updates are followed by a backward on the same samples: they are tried, as in
+    # zoo/conjugate_gradients or a line search (zoo/conjugate_gradients; exam r2 f_16_line_search
+    # (inconclusive at first sight)).
     tries = 2 * sum(same for _, _, same in pairs) > len(pairs)
     return "backwards" if tries and any(micro.rows != micros[0].rows for micro in micros) else ""
 
@@ -213,6 +229,8 @@ def _changes(survey: Run) -> list[int]:
     if not survey.traces:
         return []
     counts = [
+        # Another number of trainable parameters begins a phase, which must be compared (exam round
+        # 5, missed: blocks that are unfrozen, a freeze that a resume does not lift).
         (r.steps, (r.backwards, r.trainable))
         for r in survey.traces[0].of(Reached)
         if r.steps and not r.ended

@@ -30,6 +30,8 @@ def begun_before_save(train: Run, after: int) -> tuple[int, int] | None:
     saves = [r.seq for r in saves_of(train) if r.after_step == after]
     micros = train.consumed(after + 1)[0] if train.traces else []
     early = sum(micro.seq < saves[-1] for micro in micros) if saves else 0
+    # A save in the middle of a step keeps its gradients (exam round 6 t_15): the first resumed step
+    # is the rest of one (exam r6 t_15_token_budget).
     return (early, len(micros)) if 0 < early < len(micros) else None
 
 
@@ -47,6 +49,8 @@ def resumable(train: Run, after: int) -> Run:
             for r in trace.of(Checkpoint)
             if r.after_step == after and r.op in (*SAVES, "write")
         ]
+        # An own L-BFGS ends its step with a backward before the save, and takes its gradients away
+        # (exam r10 kd_15_seismic_lbfgs_inversion).
         end = min(max(saves, default=0), trace.cleared(after + 1))
         kept = [
             r
@@ -75,6 +79,9 @@ def cut_otherwise(run: Run, other: Run) -> set[str]:
     return {
         n
         for n, e in run.parameters.items()
+        # A table that the script cuts itself has another shape in one process (exam round 6 w_14):
+        # no copy to compare (exam r6 w_14_rowparallel_table; round 12: tables that the script
+        # cuts).
         if not e[0].managed and shapes.get(n, e[0].shape) != e[0].shape
     }
 
@@ -95,9 +102,13 @@ def parts_and_meets(run: Run) -> bool:
             copies = list(held.values())
             equal.append(
                 all(
+                    # Averaged copies are equal bit by bit, but for the order in which their shards
+                    # are summed here (exam r6 w_19_diloco).
                     difference(copies[0], o) <= 1e-9 * (1.0 + copies[0][0] ** 0.5)
                     for o in copies[1:]
                 )
             )
+        # Replicas that part and are equal again later are averaged every few steps (local SGD,
+        # round 6 w_19): no missing reduction (exam r6 w_19_diloco).
         return False in equal and True in equal[equal.index(False) :]
     return False

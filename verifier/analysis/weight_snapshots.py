@@ -8,6 +8,7 @@ from ..evidence import Sources
 from .decisive_names import assigned_in
 from .syntax import called, functions, loops, names_read, walk
 
+# The calls that change weights: what is kept before one and read after it must be a copy.
 _TRAINS = frozenset({"backward", "step"})
 
 
@@ -35,6 +36,8 @@ def _over_training(tree: ast.Module, training: frozenset[str]) -> set[tuple[str,
     ):
         trains = [bool(called(statement) & training) for statement in loop.body]
         for i, first in enumerate(loop.body):
+            # A variable that is set before a step of the loop and read after it is a snapshot (exam
+            # round 3, missed: two snapshots that alias the weights).
             names = {t.id for t in getattr(first, "targets", ()) if isinstance(t, ast.Name)}
             if names and any(trains[i + 1 :]):
                 for later in loop.body[trains.index(True, i + 1) + 1 :]:
@@ -72,6 +75,8 @@ def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
     return found
 
 
+# A state dict in a variable that is read only where it was just assigned is no snapshot (exam r5
+# p_09_partial_window twin: `main.m`).
 def _from_before(body: list[ast.stmt], own: set[str]) -> Iterator[ast.Name]:
     """The reads of variables that may hold what an earlier iteration, or a branch, has given them.
 
@@ -94,6 +99,8 @@ def _from_before(body: list[ast.stmt], own: set[str]) -> Iterator[ast.Name]:
         )
         for name in ("body", "orelse", "finalbody"):
             first = set() if isinstance(statement, ast.For | ast.While) else set(own)
+            # The variable of a loop is new in each iteration: the same name in another loop is no
+            # snapshot (test_the_variable_of_another_loop_is_no_snapshot (round 12)).
             if isinstance(statement, ast.For) and name == "body":
                 first = {n.id for n in walk(statement.target) if isinstance(n, ast.Name)}
             yield from _from_before(getattr(statement, name, []), first)
@@ -118,6 +125,8 @@ def _appended_in(tree: ast.Module) -> set[tuple[str, str]]:
     lists = [
         f.value
         for f in calls
+        # Windows and histories of weights are filled by append (exam round 5, missed: a window of
+        # snapshots that alias the weights).
         if f.attr in ("append", "appendleft") and isinstance(f.value, ast.Attribute)
     ]
     loads = [n for n in walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
@@ -127,4 +136,5 @@ def _appended_in(tree: ast.Module) -> set[tuple[str, str]]:
 
 def _by_size(test: ast.expr) -> bool:
     compares = (n for n in walk(test) if isinstance(n, ast.Compare))
+    # The best value is kept under a comparison by size; an `==` is a step or a mode.
     return any(isinstance(n.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE) for n in compares)

@@ -63,6 +63,8 @@ def no_resume(resume_args: Sequence[str], steps: int, evidence: Evidence) -> str
             f" steps 1 to {last}"
         )
     repeat = evidence.course.repeat
+    # The repeat run writes the earlier save again; if its weights are others, its checkpoint is
+    # that of another training.
     if repeat is not None and train is not None and not same_weights_after(repeat, train, after):
         return (
             f"the script also saves after step {train.steps()}, and is not reproducible: save less"
@@ -80,9 +82,12 @@ def no_damage(evidence: Evidence) -> str:
     """Why its checkpoints cannot be damaged, or ""."""
     if evidence.train is None or evidence.resume is None:
         return evidence.missing.get("resume", "the script was not resumed")
+    # A script that does not resume from an intact checkpoint shows nothing by failing on a damaged
+    # one.
     if not evidence.resume.completed:
         return "the script does not resume from an intact checkpoint"
     path = outside(evidence.train, evidence.course.checkpoint, evidence.course.created)
+    # Only files below {checkpoint} are copied for each run, so only they may be damaged.
     return f"the script saves to {path}, outside {{checkpoint}}" if path else ""
 
 
@@ -106,6 +111,8 @@ def looks_above(error: str, evidence: Evidence) -> str:
     folders = [
         item.removesuffix(f"/{name}") for item in evidence.course.left if item.endswith(f"/{name}")
     ]
+    # The script was given {checkpoint} and saves to a folder in it: the arguments are wrong, not
+    # the script (resumes of public trainers that look one folder above).
     if not name or not folders:
         return ""
     found = ", ".join(f"{{checkpoint}}/{folder}" for folder in folders[:3])

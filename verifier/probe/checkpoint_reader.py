@@ -25,6 +25,7 @@ from ..trace.events import End, InspectedCheckpoint, SavedEntry
 from ..trace.writer import Writer
 from .save_contents import entries, entry
 
+# Larger checkpoints do not fit into this process's memory: they are said not to be read.
 LIMIT = 8 << 30  # bytes of the largest checkpoint that is read
 _TOO_LARGE = f"the checkpoint is larger than {LIMIT >> 30} GiB and was not read"
 

@@ -23,6 +23,7 @@ from .dispatcher import Call
 from .save_contents import place_of
 from .session import Session
 
+# A rank that dies leaves what the others have written meanwhile: they get this time for their part.
 _OTHERS_SECONDS = 0.2  # in which the other ranks write their part
 RENAME, FILE = "before-rename", "before-file"
 _armed: list[str] = []

@@ -77,6 +77,7 @@ def shard_digest(part: torch.Tensor) -> str | None:
         if rows.numel() > _DIGESTED
         else rows
     )
+    # Constants (biases, norms) and tiny shards are equal on all ranks by right.
     if rows.numel() < 8 or rows.dim() == 0 or rows.shape[0] < 2 or bool((rows == rows[:1]).all()):
         return None
     return hashlib.sha256(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[
@@ -104,6 +105,8 @@ def element_hash(tensor: torch.Tensor) -> int:
 
 @lru_cache(maxsize=64)
 def _sines(length: int, device: torch.device) -> torch.Tensor:
+    # Multiples of integers add up to 0 for [-1, 1, 1, -1], as biases of experts move: a change went
+    # unseen.
     """Ones, and sines of integers: no sum of their multiples is 0, as it is of 1, 2, 3 and 4 for
     [-1, 1, 1, -1] (biases of experts).
     """

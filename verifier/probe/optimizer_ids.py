@@ -31,6 +31,8 @@ class Turns:
 
     def __init__(self, in_phases: bool = False) -> None:
         self._known: list[Turn] = []
+        # An optimizer that made a single step may be a partner (a GAN); in a resume of phases it
+        # may be the rest of a phase (GANs (zoo/two_optimizers); exam round 12 for 1).
         self._least = 1 if in_phases else 2  # steps of one that another follows
         self.of_torch = False  # whether one of torch's was constructed
 
@@ -74,9 +76,15 @@ class Turns:
         same = (
             other
             for other in self._known
+            # Optimizers that step at the same lines one after the other are phases of one training
+            # (exam round 5 q_19, both alive) (exam r5 q_19_distill_growing_batch: two optimizers,
+            # both alive).
             if place is not None and other.place == place and other.begun >= self._least
         )
         if turn.late:
+            # A scheduler and its optimizer refer to each other: only the collector shows that the
+            # last phase's optimizer is gone (r4 l_14) (exam r4 l_14_progressive_distill,
+            # n_15_stage_boosting).
             gc.collect()  # a learning-rate scheduler ties an optimizer to itself
             gone = [
                 other

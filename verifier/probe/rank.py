@@ -29,6 +29,8 @@ from .imports import after_import
 from .line_coverage import Lines
 from .stop_run import StopRun
 
+# Seconds for the threads of a stopped script (savers, loaders) to end: killed in a write they left
+# half a file.
 THREADS = 10.0  # seconds that the threads of a stopped script have to end their work
 _WAITING = {
     "wait",

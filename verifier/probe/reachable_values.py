@@ -23,8 +23,11 @@ from .watched import evaluated, variables
 
 _DEPTH = 6
 _ITEMS = 256  # of a container that is walked
+# A list of so many numbers is taken for a log, which a resume may begin anew.
 _HISTORY = 16  # numbers in a list, from which on it is a log
+# Larger tensors are data sets, not state of the training, and cost seconds at each step.
 _ELEMENTS = 1 << 22  # of a tensor that is sketched
+# Attributes that are torch's own, or compared as weights and optimizer state elsewhere.
 _HIDDEN = {
     *vars(nn.Module()),
     "param_groups",
@@ -60,6 +63,8 @@ class Walk:
             yield from self._module(root, name.rstrip(".") or "model", 0)
         for name, values in self._scopes():
             for key, value in values:
+                # A variable `_` is thrown away: the script says so itself (exam r6 w_09_graph_best
+                # twin: `main._`).
                 if key.strip("_") and not key.startswith("__"):
                     path = type(value).__name__ if key in ("self", "cls") else f"{name}{key}"
                     yield from self._walk(value, path, "local", 0)
@@ -104,6 +109,7 @@ class Walk:
         if (drawn := stream(value)) is not None:
             yield path, "generator", drawn
         elif isinstance(value, torch.Tensor):
+            # A parameter that fully_shard has replaced reports each read; the walk must not be one.
             if getattr(type(value), "replaced", False):
                 return  # to look at it would count as a read (events/replaced.py)
             value = value.values() if value.is_nested else value
@@ -130,6 +136,7 @@ class Walk:
                 yield from self._walk(item, f"{path}[{name!r}]", holder, depth + 1)
         elif isinstance(value, list | tuple | deque):
             if len(value) <= _ITEMS and not (
+                # Long lists of numbers are logs; lists of tensors are walked.
                 len(value) > _HISTORY and isinstance(value[0], int | float)
             ):
                 for number, item in enumerate(value):
@@ -172,6 +179,8 @@ class Walk:
             if not (
                 key in _HIDDEN
                 or key.startswith(("__", "_fsdp", "_is_fsdp"))
+                # Private numbers of a scheduler (`_step_count`) differ by how it is built;
+                # `last_epoch` and the rates decide.
                 or (holder == "scheduler" and key[0] == "_")
             ):
                 yield from self._walk(item, f"{path}.{key}", holder, depth + 1)

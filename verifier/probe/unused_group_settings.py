@@ -114,9 +114,16 @@ def foreign(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     defaults, and say what no other says.
     """
     given = {
-        k: v for k, v in group.items() if k in settings_of_torch() and k not in optimizer.defaults
+        # Only names of torch's own settings that this optimizer does not declare: any other key may
+        # be a note of the script (dion's second review (fields); betas of a Muon that reads beta1
+        # and beta2).
+        k: v
+        for k, v in group.items()
+        if k in settings_of_torch() and k not in optimizer.defaults
     }
     said = {number for k, v in group.items() if k not in given for number in _numbers(v)}
+    # A setting whose numbers stand under another name too (beta1, beta2) is said twice, not lost;
+    # zeros set nothing.
     return {k: v for k, v in given.items() if any(_numbers(v)) and not {*_numbers(v)} <= said}
 
 
@@ -129,6 +136,7 @@ def settings_of_torch() -> frozenset[str]:
         if isinstance(cls, type) and issubclass(cls, Optimizer)
     ]
     parameters = [p for cls in made for p in inspect.signature(cls.__init__).parameters.values()]
+    # `lr` is read by schedulers outside of the step: that the step does not read it proves nothing.
     return frozenset(p.name for p in parameters if _numbers(p.default)) - {"lr"}
 
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..analysis.comparison import incomparable, limits, loss_apart, norm_apart, nudged
+from ..analysis.comparison import incomparable, loss_apart, norm_apart
+from ..analysis.limits import limits, nudged
 from ..analysis.reopened_checkpoints import differing, opened
 from ..analysis.saves import given, kept
 from ..analysis.steps_to_compare import steps_of, unreached

@@ -109,10 +109,14 @@ class Rule(ABC):
         if not self.about_checkpoints:
             return ""
         # JSON, NumPy, raw files: the verifier knows no write of the script's own format that it
-        # could interrupt or damage.
+        # could interrupt or damage. Checkpoints in a format of the script's own are neither
+        # interrupted nor damaged: the verifier does not know their writes (scripts with checkpoints
+        # in JSON, NumPy or raw files).
         if self.needs & {"crash", "damaged"} and (reason := own_files(evidence)):
             return reason
         # What nothing resumes from is an export (zoo/lora_adapters.py): only its content is judged.
+        # What nothing resumes from is an export: rules on a resume do not apply, rules on the
+        # file's content do (zoo/lora_adapters.py).
         return no_checkpoint(evidence) or (
             "" if self.policy(JudgesExports) else only_exports(evidence)
         )
@@ -196,6 +200,8 @@ class SourceRule(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         if hits := evidence.hits.get(self.name, ()):
+            # Code of a package that no rank of the run reached trained nothing wrong here: the
+            # finding warns, and names the line (public trainers' packages).
             reached = next((hit for hit in hits if not _not_reached(evidence, hit.location)), None)
             if reached is not None:
                 return self.failed(reached.message, reached.location, tier="static")
@@ -203,6 +209,8 @@ class SourceRule(Rule):
             message = f"{hits[0].message}; no rank of the train run reached this line"
             return self.failed(message, hits[0].location, tier="static", required=False)
         # Where following the script came to no training, the sources prove nothing.
+        # If no training was found from the script's first line on, the sources prove nothing:
+        # inconclusive, not a pass.
         if not evidence.followed:
             what = "following the calls from the script on, no training was found"
             return self.unknown(
@@ -233,6 +241,8 @@ def _not_reached(evidence: Evidence, place: Place) -> bool:
         else []
     )
     made = train is not None and train.steps() > 0
+    # Only a run that was asked to watch the file, and that made steps, shows that a line is not
+    # reached.
     return made and bool(seen) and not any(place.line in lines for lines in seen)
 
 
@@ -252,6 +262,8 @@ class RaisedRule(Rule):
     def applies(self, evidence: Evidence) -> str:
         # An error that was raised decides, even where sources and train run seem to have nothing of
         # the kind (exam round 1).
+        # An error that was raised decides, even where the sources or the train run seem to have
+        # nothing of the kind (exam round 1).
         if not went_through(evidence) or self._raised(evidence) is not None:
             return ""
         return (
@@ -272,7 +284,9 @@ class RaisedRule(Rule):
         if (found := self._raised(evidence)) is not None:
             run, cause = found
             # Files of each rank may not fit a number of ranks that nobody asked for (exam e_07,
-            # e_12).
+            # e_12). An error on a number of ranks that nobody asked for (files of each rank that do
+            # not fit there) is a warning (exam round 2 e_07_recsys_ignored, e_12_ssm_hook_optim:
+            # per-rank files).
             decides = run.role != "reshard" or evidence.course.sizes_chosen
             return self.failed(
                 f"the {run.role} run stopped: {cause.text}",

@@ -1,6 +1,6 @@
 """The policies by which a rule says how it is judged, where it is judged unlike the others.
 
-A rule lists them in `policies`; where a policy counts is told beside it. Each is a class here, with
+A rule lists them in `policies`; where a policy counts stands beside it. Each is a class here, with
 a docstring: what it says of the rule.
 """
 

@@ -10,6 +10,8 @@ from ..analysis.root_cause import RootCause, root_cause
 from ..trace.events import Place, Raised, RaisedFrame, Shard
 from .base import RaisedRule, Run
 
+# One text of torch for five faults: the stack tells which (`culprit`) (faults root_not_wrapped,
+# custom_forward_bypass, full_sd_into_dtensor, ddp_around_fsdp).
 MIXED = r"got mixed torch\.Tensor and DTensor"
 NO_STRATEGY = (
     r"in-place operations that require placement changes are not supported|Sharding propagation"
@@ -58,10 +60,14 @@ def culprit(run: Run, cause: RootCause) -> tuple[str, Place | None]:
     if any(f.optimizer is not None or "torch/nn/utils/clip_grad" in f.file for f in frames):
         inner = next((f for f in frames if f.optimizer is not None), None)
         if any(
+            # Plain trainable parameters beside sharded ones in a clip or an optimizer: the root was
+            # not sharded (fault root_not_wrapped*.py).
             e[0].trainable and not e[0].managed and not e[0].sharded
             for e in run.parameters.values()
         ):
             return "root-not-wrapped", cause.location
+        # An optimizer outside torch.optim that fails in its first run keeps plain state; in a
+        # resume the state came from a full file (fault lowbit_or_unsupported_optimizer.yaml).
         if run.role == "train" and inner is not None and "torch/optim/" not in inner.file:
             return (
                 "lowbit-or-unsupported-optimizer",
@@ -112,6 +118,8 @@ def _around_forward(frames: list[RaisedFrame], cause: RootCause) -> Place | None
         called = any(
             f.number == frame.number and f.function == "_call_impl" for f in frames[k + 1 :]
         )  # with its hooks
+        # A method of an FSDP module that was not called through `__call__` runs without the hooks
+        # that gather (faults custom_forward_bypass*.yaml).
         if frame.own and frame.fsdp and frame.shards_below > 0 and not called:
             at = k  # a method, or forward by name; the outermost one is what the script calls
     if at is None:

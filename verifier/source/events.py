@@ -257,6 +257,8 @@ class Flow:
         known = (
             one
             for holder, one in found
+            # Parameters that fully_shard ignores may be those of this very part: it is not known to
+            # be sharded (right scripts of the exam (lint)).
             if one and (holder is value or "ignored_params" not in one.kwargs)
         )
         return next(known, None)  # those may be the parameters of this part

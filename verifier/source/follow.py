@@ -14,6 +14,8 @@ from .names import Frame
 from .project import ClassInfo, Module, Project
 from .values import Value, choices, const, either
 
+# Expressions that are followed from one entry; beyond it `limit` is among the reasons of what was
+# missed.
 BUDGET = 150_000  # expressions followed from one entry
 EXITS = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort")
 Block = list[ast.stmt]

@@ -9,9 +9,12 @@ from dataclasses import replace
 from ..evidence import Sources
 from ..trace.events import Place
 
+# Words of a norm in a statement: they place a clip on local norms (faults manual_local_norm_clip).
 _NORMS = ("norm", "pow(2)", "** 2", "**2", "square")
 
 
+# Names by which a function that reads gradients takes their length: it may clip. Others need no
+# huge gradients.
 _LENGTHS = {"norm", "vector_norm", "get_total_norm", "square", "pow", "dot"}
 
 

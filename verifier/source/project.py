@@ -15,6 +15,8 @@ from ..errors import UserError
 from . import roots
 from .values import Value
 
+# Files that are followed from one script: what lies beyond is reported as not followed, and is no
+# pass.
 LIMIT = 200  # files that are followed from one script
 
 # Old and private paths of what is public today; the longest match counts. Detectors compare with

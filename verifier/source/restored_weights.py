@@ -43,6 +43,8 @@ def _found(module: Module) -> Iterator[tuple[ast.FunctionDef, ast.Assign]]:
                 for n in writes
                 if kept.lineno < n.lineno < min((b.lineno for b in back), default=0)
             ]
+            # Remembered without a copy, overwritten, and put back: nothing comes back (exam round
+            # 5, missed: weights that an evaluation remembers by reference).
             if back and over and all(not _reads(n.args[0], items) for n in over):
                 yield function, kept
                 break
@@ -50,6 +52,7 @@ def _found(module: Module) -> Iterator[tuple[ast.FunctionDef, ast.Assign]]:
 
 def _without_copy(value: ast.expr) -> bool:
     """`[p.detach() for p in model.parameters()]`, and the same as a dict."""
+    # Only a plain list or dict of parameters is surely without a copy; anything else may clone.
     if not isinstance(value, ast.ListComp | ast.DictComp) or len(value.generators) != 1:
         return False
     element = value.elt if isinstance(value, ast.ListComp) else value.value

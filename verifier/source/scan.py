@@ -26,6 +26,8 @@ _SAVES = (
     "dcp.save_state_dict",
     "dcp.async_save_state_dict",
 )
+# Methods of managers and trainers that save; a bare `save` counts only with a state dict
+# (`image.save` does not) (test_what_counts_as_saving).
 _SAVING_METHODS = (
     "async_save",
     "save_checkpoint",
@@ -43,6 +45,8 @@ _LOADS = (
     "load_sharded_checkpoint",
     "resume",
 )
+# A script without these words clips nothing: no run with huge gradients is made
+# (test_what_touches_no_gradient_is_not_provoked).
 _GRADIENT_WORDS = ("clip", "grad_norm", "total_norm")
 
 
@@ -103,6 +107,8 @@ def with_training(evidence: Evidence, script: Path) -> Evidence:
         if r.op in LOADS and r.at_line
     }
     others = {(line.file, line.line) for line in evidence.loading} - loaded
+    # Every load of the sources was made in a run from scratch (pretrained weights): none is left
+    # that could resume.
     if evidence.loading and not others:  # no other load could resume
         evidence = replace(evidence, saving=evidence.exporting)
     if evidence.followed:

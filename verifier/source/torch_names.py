@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # In place: afterwards every rank holds the same tensor or list, which is the first argument.
+# After these calls every rank holds the same value: a condition on it splits no ranks.
 SYNCS = (
     *(
         "dist.all_reduce",
@@ -17,6 +18,8 @@ SAME_MODULE = (
     *("to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16"),
     *("requires_grad_", "to_empty", "apply"),
 )
+# Files named after a rank are asked for by endswith: no rank takes another way (a false hit of lint
+# on the exam) (right scripts of the exam (lint): names of files that hold a rank's number).
 ASKS_NAMES = (
     "endswith",
     "startswith",

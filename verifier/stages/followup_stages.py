@@ -103,6 +103,7 @@ def endings(settings: Settings, evidence: Evidence, found: Found) -> list[Planne
         return [settings.run("ending", 1, *words, probe={"ending": True}, **fields)]
     if not _fails(found("ending-same-in-one-process")):
         return []
+    # What is drawn behind the last step is noise too: the repeat draws other numbers there.
     probe = {"ending": True, "nudge": True, "reseed_after": last_step(evidence)}
     return [settings.run("ending_perturbed", 1, *words, probe=probe, **fields)]
 
@@ -124,6 +125,7 @@ def to_the_end(settings: Settings, evidence: Evidence, found: Found) -> list[Pla
         r.about_the_resume and not r.policy(BesideTheWeights) for r in failed
     ):
         due.append(settings.run("resumed_ending", target.nproc, *target.resume_args, **fields))
+    # One resume that ends elsewhere decides: the others need not be run to the end.
     same = all(weights_apart(evidence, run) <= SAME_END for run in ends)
     if same and len(ends) < len(evidence.reshards) and RULES["reshard-keeps-trajectory"] in failed:
         world, words = (

@@ -20,6 +20,8 @@ from .faults import faults
 from .settings import Settings, trained
 from .train import inspection
 
+# 3 divides few sizes evenly: shards and batches of other lengths show what 1, 2 and 4 ranks hide
+# (faults of uneven shards).
 UNEVEN = 3
 
 
@@ -30,6 +32,8 @@ def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     train, needs, target = evidence.train, settings.needs, settings.target
     if train is None or evidence.course.asked:
         return []
+    # Even a train run that failed may have failed for what lay in memory after to_empty (meta
+    # weights that nothing fills).
     if not trained(evidence):  # perhaps for what lay in memory
         return provoked(settings, evidence)
     exact = needs_full_precision(train)
@@ -97,6 +101,8 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     found += [resumed("resume_full_precision", target.nproc, True)] if exact and sizes else []
     given = "--reshard-args" if target.reshard_args else ""
     found += [resumed("reshard", world, exact, given) for world in sizes]
+    # A size that nobody asked for is tried only beside the defaults, and is optional: exam round
+    # 1's scripts need not run on 3.
     new = target.nproc != UNEVEN and UNEVEN not in sizes and not target.sizes_chosen
     if sizes and new and keeps_its_batch_on(UNEVEN, train):
         found.append(resumed("reshard", UNEVEN, exact, "", optional=True))
@@ -114,6 +120,8 @@ def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     )
     found = []
     if reference is not None and not reference.completed:
+        # Plain tensors lack what the script asks of DTensors: each rank shards over itself instead
+        # (accelerate and other libraries for which DDP cannot stand in).
         if "AttributeError" in root_cause(reference).error or "manual" in evidence.course.ways:
             # plain tensors cannot answer what the script asks: each rank shards over itself
             if "alone" not in evidence.course.ways:

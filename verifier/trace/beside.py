@@ -19,9 +19,13 @@ def others_go_on(steps: list[Step]) -> bool:
     last = {
         optimizer: number for (span, optimizer), number in counts.items() if span == len(begins)
     }
+    # One step of each other optimizer behind the last one is the rest of that iteration (a GAN)
+    # (test_steps_behind_the_last_one_of_the_first_optimizer).
     before = Counter(dict.fromkeys(last, 1))
     for (span, optimizer), number in counts.items():
         before[optimizer] = max(before[optimizer], number if span < len(begins) else 0)
+    # The first optimizer ends before the others (exam round 11 mb_11, me_10): later steps are of no
+    # step of the run (exam r11 mb_11_forward_forward, me_10_two_phase_distill).
     return len(begins) > 1 and any(number > before[optimizer] for optimizer, number in last.items())
 
 
@@ -31,6 +35,8 @@ def beside(record: Step, others: list[Step]) -> Step:
     """
     first: dict[int, Step] = {}
     for other in others:
+        # Of several steps of a second optimizer (a critic) the first has the gradients of this
+        # iteration's weights.
         first.setdefault(other.optimizer, other)
     for other in first.values():
         gradients = (other.grads_at_step, other.grads)
@@ -57,6 +63,8 @@ def changed_beside(record: Stepped, others: list[Stepped], held: dict[int, list[
     parameters.
     """
     for other in others:
+        # Each optimizer's changes are those of its own parameters: what else moved is another's
+        # record.
         own = set(held.get(other.optimizer, ()))
         weights, moved = (
             {k: v for k, v in found.items() if k in own} for found in (other.weights, other.moved)

@@ -30,6 +30,8 @@ def origin(file: str) -> Origin:
         return "torch"
     if _below(file, _ours()):
         return "verifier"
+    # Whole path components decide: a project may lie in /home/me/torch/ or /home/me/verifier/
+    # (projects below folders named torch or verifier).
     if any(part in PACKAGES for part in Path(file).parts):
         return "library"
     if _below(file, _standard_library()):

@@ -58,6 +58,8 @@ class Trace:
         """
         records = self.of(kind)
         main: list[S] = [r for r in records if r.optimizer == self.first_optimizer]
+        # The first optimizer steps first: another's step up to its next one belongs to the same
+        # iteration (GANs (zoo/two_optimizers)).
         marks = [*(float(r.seq) for r in main[1:]), math.inf]
         spans = list(zip(main, marks, strict=False))[: -1 if others_go_on(self.of(Step)) else None]
         return [
@@ -72,6 +74,8 @@ class Trace:
         edits = [
             r.seq
             for r in self.of(events.EditedGradients)
+            # Gradients that are multiplied by 0 are cleared as by zero_grad: SAM's first pass is no
+            # part of the step (SAM (exam r1 a_12, b_14, c_11; r4 k_14)).
             if r.step == step and set(r.factors.values()) == {0.0}
         ]
         return max(

@@ -28,6 +28,8 @@ from .run import Run
 from .seal import mark
 
 _LOADS = ("load", "torch.load")
+# Every record with a step number moves with the load; one that is left out would belong to another
+# step.
 _NUMBERED = (Cleared, EditedGradients, KeptGradients, Micro, State, Step, Stepped)
 
 
@@ -100,6 +102,8 @@ def _read(path: Path, secret: str, places: Sequence[tuple[str, str]] = ()) -> li
     quoted = [(json.dumps(old)[1:-1], json.dumps(new)[1:-1]) for old, new in places]
     for number, line in enumerate(_text(path, limit=None).split("\n")[:-1], 1):
         text, _, seal = line.rpartition("\t")
+        # One line that the probe did not write makes all records of the run worthless: nothing is
+        # judged by them (test_a_trace_that_many_threads_write and hostile scripts).
         if seal != mark(secret, number, text):
             raise Foreign(f"line {number} of {path.name} was not written by the probe")
         try:
@@ -156,6 +160,8 @@ def _without_dry_runs(records: list[Event]) -> list[Event]:
     left out.
     """
     cleared = [r for r in records if isinstance(r, Cleared)]
+    # Gradients cleared before the first step were a dry run; if that happens later too, it is the
+    # loop itself (SAM) (zoo/dry_run; SAM (exam round 1)).
     if any(r.step > 1 for r in cleared):
         return records
     last = max((r.seq for r in cleared), default=-1)
@@ -175,6 +181,8 @@ def _without_skipped(records: list[Event]) -> list[Event]:
         after = {
             row for m in micros if m.step == cleared.step and m.seq > cleared.seq for row in m.rows
         }
+        # A skipped update: gradients are cleared and other samples follow (r4 m_09). SAM's second
+        # pass has the same samples (exam r4 m_09_spike_guard twin: an update that is skipped).
         if after and before and all(m.rows and after.isdisjoint(m.rows) for m in before):
             skipped |= {m.seq for m in before}
     return [r for r in records if r.seq not in skipped]
@@ -194,7 +202,12 @@ def _in_iterations(records: list[Event]) -> list[Event]:
     for mine, end in zip(first, ends, strict=False):
         last = max((r.seq for r in steps if mine.seq < r.seq < end), default=0)
         owner |= {
-            r.seq: mine.step for r in records if isinstance(r, Micro) and mine.seq < r.seq < last
+            # Backwards of a GAN's second optimizer come after the first one's step, and belong to
+            # it (exam round 1 b_04) (CHANGELOG first exam: GANs (steps of a second optimizer):
+            # b_04_gan_hinge).
+            r.seq: mine.step
+            for r in records
+            if isinstance(r, Micro) and mine.seq < r.seq < last
         }
     return [
         replace(r, step=owner[r.seq]) if isinstance(r, Micro) and r.seq in owner else r

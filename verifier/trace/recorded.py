@@ -202,6 +202,8 @@ class Recorded:
 
 def _latest_models(trace: Trace) -> list[events.Model]:
     """One record for each root name; a root that contains an earlier one replaces it."""
+    # A model that grows is recorded again: the last record has all its parameters (exam r4
+    # l_15_growing_ae: parameters that are added while training runs).
     return list({r.root: r for r in trace.of(events.Model)}.values())
 
 

@@ -14,6 +14,8 @@ from .rank import S, Trace
 from .recorded import Recorded
 from .sketches import Sketch, add, of_number
 
+# Names by which scripts call the dim over which sequences are split: its ranks rightly get the same
+# samples (examples with context parallelism).
 CONTEXT = {
     "cp",
     "context",
@@ -34,6 +36,8 @@ class Run(Recorded):
         context-parallel group, see `sequence_groups`.
         """
         meshes = [wrap.mesh for wrap in self.places(events.Wrap) if wrap.mesh is not None]
+        # Ranks beside the mesh of fully_shard (tensor parallelism) share the samples of one of its
+        # ranks (zoo/tp_fsdp).
         return sorted(max((mesh.ranks for mesh in meshes), key=len, default=range(self.world_size)))
 
     @cached_property
@@ -60,6 +64,8 @@ class Run(Recorded):
         return [
             g
             for g in self.context_groups
+            # A group named "cp" counts once only if its ranks were really given the same samples
+            # (examples of context parallelism).
             if max(g) < len(given) and all(given[r] == given[g[0]] for r in g)
         ]
 
@@ -107,6 +113,8 @@ class Run(Recorded):
             micros = self.micros(step)
             own = [m.loss for rank in self.data_ranks if rank < len(micros) for m in micros[rank]]
             sizes.append(math.fsum(abs(loss) for loss in own if loss is not None) / self.divisor)
+            # A loss whose terms cancel is zero but for rounding; the change that a step makes of it
+            # is not (zoo/zero_loss) (zoo/zero_loss).
             sizes.append(abs(self.along(step)))
         return max(size for size in sizes if math.isfinite(size))
 
@@ -131,6 +139,8 @@ class Run(Recorded):
         that the script has set.
         """
         factors = [r.factor for r in self.places(events.Divide)]
+        # A script may set the divisor itself (set_gradient_divide_factor): then the sum over ranks
+        # is divided by that (zoo scripts with set_gradient_divide_factor; torchtitan).
         return factors[-1] if factors else float(len(self.data_ranks))
 
     @property
@@ -208,7 +218,11 @@ class Run(Recorded):
         loss of exactly zero (fillers).
         """
         all_micros = self.micros(step)
+        # A micro-batch whose loss is exactly 0 is a filler that keeps ranks together (round 3 h_18,
+        # g_20): it trains on nothing (exam r3 h_18_uneven_audio, g_20_balanced_ragged: fillers).
         counted = [[micro.loss != 0.0 for micro in micros] for micros in all_micros]
+        # A rank's part of a sequence may have no target, so no loss: its samples count if any part
+        # of the group has (context parallelism).
         for group in self.sequence_groups:  # a part of a sequence may have no target
             together = [
                 any(parts) for parts in zip(*(counted[rank] for rank in group), strict=False)
@@ -228,6 +242,8 @@ class Run(Recorded):
         """
         used = self._used(step)
         losses = {tuple(micro.loss for micro in micros) for micros in self.micros(step)}
+        # A whole graph that every rank is given for its own nodes counts once: equal samples, other
+        # losses (exam r5 r_20_node_partition).
         whole = len(losses) > 1 and all(one == used[0] for one in used)
         return used[0] if whole else sum(used, Counter())
 
@@ -239,6 +255,8 @@ class Run(Recorded):
             self.global_batch(step) == other.global_batch(step),
             sum(self._used(step), Counter()),
         )
+        # What all ranks are given counts once (a graph) or each time (a part of each group): either
+        # may agree with one process.
         return once or each == sum(other._used(step), Counter())
 
     def _used(self, step: int) -> list[Counter[int]]:

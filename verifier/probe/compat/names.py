@@ -25,6 +25,8 @@ class Name:
 MEAN = 1.5  # of 1 and 2
 # What gloo gives for that mean in `reduce_scatter_tensor`, on each version on which scripts were
 # verified.
+# Versions on which fsdp2 was run, with what their gloo makes of the average of 1 and 2: 3.0 is a
+# sum (torch 2.7.1 to 2.15.0, each run).
 VERSIONS = {
     "2.7.1": 3.0,
     "2.8.0": 3.0,

@@ -45,6 +45,8 @@ def install(session: Session) -> None:
         if session.backward_for > session.steps and session.request["stress"]:
             session.publish("beyond", slots)
             return
+        # A loss may be a DTensor that every rank holds whole (tensor parallelism): its number is
+        # known, a partial one is not.
         one_number = (
             len(tensors) == 1
             and tensors[0].numel() == 1
@@ -56,6 +58,8 @@ def install(session: Session) -> None:
             Micro(
                 step=session.backward_for,
                 loss=float(tensors[0].detach()) if one_number else None,
+                # A frozen or pretrained model may be trained in eval mode: its samples count if
+                # there are no others (public trainers that train in eval mode).
                 rows=session.rows or session.rows_in_eval,
                 criteria=session.criteria,
                 random=session.random_state,
@@ -70,6 +74,8 @@ def install(session: Session) -> None:
         """What is compared with an oracle is what the script clips, after it has scaled its
         gradients itself.
         """
+        # What the script does to its gradients before a clip is its own scale: compared is what it
+        # clips (exam r3 g_12_scale_after, round 6: gradients divided before the clip).
         if not session.before_clip and session.roots and session.micro:
             with torch.no_grad():
                 session.before_clip = gradient_sketches(session.all_slots())

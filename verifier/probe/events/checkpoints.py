@@ -19,6 +19,8 @@ from ..save_contents import entries, entry, held, place_of
 from ..session import Session
 from .collective_log import Flight
 
+# A background save waits for the next training step, so that a race with it shows in every run
+# (fault async-save-state-race).
 _RACE_SECONDS = 0.3
 DCP = "torch.distributed.checkpoint"
 _SETTERS = ("set_model_state_dict", "set_optimizer_state_dict", "set_state_dict")
@@ -147,6 +149,7 @@ class Checkpoints:
         if getattr(self.inside, "operation", None) is not None:
             return
         mode, place = given[1] or "", self.session.here()
+        # Logs are appended to; checkpoints are written anew.
         if place is not None and "a" not in mode:
             self.inside.operation = ("open", given[0], {})
             try:

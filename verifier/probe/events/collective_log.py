@@ -21,6 +21,7 @@ _COLLECTIVES = (
     "gather_object",
     "broadcast_object_list",
 )
+# A stopped run waits for its asynchronous save: runs that resume would read half of it.
 SAVES = 120.0  # seconds that a run which has made its steps waits for them
 
 

@@ -22,6 +22,8 @@ def install(session: Session) -> None:
     def computed(call: Call) -> None:
         named = {**dict(zip(_OPTIONS, call.args[2:], strict=False)), **call.kwargs}
         target, value = call.given(1, "target"), call.result
+        # Soft targets and class weights have no number of targets by which the loss could be
+        # weighed.
         if target.is_floating_point() or named.get("weight") is not None:
             return
         if torch.is_grad_enabled() and value.requires_grad:
@@ -35,6 +37,9 @@ def install(session: Session) -> None:
             ):  # what a checkpoint computes again counts only where its gradient is used
                 session.criteria.append(seen)
             if value.numel() == 1:
+                # A target weighs as much as the gradient that arrives at it: another term in the
+                # loss changes nothing (exam r6 t_09_clip_window, v_03_distill_tokens: a
+                # distillation term beside the cross entropy).
                 value.register_hook(partial(weigh, seen))
 
     session.dispatcher.outermost(

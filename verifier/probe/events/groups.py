@@ -35,6 +35,8 @@ class Groups:
         """A root is called: a group that is still unsharded is used with the weights that were
         gathered then.
         """
+        # Activation checkpointing calls modules again in a backward: no new use of the gathered
+        # weights.
         if self.session.in_backward:  # recomputed: no root is called
             return
         if not torch.is_grad_enabled():
@@ -43,6 +45,8 @@ class Groups:
         behind = [name for name, group in found if group in self.stale and group.is_unsharded]
         stepped = bool(behind)
         if (
+            # In a simulated run nothing is really gathered: gathered weights cannot be compared
+            # with their shards.
             not stepped and self.session.request["mode"] not in ONE_PROCESS
         ):  # where nothing is really gathered
             with torch.no_grad():

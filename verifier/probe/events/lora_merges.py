@@ -22,7 +22,10 @@ from ..dispatcher import Call
 from ..session import Session
 from .checkpoints import DCP
 
+# float32 rounding of a module on whole tensors is below; an adapter that adds less says nothing.
 _ROUNDED = 1e-3  # relative, what a linear module may differ by
+# An export may be in 16 bits: what it adds must be a multiple of the adapters' part up to that
+# rounding.
 _STRAIGHT = 0.05  # relative, what a multiple may differ by, in 16 bits
 
 
@@ -69,6 +72,8 @@ class Exports:
             own = {
                 k.removeprefix(f"{path}."): v for k, v in whole.items() if k.startswith(f"{path}.")
             }
+            # An export that merges in place and gathers then has the adapters in its weights
+            # already (exam r11 ma_01_lora_export twin).
             changed = any(
                 self.frozen.get(id(p), length) != length
                 for p in module.parameters()
@@ -124,6 +129,7 @@ def _adapted(module: nn.Module, own: dict[str, torch.Tensor]) -> Adapted | None:
     base = inputs @ weight.T
     if not isinstance(once, torch.Tensor) or once.shape != base.shape:
         return None
+    # A module that is not linear in its input has no one scale of its adapters.
     curved = float((twice - 2 * once + zero).norm()) > _ROUNDED * float((twice - zero).norm())
     added = once - zero - base
     return (

@@ -66,6 +66,9 @@ class OwnUpdates:
         if self.by:
             with torch.no_grad():
                 if (
+                    # A gradient at weights that are only tried (zoo/conjugate_gradients, a line
+                    # search) is not the one that the update is made of (zoo/conjugate_gradients;
+                    # exam r2 f_16_line_search).
                     not self.sketches or not self._changes()
                 ):  # those of a trial are not what the update is made of
                     self.grads, self.sketches = self._gradients(), session.grads
@@ -110,6 +113,8 @@ class OwnUpdates:
             or all(module is not root for _, root in session.roots)
         ):
             return
+        # A forward without gradients on the step's samples may try weights that the update does not
+        # keep.
         tries = not torch.is_grad_enabled() and self.by != FORWARDS
         if tries and not self.before:
             return
@@ -126,6 +131,8 @@ class OwnUpdates:
     def _given(self, rows: list[int]) -> None:
         """The samples of a forward: with others than those of the step, it is over."""
         session = self.session
+        # A step of a script without an optimizer ends where other samples come: it tries the same
+        # ones several times (zeroth order: several forwards a step (zoo/zeroth_order)).
         if not rows or tuple(rows) not in self.batches:  # here come all ranks
             self.look()
             if session.step_number() > session.steps:
@@ -136,6 +143,8 @@ class OwnUpdates:
         """Rows of the step. Those of forwards are its micro-batch, where no backward makes one."""
         known = tuple(rows) in self.batches
         self.batches.add(tuple(rows))
+        # Two forwards of zeroth order on the same samples are one micro-batch of the step (zeroth
+        # order (zoo/zeroth_order)).
         if self.by == FORWARDS and not known:
             session, line = self.session, self.session.here()
             session.micro += 1
@@ -193,6 +202,8 @@ class OwnUpdates:
         """
         cleared = all(slot.param.grad is None for slot in slots if slot.name in self.grads)
         return (
+            # A rank without elements sees no change of its own: the gradients that were consumed
+            # show that others made a step.
             bool(self.grads) and cleared and not any(grad.numel() for grad in self.grads.values())
         )
 

@@ -29,6 +29,8 @@ from .randomness import FUNCTIONS
 
 _DEPTH = 3
 _VALUES = 64  # of one call
+# A line that calls so often between two steps does it for each batch: not the evaluation's own
+# number.
 _CALLS = 8  # of one line between two steps, from which on it is one of many
 _TRAINED = 4096
 _Frame = tuple[int, types.CodeType]
@@ -78,6 +80,8 @@ class Measures:
     def _drew(self) -> str:
         """What the event says of the draws since the first frame was opened."""
         (torchs, others), (torch_before, others_before) = _states(), self.before
+        # Draws of Python or NumPy cannot be seen one by one: it is not known whether two runs drew
+        # the same (exam round 12, missed: an evaluation whose data are drawn by seeded generators).
         if others != others_before:
             return UNKNOWN
         drew = [*self.drew, torchs] if torchs != torch_before else self.drew
@@ -91,6 +95,8 @@ class Measures:
             frame = frame.f_back
 
     def _follow(self) -> None:
+        # A trace function of a debugger or a coverage tool stays: then evaluations are not followed
+        # (debuggers and coverage tools).
         if sys.gettrace() not in (None, _no_line):
             return  # a debugger's, or that of a coverage
         for frame in self._frames():
@@ -100,6 +106,7 @@ class Measures:
             )
             if (
                 once
+                # A module's own frame ends with the script: it returns no evaluation.
                 and frame.f_code.co_name != "<module>"
                 and key not in self.trained
                 and key not in self.open

@@ -35,6 +35,8 @@ class Models:
         return all(
             id(part) in inside
             for part in module.modules()
+            # A loss module that holds the model's head is a part of the model, not one beside it
+            # (public trainers: a loss that holds the model's head).
             if any(p is not None for p in own_parameters(part).values())
         )
 
@@ -94,6 +96,7 @@ class Models:
         weights.
         """
         for top in [reference() for reference in self._session.tops]:
+            # A model without memory cannot be trained yet: it is adopted when it is called.
             if top is None or any(p.device.type == "meta" for p in top.parameters()):
                 continue
             if all(
@@ -123,6 +126,8 @@ class Models:
         own = _signature(root)
         tops = [top for reference in self._session.tops if (top := reference()) is not None]
         if (
+            # Stages of the same shapes: if all are made again they keep their order, and frozen
+            # ones their own numbers (exam r12 nc_14_stagewise_boost; round 13: frozen stages).
             trained(root) and sum(_signature(top) == own for top in tops) < 2
         ):  # earlier stages are not made again
             before = {

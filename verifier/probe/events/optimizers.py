@@ -156,6 +156,8 @@ def install(session: Session) -> None:
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", next(iter(args[1:]), None))
         if _by_state_dict_helper() or (
+            # Only a step that follows no backward, and has no closure, can be one that makes state
+            # alone (exam round 4).
             closure is None and session.micro == 0 and _makes_state(session, optimizer)
         ):
             making_state.add(id(optimizer))
@@ -196,12 +198,16 @@ def _makes_state(session: Session, optimizer: Optimizer) -> bool:
     """Whether a step that follows no backward only creates state, before a load: with learning
     rates of zero, or before any model is called with gradients of zero.
     """
+    # A step with learning rate 0 only creates the optimizer's state before a load (exam round 4
+    # k_15): no step of the training (exam r4 k_15_token_budget).
     if all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups):
         return True
     grads = [
         p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
     ]
     return (
+        # The same with gradients of zero, before any model is called: later, zeros may be a frozen
+        # phase (state made by a step with zero gradients).
         not session.roots
         and bool(grads)
         and not any(bool(local(grad).count_nonzero()) for grad in grads)
@@ -214,6 +220,8 @@ def _by_state_dict_helper() -> bool:
     """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(8):
+        # torch's state-dict helper steps the optimizer with zero gradients to create its state:
+        # torch's step, not the script's.
         if frame is None or frame.f_code.co_name == "_init_optim_state":
             break
         frame = frame.f_back

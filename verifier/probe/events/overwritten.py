@@ -14,8 +14,12 @@ from ..dispatcher import Call
 from ..session import Session
 
 SAMPLED = 1 << 12  # elements that are kept of a parameter's shard
+# Constants (biases, norms) are the same before and after an initialisation: they show nothing.
 VARIED = 16  # elements that differ from their mean: a constant says nothing
+# Loaded and trained weights stay alike; an independent initialisation has a cosine near 0 (exam
+# round 9, missed: an initialisation that overwrites the given weights).
 UNLIKE = 0.5  # the cosine below which two sets of weights have nothing to do with each other
+# More than half of what was loaded: a new head on a loaded model is right.
 MOST = 0.5  # of the elements that were loaded
 _NAMES = 32
 _SHARD = " (shard)"  # of a name: a parameter has other elements before it is sharded
@@ -61,6 +65,7 @@ class Loads:
         ]
         for model, before, line, step in found:
             if step != self.session.step_number():
+                # Weights that differ after a step were trained, or averaged, not overwritten.
                 continue  # trained since, or an average of what is
             now = _values(model())
             pairs = {

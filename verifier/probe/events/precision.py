@@ -32,6 +32,7 @@ DROPOUTS = {
 }
 _LOW = (torch.bfloat16, torch.float16)
 _FORWARDS = 16  # of one module whose inputs are checked
+# Above 2^24 float32 itself loses whole numbers: a cast from there loses nothing more.
 _WHOLE = float(1 << 24)  # up to here float32 holds every whole number
 
 
@@ -134,6 +135,8 @@ def lost_whole_numbers(value: torch.Tensor, low: torch.dtype) -> tuple[int, floa
         wide = part.dtype in (torch.float32, torch.float64)
         if value.requires_grad or not wide or part.numel() == 0 or part.layout != torch.strided:
             return None
+        # Only counts, positions and times are checked: a mask of large negative numbers may be
+        # rounded.
         if not bool(((part >= 0) & (part <= _WHOLE) & (part == part.round())).all()):
             return None
         cast = part.to(low).to(part.dtype)

@@ -32,6 +32,8 @@ def install(session: Session) -> None:
     def setting(call: Call) -> None:
         """`fork_rng` and activation checkpointing, which put the state back, are torch's own."""
         nonlocal line, evaluating
+        # fork_rng and activation checkpointing put the state back themselves: torch's own, not the
+        # script's seed.
         if "torch" not in caller().f_globals.get("__name__", "").split(".")[:1]:
             line, evaluating = session.here(), not torch.is_grad_enabled()
 

@@ -41,6 +41,8 @@ def install(session: Session) -> None:
     def drawn(call: Call) -> None:
         """Not every draw in a backward is recomputed: a hook may add noise to gradients."""
         again = session.in_backward  # read once: a thread that loads data draws while it changes
+        # Not every draw in a backward is recomputed: a hook may add noise to gradients (SGLD,
+        # privacy).
         if _recomputed() if again else session.depth > 0:
             given, like = call.kwargs.get("generator"), call.given(0, "input")
             device = call.kwargs.get("device") or (

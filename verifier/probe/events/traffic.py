@@ -113,6 +113,7 @@ def install(session: Session) -> None:
 
     def before(call: Call, kind: str, functional: bool) -> Leave | None:
         thread = threading.get_ident()
+        # Collectives of a thread that Python started (a background save) are not those of the step.
         if thread in busy or _beside_training():
             return None
         busy.add(thread)

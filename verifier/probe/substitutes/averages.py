@@ -41,6 +41,8 @@ def _reduced(where: tuple[int, int]) -> Callable[[Call, Proceed], Any]:
             op == dist.ReduceOp.AVG,
             op == dist.ReduceOp.PREMUL_SUM,
         )  # only `op ==` compares their kinds
+        # gloo of torch up to 2.8 sums for AVG: averaged here, so that a script for NCCL is judged
+        # as on NCCL (torch 2.7.1 and 2.8 (gloo sums instead of averaging)).
         if not (average or weighted) or (average and names.averages(torch.__version__)):
             return proceed()
         factor = (

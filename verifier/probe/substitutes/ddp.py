@@ -293,14 +293,20 @@ def _wrapper(module: nn.Module) -> nn.Module | None:
     """
     _scale(module)
     trainable = {id(p) for p in module.parameters() if p.requires_grad}
+    # A module without trained parameters, or on one rank, has nothing to reduce: DDP refuses it
+    # (frozen models (zoo/frozen_teacher)).
     if not trainable or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     wrappers: dict[int, _Reference | _Manual] = _state["wrappers"]
     if (old := wrappers.get(id(module))) is not None and old.trainable not in (None, trainable):
+        # What is trained may change after wrapping (zoo/thawed_after_wrapping): DDP is built anew
+        # then.
         # FSDP reads `requires_grad` at every forward, DDP only when it is built.
         del wrappers[id(module)], old
         gc.collect()  # the reducer removes its hooks from the parameters when it is destroyed
     if id(module) not in wrappers:
+        # DDP takes no DTensor and would average over all ranks: beside tensor parallelism gradients
+        # are averaged by hand (zoo/tp_fsdp).
         beside_tp = tensors.groups_of(_mesh(module)) != [None] or any(
             isinstance(p, DTensor) for p in module.parameters()
         )

@@ -53,6 +53,8 @@ def _widened(call: Call) -> None:
         return
     for module in given if isinstance(given, list | tuple) else [given]:
         for param in module.parameters():
+            # A frozen base in bfloat16 is held in float32 there: LoRA on it stopped with an error
+            # of mixed types (LoRA on a base in bfloat16).
             if param.dtype in LOW and not param.requires_grad and not isinstance(param, DTensor):
                 param.data = param.data.float()
 

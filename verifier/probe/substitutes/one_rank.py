@@ -35,6 +35,7 @@ def install(session: Session) -> None:
     def sharded(call: Call, proceed: Callable[[], Any]) -> Any:
         given = tensors.data_mesh(call.kwargs)
         call.kwargs["mesh"] = _mesh()
+        # A number of ranks to reshard to has no meaning on a mesh of one rank.
         if not isinstance(call.kwargs.get("reshard_after_forward"), bool | None):
             call.kwargs["reshard_after_forward"] = True
         result = proceed()

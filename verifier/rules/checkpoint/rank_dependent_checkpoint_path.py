@@ -10,7 +10,7 @@ from ._saved import KindRule
 
 _TIMES = ("time.time", "time.time_ns", "datetime.datetime.now")
 # Calls that give another value in each process: clocks, random ids, temporary folders, process ids
-# (fault rank_dependent_checkpoint_path.yaml (time.time_ns() in the path)).
+# (fault rank_dependent_checkpoint_path.yaml (time.time_ns in the path)).
 _VARIES = (*_TIMES, "uuid.uuid1", "uuid.uuid4", "tempfile.mkdtemp", "os.getpid")
 
 
@@ -28,8 +28,8 @@ class RankDependentCheckpointPath(KindRule):
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=names[0])
     Fix: Make the path on rank 0 and broadcast it; write to storage that all ranks share.
     Source: TensorAuto/OpenTau PR#396 (a time stamp of each rank's own);
-    NVIDIA-BioNeMo/bionemo-recipes PR#786 (a rank's own loss in the path); measured: FileNotFoundError on `__1_0.distcp` at the
-    resume; the save itself raises nothing.
+    NVIDIA-BioNeMo/bionemo-recipes PR#786 (a rank's own loss in the path); measured:
+    FileNotFoundError on `__1_0.distcp` at the resume; the save itself raises nothing.
     """
 
     needs = frozenset({"train", "inspect"})

@@ -83,8 +83,8 @@ class ManualLocalNormClip(Rule):
             return self.failed(text, empty[0].at_line, fix=fix)
         scales, whole = _scales(evidence)
         # Neither seen to clip nor any clip or norm of gradients in the sources: not applicable
-        # rather than inconclusive (exam round 3 g_16_optimizer_in_backward, i_17_optim_in_backward
-        # (right, inconclusive)).
+        # rather than inconclusive (exam round 3 g_16_optimizer_in_backward, i_17_optim_in_backward:
+        # right, inconclusive).
         if not _clipped(scales) and not whole and not may_clip(evidence.sources):
             none = (
                 "the script was not seen to clip, and its sources have no clip and no norm of"
@@ -191,8 +191,8 @@ def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:
 def _clipped(scales: dict[str, list[float]]) -> list[str]:
     """The parameters whose gradients were scaled down, or unevenly."""
     return [
-        # Scaled by less than 0.1 % is not scaled: ABOUT_ONE_CLIP is far above rounding of a factor, and far
-        # below what a reached clip does.
+        # Scaled by less than 0.1 % is not scaled: ABOUT_ONE_CLIP is far above rounding of a factor,
+        # and far below what a reached clip does.
         name
         for name, factors in scales.items()
         if uneven(factors) or max(factors) < 1.0 - ABOUT_ONE_CLIP

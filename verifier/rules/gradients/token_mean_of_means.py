@@ -1,7 +1,7 @@
 import math
 
-from ...analysis.comparison import agrees
 from ...analysis.gradient_scale_causes import weight
+from ...analysis.limits import agrees
 from ...tolerances import NEAR, UNEVEN_TARGETS
 from ...trace.events import Micro
 from ..base import Evidence, Finding, Run, count
@@ -56,8 +56,8 @@ class TokenMeanOfMeans(ScaleRule):
             equal = all(len({valid for _, valid in weights}) == 1 for weights in steps.values())
             return "all micro-batches of a step have the same number of targets" if equal else ""
         # Without any cross entropy the rule has nothing to weigh: not applicable, instead of
-        # inconclusive, if one process covers the loss (exam round 6 (inconclusive t_05, w_03, w_15,
-        # w_21)).
+        # inconclusive, if one process covers the loss (exam round 6: inconclusive t_05, w_03, w_15,
+        # w_21).
         seen = run is None or any(micro.criteria for micro in run.all(Micro))
         compared = (
             run is not None and single is not None and single.global_batch(1) == run.global_batch(1)
@@ -84,8 +84,8 @@ class TokenMeanOfMeans(ScaleRule):
             per_target = [weight / valid for weight, valid in weights]
             worst = max(per_target) / min(per_target) - 1.0 if min(per_target) > 0 else math.inf
             # Weights of targets that differ by more than 0.1 % are no rounding; whether it matters
-            # is shown by one process (shown_by) (exam round 6 v_03_distill_tokens twin (1.01 times,
-            # a warning since)).
+            # is shown by one process (shown_by) (exam round 6 v_03_distill_tokens twin: 1.01 times,
+            # a warning since).
             if max(counts) > min(counts) and worst > NEAR:
                 text = (
                     f"at step {step} some targets weigh {1.0 + worst:.3g} times as much as others"

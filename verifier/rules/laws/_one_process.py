@@ -4,7 +4,8 @@ process.
 
 from abc import abstractmethod
 
-from ...analysis.comparison import compare, incomparable, limits, unlike
+from ...analysis.comparison import compare, incomparable, unlike
+from ...analysis.limits import limits
 from ..base import Evidence, Finding, Run
 from ..parity._oracle import OracleRule
 
@@ -20,6 +21,8 @@ class OneProcessRule(OracleRule):
             return self.unknown(evidence.missing.get("single", "no run of one process was made"))
         if reason := unlike(run, single, "single", "one process"):
             return self.unknown(reason)
+        # State is compared only where losses, gradients and weights are those of one process: else
+        # the difference in state is a consequence. Equal numbers also prove equal samples.
         if limits(evidence, self.name).agree(
             compare(run, single).measures
         ):  # on the same samples, if padded otherwise

@@ -7,6 +7,9 @@ from ...evidence import Sources
 from ...trace.events import Step
 from ..base import Evidence, Finding, Rule, Run, count, some
 
+# Statistics that are computed anew before the average is evaluated (torch's update_bn, or a reset
+# of the running ones) need not follow in training (exam round 7 fb_01_ema_latent_diffusion: fault,
+# missed).
 _RECALIBRATES = frozenset({"update_bn", "reset_running_stats"})
 
 
@@ -52,11 +55,16 @@ class AverageWithoutBuffers(Rule):
                 if (
                     moved
                     and begun is not None
+                    # Integer buffers (num_batches_tracked, tables of positions) are counts or
+                    # constants: an average of them means nothing.
                     and "float" in begun.dtype
                     and mine in last
                     and apart(begun, last[mine]) == 0.0
                 ):
                     kept.append(mine)
+        # A script may recalibrate its average's statistics behind the training: what never changes
+        # in the compared steps is a fault only if the end of the survey run has the same value
+        # (exam round 11 mc_12_sam_swa_series).
         kept = [name for name in kept if not changes_later(evidence, name)]
         if kept and not _recalibrated(evidence.sources):
             line = next((r.at_line for r in run.places(Step)), None)
@@ -91,11 +99,15 @@ def _followers(run: Run) -> list[tuple[str, str]]:
     found = []
     for root, own in shapes.items():
         names = {root + name for name in own}
+        # Only a model that no optimizer holds and whose weights move follows another one: a frozen
+        # teacher keeps its own buffers rightly (zoo/averaged_evaluation.py, zoo/frozen_teacher.py).
         if not names or names & held or not names & moved:
             continue
         for other, theirs in shapes.items():
             if (
                 other != root
+                # Names and shapes of all parameters equal: only then is it an average of that
+                # model, whose buffers are its as well.
                 and theirs == own
                 and {other + name for name in theirs} & held
                 and _buffers(run, _path(other))

@@ -1,5 +1,5 @@
-from ...analysis.comparison import times_noise
 from ...analysis.ending import comparable_end, ended, same_models
+from ...analysis.limits import times_noise
 from ...tolerances import ENDING, MULTIPLE, PRINTED
 from ...trace.events import Printed, Written
 from ..base import Evidence, Finding, Run, count
@@ -42,6 +42,8 @@ class EndingSameInOneProcess(OneProcessRule):
             return "the script's end was not reached in the survey run"
         if not survey.all(Printed) and not survey.all(Written):
             return "nothing is printed or written as a tensor behind the last step"
+        # One process that parts at a kink by rounding ends elsewhere rightly: its end is no oracle
+        # (exam round 9 hd_08_lora_ema twin).
         if evidence.kink is not None:
             return (
                 f"one process is compared up to step {evidence.kink - 1} only: see"
@@ -53,6 +55,8 @@ class EndingSameInOneProcess(OneProcessRule):
             return evidence.missing.get(
                 "ending", "one process did not come to the script's end in its time"
             )
+        # The first run may train a teacher and write it to a file which later runs load: then the
+        # survey run called other models than one process, and the ends are not comparable.
         if not same_models(survey, evidence.ending):
             return (
                 "the survey run called other models than one process, as where the first run makes"
@@ -71,12 +75,17 @@ class EndingSameInOneProcess(OneProcessRule):
         compared, times, multiple = (
             0,
             evidence.times(self.name),
+            # A training that multiplies rounding (LoRA with alpha 200) ends as many times its noise
+            # apart as the compared steps are: the limit grows by that factor (a right LoRA with
+            # alpha 200).
             MULTIPLE * times_noise(evidence, run, single),
         )
         for one in ended(evidence, survey, ending):
             compared += 1
             least = PRINTED if one.shown else ENDING
             limit = (
+                # A printed number has only the digits that it shows: half a unit of its last digit
+                # is no difference.
                 times * max(least, multiple * noise.get(one.shown or one.what, 0.0)) + one.rounded
             )
             if one.apart > limit:

@@ -10,7 +10,7 @@ class EvaluatedOnTrainingSamples(Rule):
     rank evaluates on, another trains on, and there is one model: its evaluation is too good, and so
     are the choices that depend on it.
     Wrong:
-        train, held_out = torch.utils.data.random_split(dataset, [0.9, 0.1])  # another split on every rank
+        train, held_out = torch.utils.data.random_split(dataset, [0.9, 0.1])  # on every rank
     Right:
         generator = torch.Generator().manual_seed(0)
         train, held_out = torch.utils.data.random_split(dataset, [0.9, 0.1], generator=generator)
@@ -32,6 +32,8 @@ class EvaluatedOnTrainingSamples(Rule):
         trained = [{row for micro in trace.of(Micro) for row in micro.rows} for trace in traces]
         everyone = set().union(*trained)
         known, samples = set[int](), set[int]()
+        # Two evaluations (of held-out samples, and of the training's own for a log) are judged
+        # apart by their lines: the second would hide the first.
         for lines in dict.fromkeys(_lines(record) for record in run.all(Evaluated)):
             records = [
                 [record for record in trace.of(Evaluated) if _lines(record) == lines]
@@ -44,6 +46,8 @@ class EvaluatedOnTrainingSamples(Rule):
                 rows.isdisjoint(own) for rows, own in zip(evaluated, trained, strict=True)
             )
             elsewhere = sum(len(rows & everyone) for rows in evaluated)
+            # If one split were shared, each sample that is trained on at all would be on this rank
+            # with probability 1/ranks; so often elsewhere and never here is no chance (law L9).
             if held_out and (1 - 1 / len(traces)) ** elsewhere < HELD_OUT:
                 what = (
                     f"{len(both)} of the {len(set().union(*evaluated))} samples that ranks hold out"
@@ -53,6 +57,8 @@ class EvaluatedOnTrainingSamples(Rule):
                 return self.failed(f"{what} are trained on, each by other ranks alone", place)
         if known:
             some = f"{len(known)} of {count(len(samples), 'evaluated sample')}"
+            # A script may evaluate on its training samples on purpose (a training accuracy): where
+            # a rank sees samples of its own too, nothing is wrong.
             return self.not_applicable(f"{some} are trained on: the script may intend it")
         return self.passed(f"none of {count(len(samples), 'evaluated sample')} is trained on")
 

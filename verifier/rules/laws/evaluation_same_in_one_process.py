@@ -20,7 +20,7 @@ class EvaluationSameInOneProcess(OneProcessRule):
     pads counts some twice, and a number that is not reduced is that of one rank's part. Checkpoints
     and learning rates are chosen by it.
     Wrong:
-        value = torch.stack([loss_of(model, batch) for batch in loader]).mean()  # this rank's batches
+        value = torch.stack([loss_of(model, batch) for batch in loader]).mean()  # of this rank
         dist.all_reduce(value, op=dist.ReduceOp.AVG)
     Right:
         total = torch.zeros(2)

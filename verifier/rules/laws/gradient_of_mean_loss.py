@@ -30,6 +30,8 @@ class GradientOfMeanLoss(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.full_precision
+        # The law needs a loss that is a multiple of one cross entropy a micro-batch: with other
+        # terms beside it, or heads on the same tokens, the factor is not known.
         unknown = run is not None and run.steps() > 0 and total_weight(run) is None
         return (
             "no loss of a step is a multiple of one cross entropy a micro-batch" if unknown else ""
@@ -42,10 +44,15 @@ class GradientOfMeanLoss(Rule):
             return self.unknown(
                 evidence.missing.get("full_precision", "no full-precision run was made")
             )
+        # Gradients divided before a clip are right: with a clip the scaling between backward and
+        # clip counts, else that between backward and step (exam round 6 t_09_clip_window: twin was
+        # a false alarm).
         clips = any(record.after_backward for record in run.at_step(Step, 1))
         before = run.grad_norm(1, "after_backward" if clips else "grads")
         after = run.grad_norm(1, "grads" if clips else "grads_at_step")
         scaled = after / before if before and after else 1.0
+        # A sum of losses is right if the script divides the gradients afterwards by the same factor
+        # (zoo/sum_reduction.py).
         if near(total * scaled, 1.0):
             what = f"{total * scaled:.4g} times the mean cross entropy"
             where = "clip" if clips else "step"
@@ -53,6 +60,9 @@ class GradientOfMeanLoss(Rule):
         found = readings(total, run)
         if (
             found
+            # A contrastive loss of gathered samples has on each rank the gradient of its own rows
+            # alone, so the ranks' losses add up rightly: one process has the same gradients (exam
+            # round 4 n_04_two_tower twin).
             and all(reading.cause == "ranks" for reading in found)
             and _as_one_process(evidence, run)
         ):
@@ -83,6 +93,8 @@ def _as_one_process(evidence: Evidence, run: Run) -> bool:
         return False
     measures = compare(run, single, until=1).measures
     return all(
+        # Only a factor (2 or more) is asked about here, not a small error: 5 % apart is the same
+        # gradient for this question (exam round 4 n_04_two_tower twin).
         value <= GROSS
         for name, value in measures.items()
         if name in ("first gradient", "gradient at the step")

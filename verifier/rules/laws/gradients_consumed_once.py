@@ -101,6 +101,8 @@ def _used_again(steps: list[Step], kept: KeptGradients) -> list[str]:
     clear until then.
     """
     using = [record for record in steps if record.step == kept.step]
+    # Gradients that another optimizer uses in a later step may wait: they were not consumed yet
+    # (zoo/two_optimizers.py).
     return [name for name in kept.names if any(name in record.held for record in using)]
 
 
@@ -112,6 +114,9 @@ def _left(run: Run) -> tuple[Step, Leftover] | None:
         found = {(record.optimizer, record.step): record for record in trace.of(Leftover)}
         for number in {number for number, _ in found}:
             own = [record for record in trace.of(Step) if record.optimizer == number]
+            # Leftovers count if they are in every step but the first: nobody clears them. In the
+            # first step too they are meant (losses added up), in some steps alone there is a reason
+            # (exam round 5 q_08_gan_zero_grad: fault).
             if len(own) > 2 and [(number, r.step) in found for r in own] == [
                 False,
                 *[True] * (len(own) - 1),
@@ -129,6 +134,8 @@ def _lost(run: Run) -> tuple[int, int, Place | None] | None:
     """
     for trace in run.traces:
         found = []
+        # In the first step a script may try itself on a batch and throw the gradients away
+        # (zoo/dry_run.py).
         for step in range(2, run.steps() + 1):
             micros = [record for record in trace.of(Micro) if record.step == step]
             last = trace.cleared(step)
@@ -136,11 +143,19 @@ def _lost(run: Run) -> tuple[int, int, Place | None] | None:
             gone = [
                 micro
                 for micro in micros
+                # SAM and gradient surgery clear gradients of samples that come again in the same
+                # step: nothing is lost where later micro-batches have the same samples
+                # (test_laws.py (SAM); right scripts such as exam round 1 c_11_sam_closure).
                 if micro.seq < last and micro.rows and not later.issuperset(micro.rows)
             ]
+            # Where the optimizer finds gradients that are no multiple of the last backward's, the
+            # script has put them together itself (surgery): those it cleared were kept elsewhere
+            # (gradient surgery; right scripts such as exam round 1 b_08_pcgrad_dot)).
             assembled = any(_assembled(record) for record in trace.of(Step) if record.step == step)
             if gone and later and not assembled:
                 found.append((step, len(gone), gone[0].at_line))
+        # Gradients thrown away in some steps alone may be a decision (a skipped update); in every
+        # step but the first they are a fault.
         if found and len(found) == run.steps() - 1:
             return found[0]
     return None
@@ -155,6 +170,8 @@ def _assembled(record: Step) -> bool:
         (a, b) for n, a in before.items() if a and (b := after.get(n)) and a[0] > 0.0 and b[0] > 0.0
     ]
     return any(
+        # A clip or a division scales all elements alike, up to rounding (1e-6); a sum with other
+        # gradients changes the direction by far more than 1e-3.
         difference(b, [math.sqrt(b[0] / a[0]) * x for x in a]) > 1e-3 * math.sqrt(b[0])
         for a, b in pairs
     )
@@ -166,6 +183,9 @@ def _scaled_down(edit: EditedGradients) -> bool:
     return (
         len(factors) == len(edit.factors)
         and min(factors) > 0.0
+        # A clip scales all gradients by one factor below 1 (0.1 % apart at most); per-parameter
+        # factors are surgery or decay and stay unjudged (fault gradients_consumed_once_2.yaml (clip
+        # between the backwards)).
         and max(factors) < min(1.0, 1.001 * min(factors))
     )
 
@@ -178,8 +198,15 @@ def _used_twice(trace: Trace, record: Step) -> bool:
         (r for r in trace.steps if r.step == record.step - 1 and r.optimizer == record.optimizer),
         None,
     )
+    # Two optimizers of the last phase step after one backward: each uses its own parameters'
+    # gradients once, so steps are compared by optimizer, and a backward between them counts (exam
+    # round 12 nc_11_two_tower_phases).
     if before is None or any(before.seq < micro.seq < record.seq for micro in trace.of(Micro)):
         return False
+    # A step records the gradients of all parameters: only those that this optimizer holds are used
+    # by it (exam round 12 nc_11_two_tower_phases; peers in test_laws.py).
     known = {n: g for n, g in before.grads_at_step.items() if n in before.held}
     own = {n: g for n, g in record.grads_at_step.items() if n in record.held}
+    # Gradients of zero are equal in every step of a frozen or unused part: using them twice changes
+    # nothing (test_laws.py idle({'w': zeros})).
     return any(g and g[0] > 0.0 and g == known.get(n) for n, g in own.items())

@@ -56,14 +56,21 @@ def _visits(records: list[RandomStream]) -> Iterator[list[RandomStream]]:
     begins: dict[int, list[int]] = {}
     drew: set[int] = set()
     for number, (before, record) in enumerate(zip([None, *records], records, strict=False)):
+        # A step that draws nothing leaves the state as it was: only steps that begin with another
+        # state are visits of it.
         if before is None or before.state != record.state:
             begins.setdefault(record.state, []).append(number)
             if record.at_line is None:
                 drew.add(number)
     for numbers in begins.values():
         gaps = [set(range(a + 1, b + 1)) for a, b in pairwise(numbers)]
+        # An evaluation is no phase of the training: if it sets the state back, the second time
+        # already repeats the training's numbers (exam round 3 h_05_diffusion_preview).
         enough = 2 if records[numbers[-1]].evaluating else STATE_AGAIN
         if len(numbers) >= enough and all(
-            gap & drew and any(records[n].at_line for n in gap) for gap in gaps
+            # Between two visits other steps must have drawn freely: a script that seeds each step
+            # by its number sets the state on purpose.
+            gap & drew and any(records[n].at_line for n in gap)
+            for gap in gaps
         ):
             yield [records[number] for number in numbers]

@@ -11,7 +11,8 @@ class ReplacedParameterRead(Rule):
     Wrong:
         decayed = [p for p in model.parameters() if p.ndim > 1]
         fully_shard(model)
-        loss = loss_of(model, batch) + 1e-4 * sum(p.square().sum() for p in decayed)  # of the initial weights
+        decay = sum(p.square().sum() for p in decayed)  # of the initial weights
+        loss = loss_of(model, batch) + 1e-4 * decay
     Right:
         fully_shard(model)
         decayed = [p for p in model.parameters() if p.ndim > 1]

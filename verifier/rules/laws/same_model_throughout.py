@@ -42,10 +42,17 @@ class SameModelThroughout(Rule):
                 # the models that are in eval mode as a whole; a part of a model may be frozen on
                 # purpose
                 roots = {
-                    name for name in record.in_eval if not name or re.fullmatch(r"model\d+\.", name)
+                    # A part of a model that stays in eval mode is frozen on purpose (batch norm, an
+                    # encoder); a whole model that was in train mode before is forgotten
+                    # (zoo/frozen_teacher.py; frozen BatchNorm layers).
+                    name
+                    for name in record.in_eval
+                    if not name or re.fullmatch(r"model\d+\.", name)
                 }
                 if (
                     roots.difference(records[0].in_eval)
+                    # Only an evaluation in between makes a forgotten `model.train`: a script
+                    # without one switches modes on purpose.
                     and record.evaluations > records[0].evaluations
                 ):
                     before = f"at step {records[0].step} it was in train mode"
@@ -71,9 +78,15 @@ class SameModelThroughout(Rule):
         moved |= {
             n for a, b in pairwise(steps) for n, w in b.weights.items() if w != a.weights.get(n, w)
         }
+        # Tables that the script updates itself are held by no optimizer, and move: their weights
+        # are compared from step to step (exam round 7 fd_16_row_sharded_tables).
         alone = sorted(n for n in with_gradient if n not in held and n not in moved)
+        # A part that thaws in a later phase never changes in the compared steps: it is a fault only
+        # if the whole survey run ends with its initial value.
         alone = [n for n in alone if not changes_later(evidence, n)]
         line = steps[0].at_line if steps else None
+        # Where optimizers take turns and not all have had theirs, what no optimizer holds so far
+        # may be the next one's (test_laws.py turns and phases (no case named in)).
         if alone and held and not _take_turns(steps):
             have = (
                 f"{count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'}"
@@ -81,7 +94,12 @@ class SameModelThroughout(Rule):
             )
             return self.failed(f"no optimizer holds {have} and never changed: {some(alone)}", line)
         twice = sorted(
-            n for n, numbers in held.items() if len(numbers) > 1 and _same_gradient(n, steps)
+            # In meta-learning an inner and an outer optimizer hold the same parameters rightly: two
+            # optimizers are a fault only if both use one and the same gradient (exam round 2
+            # f_10_reptile, round 3 j_19_fomaml_pair).
+            n
+            for n, numbers in held.items()
+            if len(numbers) > 1 and _same_gradient(n, steps)
         )
         if twice:
             which = f"{count(len(twice), 'parameter')}: {some(twice)}"
@@ -104,10 +122,14 @@ class SameModelThroughout(Rule):
                     for n in other
                     if n not in trained
                     and _beside(n, trained)
+                    # If the trained adapters of the same module change as well (reset to zero,
+                    # ReLoRA), merging them into the frozen weight is right (zoo/lora_adapters.py).
                     and not _beside(n, trained & {*other})
                 ]
                 if alone:
                     changes.append((record, alone))
+            # A frozen weight that follows others changes with each step; one that changes in fewer
+            # than half of them was merged into (zoo/averaged_evaluation.py (followers)).
             if changes and 2 * len(changes) < len(
                 steps
             ):  # a weight that follows others changes with each step
@@ -163,5 +185,8 @@ def _outermost(trace: Trace) -> list[Step]:
     return [
         s
         for start, end, s in spans
+        # The step of an optimizer within the step of a wrapper (Lookahead) is one update, not two
+        # optimizers on one parameter (Lookahead and other wrappers (test_laws.py 'one in
+        # another')).
         if not any(a < start and end < b for a, b, other in spans if other is not s)
     ]

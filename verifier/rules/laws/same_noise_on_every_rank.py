@@ -15,7 +15,7 @@ class SameNoiseOnEveryRank(Rule):
     drawn independently. The loss falls as usual.
     Wrong:
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(inputs.shape, generator=generator)  # the local shape, the same numbers on each rank
+        noise = torch.randn(inputs.shape, generator=generator)  # the same on each rank
     Right:
         generator = torch.Generator().manual_seed(seed + dist.get_rank())
         noise = torch.randn(inputs.shape, generator=generator)
@@ -49,6 +49,9 @@ class SameNoiseOnEveryRank(Rule):
                 if all(one.digest == r.digest for r in rest)
             ]
             shares = [one for one in equal if _shares(one, alone.get(line, []), len(ranks))]
+            # All draws of a line must be equal on the ranks, and more than one: two ranks may draw
+            # alike once (a shared initial draw, a common mask) (exam round 8 ga_05_diffusion_noise,
+            # gb_04_gan_latents: faults).
             if len(shares) > 1 and len(shares) == len(mine):
                 shape = " x ".join(map(str, shares[0].shape))
                 whole = " x ".join(
@@ -80,5 +83,9 @@ def _by_line(run: Run, rank: int) -> Draws:
 def _shares(one: Drawn, alone: list[Drawn], ranks: int) -> bool:
     """Whether one process draws the same for the samples of all ranks."""
     return bool(alone) and all(
-        other.shape == [one.shape[0] * ranks, *one.shape[1:]] for other in alone
+        # Only where one process draws for the samples of all ranks is each rank's draw a share of
+        # it: equal draws of a whole thing (a direction, a dropout of weights) are right (exam round
+        # 8: twins of ga_05, gb_04).
+        other.shape == [one.shape[0] * ranks, *one.shape[1:]]
+        for other in alone
     )

@@ -37,6 +37,7 @@ class SameSamplesEveryStep(Rule):
         samples = count(distinct, "sample")
         if any(batch != batches[0] for batch in batches):
             return self.passed(f"{samples} in {count(len(batches), 'step')}")
+        # Full-batch training uses every sample there is in every step: right.
         if there <= distinct:
             return self.passed(f"every step trains on all {samples} that there are")
         what = f"all {len(batches)} steps train on the same {samples}, of {there} in the data set"

@@ -16,9 +16,11 @@ class StateRestored(Rule):
     counter, a schedule. If it feeds no loss, the trajectory after the resume is the same, and only
     the exported or the selected model is wrong.
     Wrong:
-        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)  # and the average?
+        state = {"model": model_state, "optimizer": optimizer_state}  # and the average?
+        dcp.save(state, checkpoint_id=path)
     Right:
-        dcp.save({"model": model_state, "optimizer": optimizer_state, "average": average}, checkpoint_id=path)
+        state = {"model": model_state, "optimizer": optimizer_state, "average": average}
+        dcp.save(state, checkpoint_id=path)
     Fix: Save what is named here in the checkpoint and load it before training continues.
     Source: law L6: at the first forward of each step every rank records buffers, modules,
     schedulers, scalers, tensors and numbers that the frames of its training loop reach. Numbers
@@ -37,6 +39,8 @@ class StateRestored(Rule):
             return self.unknown("the train run saved nothing before its last step")
         if reason := begins_elsewhere(train, resume, after):
             return self.unknown(reason)
+        # After a save in mid-step the resumed run makes only the rest of it: what the loop carries
+        # then is not that of a whole step (exam round 6 t_15_token_budget).
         if reason := saved_in_a_step(evidence):
             return self.not_applicable(reason)
         if not whole(resume, 1) or not whole(train, after + 1):
@@ -45,6 +49,9 @@ class StateRestored(Rule):
                 " resumed run"
             )
         begins = beginning(evidence, train, resume, after + 1)
+        # If nothing that decides or is averaged changes from step to step, there is nothing to
+        # restore: numbers that only a log reads may start again (test_laws.py
+        # test_what_only_a_log_reads_may_start_again).
         if not begins.compared:
             what = (
                 "nothing that the loop carries beside model and optimizer changes from step to step"
@@ -75,9 +82,13 @@ def parting(train: Run, resume: Run, after: int) -> list[str]:
     """
     first = whole(resume, 1)
     paths = evolving(train) & evolving(resume) & first.keys()
+    # Tensors below 16 elements are sums for a log rather than an average of weights: they are
+    # compared at the start alone.
     paths = {path for path in paths if first[path].sketch and first[path].numel >= LEAST_ELEMENTS}
     for step in range(1, LATER):
         mine, theirs = whole(resume, step + 1), whole(train, after + step + 1)
+        # State is compared while samples and weights are still the same ones: behind the first
+        # other update it differs for that reason.
         same = all(_same_step(train, resume, after, k) for k in (step, step + 1))
         if not (mine and theirs and same):
             break
@@ -85,6 +96,8 @@ def parting(train: Run, resume: Run, after: int) -> list[str]:
         differ = {
             p: pairs[p]
             for p in pairs
+            # Tensors in the memory of the parameters are the weights themselves, which other rules
+            # compare.
             if p in paths and not theirs[p].live and apart(*pairs[p]) > SAME_STATE
         }
         if differ:

@@ -102,6 +102,9 @@ def _statistics(evidence: Evidence) -> dict[str, float]:
     of ranks is intended.
     """
     run, single = evidence.trained, evidence.single
+    # A wrong statistic changes the samples themselves from step 1 on, so that nothing else can be
+    # compared; only then are constants of objects looked at (exam round 6 w_03_pooled_scaler:
+    # inconclusive before).
     if single is None or not single.completed or parted(run, single) != 1 or run.world_size == 1:
         return {}
     ranks = [states(trace).get(1, {}) for trace in (*run.traces, *single.traces)]
@@ -131,6 +134,8 @@ def _statistics(evidence: Evidence) -> dict[str, float]:
                 else 1.0
             )
             if value > STATISTICS and not any(
+                # A global batch size or its root differs from one process by exactly the number of
+                # ranks: intended, as in learning rates that are scaled by it.
                 math.isclose(max(ratio, 1 / ratio), run.world_size**k, rel_tol=1e-5)
                 for k in (0, 0.5, 1)
             ):
@@ -143,6 +148,8 @@ def _reordered(mine: Held, theirs: Held) -> bool:
     another order.
     """
     a, b = mine.sketch, theirs.sketch
+    # The same rows in another order have the same norm up to the order of summation (1e-6); a
+    # tensor of zeros has no order to tell (exam round 4 l_03_moco_queue).
     return a is not None and b is not None and a[0] > 0.0 and math.isclose(a[0], b[0], rel_tol=1e-6)
 
 
@@ -156,8 +163,12 @@ def _tensors(evidence: Evidence, run: Run) -> set[str]:
     for path in evolving(run) & first.get(last, {}).keys():
         held = first[last][path]
         there = [other.get(last, {}).get(path) for other in others]
+        # What differs between ranks is data of each rank: only sharded or equal tensors can be
+        # those of one process (test_laws.py averaging(1.5, 2.0)).
         equal = held.sharded or all(one is not None and apart(held, one) == 0.0 for one in there)
         kept = held.holder in ("module", "parameter") or (
+            # Small tensors of the loop are sums for a log of the rank's own samples; from 16
+            # elements on they are more than a few sums.
             held.holder in ("object", "local") and held.numel >= LEAST_ELEMENTS
         )
         if (
@@ -165,6 +176,9 @@ def _tensors(evidence: Evidence, run: Run) -> set[str]:
             and not held.live
             and kept
             and equal
+            # What is assigned and read in one branch alone (a sum for the log) is not carried from
+            # step to step (exam round 7 (a sum for the log in a branch): fa_05_moe_balance_bias
+            # twin).
             and tuple(path.rsplit(".", 1)) not in passing
         ):
             found.add(path)

@@ -3,7 +3,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...analysis.comparison import compare, limits, parted
+from ...analysis.comparison import compare, parted
+from ...analysis.limits import limits
 from ...analysis.state import (
     KEPT,
     Values,

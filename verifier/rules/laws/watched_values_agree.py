@@ -51,6 +51,8 @@ class WatchedValuesAgree(Rule):
                 compared[sides.where] = sides.step
                 if found := self._apart(evidence, sides, known):
                     return found
+            # A watched value that no other run or rank holds proves nothing: inconclusive, never a
+            # pass.
             if not compared:
                 return self.unknown(
                     f"`{one.expression}` is held by no other run or rank: nothing was compared"

@@ -1,14 +1,8 @@
 import ast
 from collections.abc import Iterable
 
-from ...analysis.comparison import (
-    first_updates_apart,
-    gradients_apart,
-    incomparable,
-    limits,
-    undecided,
-    update_apart,
-)
+from ...analysis.comparison import gradients_apart, incomparable, update_apart
+from ...analysis.limits import first_updates_apart, limits, undecided
 from ...source.events import NEW, Flow, hit_at
 from ...source.flow_queries import LOCAL, text
 from ...source.lines import find_shard_use
@@ -71,8 +65,8 @@ class MatrixOptimizerOnLocalShard(Rule):
         update, _ = update_apart(run, single, 1)
         limit = allowed.allowed["update"]
         # The sum of all updates hid the trust ratio of local shards behind the noise of parameters
-        # that begin at zero: each parameter has its own limit (exam round 8 ga_02_vision_lamb
-        # (missed)).
+        # that begin at zero: each parameter has its own limit (exam round 8 ga_02_vision_lamb:
+        # missed).
         if update <= limit and (hidden := first_updates_apart(evidence, self.name)):
             first, (value, most) = next(iter(hidden.items()))
             which = (

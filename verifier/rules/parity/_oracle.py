@@ -7,18 +7,14 @@ from functools import cached_property
 
 from ...analysis.comparison import (
     Comparison,
-    Limits,
-    agrees,
     compare,
-    first_updates_apart,
     incomparable,
-    limits,
     parted,
-    undecided,
     unlike,
     without_gradients,
 )
 from ...analysis.layers import first_layer
+from ...analysis.limits import Limits, agrees, first_updates_apart, limits, undecided
 from ...analysis.localise import meaning, part, since, where
 from ...analysis.scaling import clip_was_reached
 from ...tolerances import UNREPRODUCIBLE

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...analysis.comparison import Limits, loss_apart, norm_apart
+from ...analysis.comparison import loss_apart, norm_apart
+from ...analysis.limits import Limits
 from ...tolerances import CLEARLY
 from ...trace import Run
 from ...trace.events import Place

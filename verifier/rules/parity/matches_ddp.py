@@ -37,11 +37,16 @@ class MatchesDdp(OracleRule):
             found = replace(found, evidence=f"{text} (DDP cannot run this script: {prevented})")
         if evidence.reference is not None and not evidence.reference.completed:
             other = MatchesSingleProcess().judge(evidence)
+            # Where DDP cannot run the script (e.g. an optimizer of shards), the rule has no second
+            # opinion to give: if one process agrees it does not apply (exam round 6 t_11_muon_lm:
+            # right, inconclusive: DDP did not complete).
             decided = found.status == "inconclusive" and other.status == "pass"
             why = found.evidence.removesuffix("; only the other oracles are compared")
             return self.not_applicable(f"{why}; one process agrees") if decided else found
         if found.status != "fail":
             return found
+        # A table that the script divides over ranks itself has another part on each: DDP would
+        # average these parts, so its result is no oracle (exam round 6 w_14_rowparallel_table).
         if own := divided_by_script(evidence):
             return self.not_applicable(
                 f"DDP averages {some(sorted(own))}, of which the script gives each rank a part"
@@ -50,6 +55,8 @@ class MatchesDdp(OracleRule):
         # equivalent.
         other = MatchesSingleProcess().judge(evidence)
         line = evidence.reference.line_of(Local) if evidence.reference is not None else None
+        # Code on local shards has no equivalent under DDP (whole tensors on each rank). It is a
+        # fault only where one process differs too, or where nothing explains the difference.
         if other.status == "fail" or (other.status == "inconclusive" and line is None):
             return found
         where = (

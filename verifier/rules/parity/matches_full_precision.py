@@ -51,6 +51,8 @@ class MatchesFullPrecision(Rule):
         ):
             if run is None or run.steps() == 0:
                 return self.unknown(evidence.missing.get(role, f"the {role} run made no step"))
+            # A GradScaler may skip the first step for overflow: then the first step that counts is
+            # on other samples, and its gradient cannot be compared (zoo/fp16_scaler.py).
             if run.global_batch(1) != full.global_batch(1):
                 skips = "(a loss scaler that skips a step causes this)"
                 return self.unknown(f"the {role} run took its first step on other samples {skips}")

@@ -9,7 +9,7 @@ class MatchesOriginal(OracleRule):
     learning rate, a parameter group, clipping, a dropout rate, a schedule that counts
     micro-batches. Only the original shows it.
     Wrong:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # the original decays no norms and biases
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # decays norms, too
     Right:
         decayed = [p for p in model.parameters() if p.ndim >= 2]
         others = [p for p in model.parameters() if p.ndim < 2]

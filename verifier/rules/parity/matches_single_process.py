@@ -33,6 +33,9 @@ class MatchesSingleProcess(OracleRule):
             " process)"
         )
         found = judge_against(self, evidence, "single", "one process", same_batch)
+        # A bias whose gradient cancels is rounding, of which Adam makes whole updates: the first
+        # steps part. If the whole training ends with the same weights (1e-4), nothing was wrong
+        # (exam round 11 mc_01_twotower_init twin).
         if found.status == "fail" and (far := weights_apart(evidence, evidence.ending)) <= SAME_END:
             same = (
                 f"at the end of the script the weights are those of one process ({far:.1e} apart,"
@@ -41,6 +44,9 @@ class MatchesSingleProcess(OracleRule):
             return self.passed(
                 f"{same}: the first steps differ by rounding", measured=far, limit=SAME_END
             )
+        # Replicas that train apart and meet every few steps (DiLoCo, local SGD) are another
+        # algorithm than one process, on purpose: inconclusive, not a failure (exam round 6
+        # w_19_diloco).
         if found.status == "fail" and parts_and_meets(evidence.trained):
             apart = (
                 "copies of the model part in training and are made equal again by the script: one"

@@ -4,13 +4,9 @@ from collections.abc import Callable
 from enum import Enum
 
 from ...analysis.applicability import begins_elsewhere
-from ...analysis.comparison import (
-    compare,
-    incomparable,
-    limits,
-    undecided,
-)
+from ...analysis.comparison import compare, incomparable
 from ...analysis.ending import resharded_to_the_same_end
+from ...analysis.limits import limits, undecided
 from ...analysis.root_cause import root_cause
 from ...analysis.unusual_parallelism import cut_otherwise, saved_in_a_step
 from ...tolerances import RESHARD_GROWN, RESHARD_SAMPLES, SAME_END

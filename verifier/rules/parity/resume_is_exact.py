@@ -19,7 +19,8 @@ class ResumeIsExact(Rule):
     Why: whatever a checkpoint lacks (RNG state, an average of the weights, a loss scale) shows in
     the trajectory.
     Wrong:
-        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)  # dropout: other masks
+        state = {"model": model_state, "optimizer": optimizer_state}  # dropout: other masks
+        dcp.save(state, checkpoint_id=path)
     Right:
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, torch.get_rng_state())
@@ -40,14 +41,25 @@ class ResumeIsExact(Rule):
             return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
         if not resume.completed:
             cause = root_cause(resume)
+            # A resume that finds no file because --resume-args names another folder than the save
+            # is the user's command, not the script's fault.
             if above := looks_above(cause.text, evidence):
                 return self.unknown(above)
             return self.failed(f"the resume run failed: {cause.text}", cause.location, fix=RAISED)
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
+        # A save after some of a step's backward passes holds its gradients too: the resumed run
+        # makes the rest of that step, so the weights after it are compared, not its losses (exam
+        # round 6 t_15_token_budget).
         if begun_before_save(train, after) and resume.steps() > 0:
             return self._of_a_begun_step(evidence, train, resume, after)
+        # An own L-BFGS ends its step with a backward before the save, so its next step has one
+        # backward less: records are shifted before they are compared (exam round 10
+        # kd_15_seismic_lbfgs_inversion).
         train = resumable(train, after)
+        # Two peers that take turns: the resumed run begins with the other's step, so its step 1 has
+        # no equal in the train run. Inconclusive, with the advice to save after a whole round (exam
+        # round 2 e_15_mutual_learning).
         if reason := begins_elsewhere(train, resume, after):
             return self.unknown(reason)
         steps = min(resume.steps(), train.steps() - after)
