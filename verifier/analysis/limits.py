@@ -161,7 +161,7 @@ def times_noise(evidence: Evidence, run: Run, oracle: Run) -> float:
     return max(
         1.0,
         # LoRA with alpha 200 multiplies rounding: the end may be as many times its noise apart as
-        # the compared steps, which agree (a right LoRA with alpha 200 (CHANGELOG Unreleased)).
+        # the compared steps, which agree.
         *(apart[name] / max(noise[name], FLOOR) for name in ("loss", "gradient norm", "update")),
     )
 

@@ -203,8 +203,7 @@ def _in_iterations(records: list[Event]) -> list[Event]:
         last = max((r.seq for r in steps if mine.seq < r.seq < end), default=0)
         owner |= {
             # Backwards of a GAN's second optimizer come after the first one's step, and belong to
-            # it (exam round 1 b_04) (CHANGELOG first exam: GANs (steps of a second optimizer):
-            # b_04_gan_hinge).
+            # it (exam round 1 b_04_gan_hinge).
             r.seq: mine.step
             for r in records
             if isinstance(r, Micro) and mine.seq < r.seq < last

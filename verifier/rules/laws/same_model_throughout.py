@@ -86,7 +86,7 @@ class SameModelThroughout(Rule):
         alone = [n for n in alone if not changes_later(evidence, n)]
         line = steps[0].at_line if steps else None
         # Where optimizers take turns and not all have had theirs, what no optimizer holds so far
-        # may be the next one's (test_laws.py turns and phases (no case named in)).
+        # may be the next one's (test_laws.py, turns and phases).
         if alone and held and not _take_turns(steps):
             have = (
                 f"{count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'}"

@@ -47,7 +47,7 @@ class ReduceDtypeFollowsParamDtype(LowRule):
             reduce = event.arg(1, "reduce_dtype")
             unset = not event.open and (reduce is None or is_const(reduce, None))
             # From torch 2.15 on reduce_dtype=None reduces in the parameter's own dtype, so nothing
-            # is lost (torch 2.15.0 (CHANGELOG)).
+            # is lost (torch 2.15.0).
             if unset and installed_torch() < (2, 15):
                 yield (
                     (
