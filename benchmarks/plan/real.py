@@ -1,14 +1,14 @@
-"""Is the memory of a rehearsal that of real tensors?
+"""Is the memory of a capacity run that of real tensors?
 
 The same scripts with CUDA on the CPU, where every allocation is counted.
 
-`python benchmarks/plan/real.py [NAME...]` rehearses the scripts of real.yaml as rank 0, runs them
+`python benchmarks/plan/real.py [NAME...]` tries the scripts of real.yaml as rank 0, runs them
 on as many ranks on real tensors, and compares the peak of each phase, and each kind of memory that
 is at least 1 % of it. benchmarks/results/plan_real.json has the newest of each.
 
 Real tensors here are computed with the CPU's kernels of attention, RMS norm and dropout, so they
-are compared with a rehearsal that has these too. `gpu` is the difference that CUDA's kernels make
-to the highest peak, in the rehearsal that `fsdp2 plan` makes.
+are compared with a capacity run that has these too. `gpu` is the difference that CUDA's kernels
+make to the highest peak, in the capacity run that `fsdp2 plan` makes.
 """
 
 import json
@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for for_gpus and results_file
 
 from for_gpus import for_gpus
 
-from rehearse import Rehearse, Seen, rehearsing
+from capacity_runs import RunForCapacity, Seen, capacity_runs_of
 from results_file import write
 from verified_fsdp2.skill import scaffold
 from verified_fsdp2.skill.spec import load
@@ -105,17 +105,17 @@ def compared(planned: Seen, real: Seen) -> Row:
     }
 
 
-def measured(case: Row, rehearse: Rehearse) -> Row:
+def measured(case: Row, run_for_capacity: RunForCapacity) -> Row:
     with tempfile.TemporaryDirectory() as name:
         script, arguments, cwd = script_of(case, Path(name))
         ranks = case.get("ranks", 2)
         planned, as_cpu = (
-            rehearse(script, arguments, ranks, mode, cwd)
-            for mode in ("rehearse", "rehearse_as_cpu")
+            run_for_capacity(script, arguments, ranks, mode, cwd)
+            for mode in ("capacity", "capacity_as_cpu")
         )
         runs: list[Seen] = []
         while len(runs) < RUNS and highest(as_cpu) not in map(highest, runs):
-            runs.append(rehearse(script, arguments, ranks, "count", cwd))
+            runs.append(run_for_capacity(script, arguments, ranks, "count", cwd))
     real = min(runs, key=highest)
     row = {"name": case["name"], "what": case["what"], "ranks": ranks, **compared(as_cpu, real)}
     return (
@@ -135,9 +135,9 @@ def main() -> None:
         else {}
     )
     names = sys.argv[1:] or [case["name"] for case in cases]
-    with rehearsing(STEPS) as rehearse:
+    with capacity_runs_of(STEPS) as run_for_capacity:
         for case in (case for case in cases if case["name"] in names):
-            row = kept[case["name"]] = measured(case, rehearse)
+            row = kept[case["name"]] = measured(case, run_for_capacity)
             print(" ".join(str(value) for value in row.values()), flush=True)
             rows = [kept[one["name"]] for one in cases if one["name"] in kept]
             good = [one for one in rows if "errors" not in one]

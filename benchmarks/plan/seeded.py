@@ -1,8 +1,8 @@
-"""Rehearse seeded faults of production and their right twins: is each found, with its line, and is
+"""Try seeded faults of production and their right twins: is each found, with its line, and is
 nothing said of the twins?
 
 `python benchmarks/plan/seeded.py [NAME...]` makes the scripts from faults/decoder.py and
-faults/faults.yaml, rehearses each as rank 0 of 64 and prints a line for each;
+faults/faults.yaml, tries each as rank 0 of 64 and prints a line for each;
 benchmarks/results/plan_faults.json has the newest of each.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from rehearse import GIB, Seen, rehearsing
+from capacity_runs import GIB, Seen, capacity_runs_of
 from results_file import write
 
 HERE = Path(__file__).parent
@@ -97,7 +97,7 @@ def main() -> None:
     names = sys.argv[1:]
     faults = [fault for fault in data["faults"] if not names or fault["name"] in names]
     rows = []
-    with tempfile.TemporaryDirectory() as folder, rehearsing() as rehearse:
+    with tempfile.TemporaryDirectory() as folder, capacity_runs_of() as run_for_capacity:
         made = dict(scripts(faults, Path(folder)))
         texts = {path.read_text(): path for path in made.values()}
         seen: dict[Path, Seen] = {}
@@ -106,7 +106,11 @@ def main() -> None:
                 texts[made[f"{fault['name']} {kind}"].read_text()] for kind in ("fault", "twin")
             ]
             seen.update(
-                {path: rehearse(path, [], data["nproc"]) for path in both if path not in seen}
+                {
+                    path: run_for_capacity(path, [], data["nproc"])
+                    for path in both
+                    if path not in seen
+                }
             )
             limit = fitting(seen[both[1]])
             row = judged(fault, *(complaints(seen[path], limit) for path in both))

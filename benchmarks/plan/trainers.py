@@ -1,6 +1,6 @@
 """What does a plan say of public trainers, unmodified?
 
-Each is rehearsed with the data and arguments of benchmarks/field.
+Each is tried with the data and arguments of benchmarks/field.
 
     python benchmarks/plan/trainers.py --checkouts DIR [--environments DIR] [--only NAME,NAME]
 

@@ -1,7 +1,7 @@
 """How far `fsdp2 plan` can be trusted: its memory and its bound on speed beside figures that others
 measured on GPUs and published.
 
-`python benchmarks/plan/trust.py [NAME...]` rehearses the cases of published.yaml, prints a table
+`python benchmarks/plan/trust.py [NAME...]` tries the cases of published.yaml, prints a table
 and writes benchmarks/results/plan.json, which has the newest of each. `--table` prints what is
 there. No figure of a case is used to compute a prediction.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from llama import SIZES, arguments
 
-from rehearse import GIB, Seen, rehearsing
+from capacity_runs import GIB, Seen, capacity_runs_of
 from results_file import write
 from verified_fsdp2.verifier.analysis.roofline import bound
 from verified_fsdp2.verifier.config.devices import device
@@ -175,12 +175,12 @@ def main() -> None:
     names = [name for name in sys.argv[1:] if name != "--table"]
     kept: dict[str, Row] = {row["name"]: row for row in json.loads(RESULT.read_text())["cases"]}
     if "--table" not in sys.argv:
-        with rehearsing() as rehearse:
+        with capacity_runs_of() as run_for_capacity:
             done: dict[tuple[str, int], Seen] = {}
             for case in (case for case in cases if not names or case["name"] in names):
                 key = (case["args"], case["nproc"])
                 if key not in done:
-                    done[key] = rehearse(
+                    done[key] = run_for_capacity(
                         HERE / "llama.py", shlex.split(case["args"]), case["nproc"]
                     )
                 plan = predicted(done[key], case)

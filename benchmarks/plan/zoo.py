@@ -1,6 +1,6 @@
 """Does a plan complain of right scripts?
 
-Each right script of tests/zoo, in the spelling of GPUs, is rehearsed at its own size.
+Each right script of tests/zoo, in the spelling of GPUs, is tried at its own size.
 
 `python benchmarks/plan/zoo.py [NAME...]` prints and stores what is said of each: nothing, an error,
 or why it was not followed to its end. Where an error is said, the script runs on real tensors too:
@@ -18,15 +18,15 @@ sys.path.append(str(Path(__file__).parents[1]))  # for corpus, for_gpus and resu
 
 from for_gpus import for_gpus
 
+from capacity_runs import RunForCapacity, capacity_runs_of
 from corpus import Case, right
-from rehearse import Rehearse, rehearsing
 from results_file import write
 
 RESULT = Path(__file__).parents[1] / "results" / "plan_zoo.json"
 Row = dict[str, Any]
 
 
-def said(case: Case, rehearse: Rehearse) -> Row:
+def said(case: Case, run_for_capacity: RunForCapacity) -> Row:
     """What the plan says of a script."""
     row: Row = {"name": case.path.stem}
     try:
@@ -38,14 +38,16 @@ def said(case: Case, rehearse: Rehearse) -> Row:
         script.write_text(text, encoding="utf-8")
         words = shlex.split(f"{case.settings.get('args', '')} {case.settings.get('save_args', '')}")
         ranks = int(case.settings.get("nproc", 2))
-        seen = rehearse(script, words, ranks, cwd=Path(folder))
+        seen = run_for_capacity(script, words, ranks, cwd=Path(folder))
         row["bytes"] = (
             max((peak.bytes for peak in seen.record.peaks), default=0) if seen.record else None
         )
         if seen.trouble is not None:
             row |= {"said": seen.trouble.text[:200], "unfollowed": bool(seen.trouble.unfollowed)}
             if not seen.trouble.unfollowed:
-                row["real"] = list(rehearse(script, words, ranks, "count", Path(folder)).errors)
+                row["real"] = list(
+                    run_for_capacity(script, words, ranks, "count", Path(folder)).errors
+                )
     return row
 
 
@@ -57,9 +59,9 @@ def main() -> None:
         else {}
     )
     names = sys.argv[1:] or [case.path.stem for case in cases]
-    with rehearsing(steps=3) as rehearse:
+    with capacity_runs_of(steps=3) as run_for_capacity:
         for case in (case for case in cases if case.path.stem in names):
-            row = kept[case.path.stem] = said(case, rehearse)
+            row = kept[case.path.stem] = said(case, run_for_capacity)
             print(*row.values(), flush=True)
             rows = [kept[one.path.stem] for one in cases if one.path.stem in kept]
             troubled = [one for one in rows if "said" in one]

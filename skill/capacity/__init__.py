@@ -1,1 +1,1 @@
-"""Plans of specs, scaffolds and scripts: what is rehearsed, and which settings are compared."""
+"""Plans of specs, scaffolds and scripts: what is tried, and which settings are compared."""

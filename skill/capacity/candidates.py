@@ -1,8 +1,8 @@
-"""Which of many combinations of settings are rehearsed: the given one, each change of it alone,
+"""Which of many combinations of settings are tried: the given one, each change of it alone,
 then those that promise most.
 
 What a combination promises follows from the changes alone, by factors, from the nearest combination
-that was rehearsed. It only decides the order: no figure that is shown comes from it.
+that was tried. It only decides the order: no figure that is shown comes from it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Search:
         return prod(len(knob.values) for knob in self.knobs)
 
     def run(self) -> list[Candidate]:
-        """Those that were rehearsed, the given one first."""
+        """Those that were tried, the given one first."""
         given = (0,) * len(self.knobs)
         everything = list(product(*(range(len(knob.values)) for knob in self.knobs)))
         if len(everything) <= self.most and not self.last:
@@ -94,7 +94,7 @@ class Search:
         return list(self.done.values())
 
     def _do(self, points: Sequence[Point]) -> int:
-        """Rehearse them, as far as number and time allow; how many were."""
+        """Try them, as far as number and time allow; how many were."""
         points = [point for point in points if point not in self.done][: self.most - len(self.done)]
         found = self.measure([self.choice(point) for point in points]) if points else []
         new = {point: one for point, one in zip(points, found, strict=True) if one is not None}
@@ -149,7 +149,7 @@ class Search:
         return list(dict.fromkeys([*faster[:half], *leaner, *faster[half:]]))[: self.at_once]
 
     def _open(self, everything: Sequence[Point]) -> list[Point]:
-        """What may be rehearsed yet."""
+        """What may be tried yet."""
         last = next(
             (
                 n
@@ -165,7 +165,7 @@ class Search:
         ]
 
     def _promise(self, point: Point, given: Point) -> Promise | None:
-        """From the nearest combination that was rehearsed, by the changes alone; None if one of
+        """From the nearest combination that was tried, by the changes alone; None if one of
         these is not possible.
         """
         singles = {}

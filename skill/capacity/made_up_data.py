@@ -20,7 +20,7 @@ from ..spec.crosschecks_size import device_memory, device_of
 from ..spec.meshes import production
 
 if TYPE_CHECKING:
-    from ...verifier.analysis.capacity import Rehearsed
+    from ...verifier.analysis.capacity import CapacityPlan
     from ...verifier.analysis.roofline import Bound
     from ...verifier.analysis.settings_search import Explored
     from ...verifier.config.devices import Device
@@ -38,7 +38,7 @@ class Short:
     `found`: None if there is none, for the reason `why`.
     """
 
-    found: Rehearsed | None
+    found: CapacityPlan | None
     least: Bound | None = None
     explored: Explored | None = None  # only where it does not fit
     why: str = ""
@@ -108,23 +108,23 @@ def _planned(
     path: Path, changes: Sequence[str], memory: int, ranks: int, work: Path, explore: bool
 ) -> Short:
     from ...verifier.analysis.capacity import judge
-    from ...verifier.launch.capacity import Rehearsals
+    from ...verifier.launch.capacity import CapacityRuns
     from . import target as targets
     from .settings import TWO, OfSpec
-    from .settings_search import Limits, explore_spec, rehearsed
+    from .settings_search import Limits, explore_spec, tried
 
     spec, changes = targets.with_made_up_data(path, changes)
     gpu: Device | None = device_of(spec["launch"])
     per_node = spec["launch"]["devices_per_node"]
     of = OfSpec(path, tuple(changes), spec, ranks, per_node)
     limits = Limits(memory, gpu, per_node, time.monotonic() + SECONDS, TRIES)
-    small, passes = of.rehearsed(spec)
+    small, passes = of.tried(spec)
     target = targets.of_spec(small, work / "project", ranks, SECONDS)
-    with Rehearsals(work, sys.executable, per_node, 1, limits.until) as rehearsals:
-        (run,) = rehearsals.run([(targets.planned(target, TWO), work / "made")])
+    with CapacityRuns(work, sys.executable, per_node, 1, limits.until) as capacity_runs:
+        (run,) = capacity_runs.run([(targets.planned(target, TWO), work / "made")])
     if run is None:
         return Short(None, why=f"it took longer than {SECONDS:.0f} s: fsdp2 plan {path}")
-    found = rehearsed(judge(run, memory), passes)
+    found = tried(judge(run, memory), passes)
     least = targets.least_time(found.record, gpu.with_node(per_node) if gpu else None, spec, ranks)
     made = Short(found, least)
     if not explore or not made.refused:

@@ -27,7 +27,7 @@ SIZES = (1, 2, 4, 8, 16, 32)  # of a micro-batch
 NEAREST = 3  # of these are compared beside the given one
 REPLICAS = 3
 DEGREES = (1, 2, 4, 8)
-# forward passes of a step that is rehearsed; more are counted (verifier/analysis/explored.py)
+# forward passes of a step that is tried; more are counted (verifier/analysis/settings_search.py)
 TWO = 2
 
 
@@ -122,8 +122,8 @@ class OfSpec:
         assert first is not None
         raise first
 
-    def rehearsed(self, spec: Spec) -> tuple[Spec, int]:
-        """The spec to rehearse, and the forward passes of its step: more than TWO are not run one
+    def tried(self, spec: Spec) -> tuple[Spec, int]:
+        """The spec to try, and the forward passes of its step: more than TWO are not run one
         by one.
         """
         parallel, train = spec["parallel"], spec["train"]

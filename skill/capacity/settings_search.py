@@ -1,4 +1,4 @@
-"""`fsdp2 plan --explore`: rehearse many settings of one target, several at a time, within a number
+"""`fsdp2 plan --explore`: try many settings of one target, several at a time, within a number
 of them and a time.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...verifier.analysis.capacity import Rehearsed, judge
+from ...verifier.analysis.capacity import CapacityPlan, judge
 from ...verifier.analysis.settings_search import Candidate, Explored, accumulated
 from ...verifier.isolation.leftovers import remove
-from ...verifier.launch.capacity import Rehearsals
+from ...verifier.launch.capacity import CapacityRuns
 from . import target as targets
 from .candidates import Choice, Knob, Search
 from .settings import OFFLOAD, TWO, OfSpec, as_arguments
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...verifier.trace import Run
     from ..spec import Spec
 
-MOST = 32  # rehearsals of one exploration
+MOST = 32  # capacity runs of one exploration
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Due:
-    """A candidate that can be rehearsed.
+    """A candidate that can be tried.
 
     `passes`: forward passes of its step, of which `TWO` at most are run.
     """
@@ -73,7 +73,7 @@ def explore_spec(
         keys = {key: str(value) for key, value in choice.items()} if own else of.written(choice)
         try:
             spec, keys = of.read(keys)
-            small, passes = of.rehearsed(spec)
+            small, passes = of.tried(spec)
         except SpecError as error:
             return error.problems[0].message
         target = targets.of_spec(
@@ -111,13 +111,13 @@ def _explored(
     """Search, with the launcher and its folders."""
     work.mkdir()
     made = 0
-    with Rehearsals(
+    with CapacityRuns(
         work, sys.executable, limits.per_node, limits.at_once, limits.until, limits.prepared
-    ) as rehearsals:
+    ) as capacity_runs:
 
         def measure(choices: Sequence[Choice]) -> list[Candidate | None]:
             nonlocal made
-            if rehearsals.left <= 0:
+            if capacity_runs.left <= 0:
                 return [None] * len(choices)
             found: list[Due | str] = []
             folders = []
@@ -126,7 +126,7 @@ def _explored(
                 folders.append(work / str(made))
                 folders[-1].mkdir()
                 found.append(due(choice, folders[-1]))
-            runs = rehearsals.run(
+            runs = capacity_runs.run(
                 [
                     (one.run, f / "made")
                     for one, f in zip(found, folders, strict=True)
@@ -135,7 +135,7 @@ def _explored(
             )
             for folder in folders:
                 remove(folder)
-            limits.note(f"{made} settings rehearsed; {max(rehearsals.left, 0):.0f} s left")
+            limits.note(f"{made} settings tried; {max(capacity_runs.left, 0):.0f} s left")
             left = iter(runs)
             return [
                 (
@@ -153,14 +153,14 @@ def _explored(
         search.possible,
         limits.memory,
         limits.gpu.name if limits.gpu else "",
-        rehearsals.left <= 0,
+        capacity_runs.left <= 0,
     )
 
 
 def _candidate(one: Due, run: Run | None, limits: Limits) -> Candidate | None:
     if run is None:
         return None
-    found = rehearsed(judge(run, limits.memory), one.passes)
+    found = tried(judge(run, limits.memory), one.passes)
     gpu = limits.gpu.with_node(limits.per_node) if limits.gpu is not None else None
     least = targets.least_time(found.record, gpu, one.spec, one.run.world_size)
     offload = one.spec is not None and bool(one.spec["parallel"]["cpu_offload"])
@@ -169,7 +169,7 @@ def _candidate(one: Due, run: Run | None, limits: Limits) -> Candidate | None:
     )
 
 
-def rehearsed(found: Rehearsed, passes: int) -> Rehearsed:
+def tried(found: CapacityPlan, passes: int) -> CapacityPlan:
     """With the traffic and the work of all forward passes of a step, of which `TWO` were run."""
     if found.record is None or passes <= TWO:
         return found

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...verifier.config.devices import Device
     from ...verifier.config.target import Target
     from ...verifier.launch.planned import PlannedRun
-    from ...verifier.trace.events import Rehearsal
+    from ...verifier.trace.events import CapacityRecord
     from ..spec import Spec
 
 MADE_UP = "data={kind: synthetic}"
@@ -104,11 +104,11 @@ def of_path(
 
 
 def planned(target: Target, steps: int) -> PlannedRun:
-    """The rehearsal of a target."""
+    """The capacity run of a target."""
     from ...verifier.launch.planned import PlannedRun
 
     return PlannedRun(
-        role="rehearse",
+        role="capacity",
         world_size=target.nproc,
         script=target.script,
         cwd=target.cwd,
@@ -123,7 +123,7 @@ def planned(target: Target, steps: int) -> PlannedRun:
 
 
 def least_time(
-    record: Rehearsal | None, gpu: Device | None, spec: Spec | None, ranks: int
+    record: CapacityRecord | None, gpu: Device | None, spec: Spec | None, ranks: int
 ) -> Bound | None:
     """The bound on the time of a step, if a GPU is named.
 

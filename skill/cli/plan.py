@@ -115,10 +115,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Rehearse, print, return the exit code."""
+    """Try, print, return the exit code."""
     from ...verifier.analysis.argparse_errors import usage_error
     from ...verifier.analysis.capacity import judge
-    from ...verifier.launch.capacity import STEPS, rehearse
+    from ...verifier.launch.capacity import STEPS, run_for_capacity
     from ...verifier.launch.preparation import FOLDER
     from ...verifier.report import capacity, settings_search
     from ...verifier.report.redacted import redacted
@@ -150,11 +150,13 @@ def run(options: argparse.Namespace) -> int:
             options.target, changes, options.nproc, options.timeout, given, work, options.module
         )
         before = [sys.executable, *target.prepare] if target.prepare else []
-        made = rehearse(targets.planned(target, steps), work, sys.executable, per_node, before)
+        made = run_for_capacity(
+            targets.planned(target, steps), work, sys.executable, per_node, before
+        )
         if words := usage_error(made):
             raise UserError(f"the script rejects its arguments: {words}")
         for error in made.probe_errors:
-            log(f"a fault of fsdp2 in the rehearsal: {error}")
+            log(f"a fault of fsdp2 in the capacity run: {error}")
         found = redacted(judge(made, memory))
         if options.explore is not None:
             until = started + target.timeout

@@ -94,10 +94,10 @@ def test_what_the_spec_refuses_is_not_possible(tmp_path: Path) -> None:
 
 def test_many_forward_passes_are_counted_not_run(tmp_path: Path) -> None:
     found = of(spec_at(tmp_path), 2, "train.micro_batch=4")
-    small, passes = found.rehearsed(found.spec)
+    small, passes = found.tried(found.spec)
     assert (small["train"]["global_batch"], passes) == (16, 16)
     assert found.spec["train"]["global_batch"] == 128
-    whole, passes = of(found.path, 2).rehearsed(load(found.path))
+    whole, passes = of(found.path, 2).tried(load(found.path))
     assert (whole["train"]["global_batch"], passes) == (128, 2)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from verified_fsdp2.verifier.analysis.roofline import bound, layout, rate, seconds, traffic
 from verified_fsdp2.verifier.config.devices import Device, device
-from verified_fsdp2.verifier.trace.events import Collective, ModuleFlops, Peak, Rehearsal
+from verified_fsdp2.verifier.trace.events import CapacityRecord, Collective, ModuleFlops, Peak
 
 GPU = Device(
     name="gpu",
@@ -54,10 +54,10 @@ def flops(**more: Any) -> ModuleFlops:
     )
 
 
-def rehearsed(
+def tried(
     *collectives: Collective, flops: dict[str, ModuleFlops] | None = None, **more: Any
-) -> Rehearsal:
-    return Rehearsal(
+) -> CapacityRecord:
+    return CapacityRecord(
         world_size=8, steps=2, collectives=list(collectives), flops=flops or {}, **more
     )
 
@@ -136,7 +136,7 @@ def test_compute_bound() -> None:
         module="",
         at_line=None,
     )
-    found = bound(rehearsed(gather, scatter, flops=work, peaks=[state], tokens=1000), GPU)
+    found = bound(tried(gather, scatter, flops=work, peaks=[state], tokens=1000), GPU)
     assert found.compute == pytest.approx(300) and found.optimizer == pytest.approx(2 * 400 / 100)
     assert (
         found.exposed == pytest.approx(2 * 17.5)
@@ -156,7 +156,7 @@ def test_no_product_is_faster_than_the_best_that_was_measured() -> None:
         "": flops(forward=100_000, backward=200_000),
         "head": flops(forward=10_000, dtype="float32"),
     }
-    found = bound(rehearsed(flops=work), gpu)
+    found = bound(tried(flops=work), gpu)
     assert (
         found.step == found.compute == pytest.approx(300 / 0.8 + 20)
     )  # no rate of float32 was measured
@@ -168,27 +168,27 @@ def test_without_torch_compile() -> None:
     change.
     """
     work = {"": flops(forward=100_000, backward=200_000)}
-    found = bound(rehearsed(flops=work, moved=5000), GPU)
-    assert found.step == bound(rehearsed(flops=work), GPU).step == pytest.approx(300)
+    found = bound(tried(flops=work, moved=5000), GPU)
+    assert found.step == bound(tried(flops=work), GPU).step == pytest.approx(300)
     assert found.moved == pytest.approx(50) and found.eager == pytest.approx(350)
 
 
 def test_communication_bound() -> None:
     """Of traffic that takes longer than compute, nothing is counted twice."""
     gather = sent(purpose="parameters", count=4, group_size=64)
-    found = bound(rehearsed(gather, flops={"": flops(forward=10_000)}), GPU)
+    found = bound(tried(gather, flops={"": flops(forward=10_000)}), GPU)
     one = max(7 / 8 * 800 / 40, 63 / 64 * 800 / 45)
     assert found.network == pytest.approx(4 * one) and found.link == 0
     assert found.step == pytest.approx(4 * one) and found.limited_by == "communication"
     assert found.tokens_per_second is None
     assert bound(
-        rehearsed(gather, flops={"": flops(forward=10_000)}), GPU, tokens=70
+        tried(gather, flops={"": flops(forward=10_000)}), GPU, tokens=70
     ).tokens_per_second == pytest.approx(70 / 4 / one)
 
 
 def test_what_compute_waits_for_is_added() -> None:
     reduced = sent("all_reduce", group="tp", count=3)
-    found = bound(rehearsed(reduced, flops={"": flops(forward=10_000)}), GPU)
+    found = bound(tried(reduced, flops={"": flops(forward=10_000)}), GPU)
     assert found.waited == pytest.approx(3 * 35) and found.step == pytest.approx(10 + 105)
     assert found.limited_by == "communication"
 
@@ -198,7 +198,7 @@ def test_link_and_network_work_at_the_same_time() -> None:
         sent(purpose="parameters", group="tp", count=10),
         sent(purpose="parameters", stride=8, count=2),
     )
-    found = bound(rehearsed(inside, across), GPU)
+    found = bound(tried(inside, across), GPU)
     assert (found.link, found.network) == (pytest.approx(175), pytest.approx(2 * 140))
     assert found.step == pytest.approx(280)
 
@@ -207,9 +207,9 @@ def test_recomputation_costs_time_and_is_no_use() -> None:
     """MFU counts neither recomputation nor the halves that a causal mask hides as work less than
     the convention: 6 FLOPs a parameter.
     """
-    plain = bound(rehearsed(flops={"": flops(forward=1000, backward=2000)}), GPU)
-    again = bound(rehearsed(flops={"": flops(forward=1000, backward=3000, recompute=1000)}), GPU)
-    masked = bound(rehearsed(flops={"": flops(forward=1000, backward=2000, masked=600)}), GPU)
+    plain = bound(tried(flops={"": flops(forward=1000, backward=2000)}), GPU)
+    again = bound(tried(flops={"": flops(forward=1000, backward=3000, recompute=1000)}), GPU)
+    masked = bound(tried(flops={"": flops(forward=1000, backward=2000, masked=600)}), GPU)
     assert (plain.mfu, again.mfu, masked.mfu) == (
         1.0,
         pytest.approx(3 / 4),
@@ -220,7 +220,7 @@ def test_recomputation_costs_time_and_is_no_use() -> None:
 
 def test_other_steps_and_groups_of_one_do_not_count() -> None:
     found = bound(
-        rehearsed(sent(step=1), sent(step=0), sent(group_size=1), flops={"": flops(forward=1000)}),
+        tried(sent(step=1), sent(step=0), sent(group_size=1), flops={"": flops(forward=1000)}),
         GPU,
     )
     assert found.traffic == () and found.step == 1

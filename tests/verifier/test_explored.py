@@ -11,7 +11,7 @@ from test_bound import GPU, flops, sent
 
 from verified_fsdp2.skill.capacity.candidates import Choice, Knob, Search
 from verified_fsdp2.skill.capacity.settings import as_arguments, of_arguments
-from verified_fsdp2.verifier.analysis.capacity import RESERVE, Rehearsed
+from verified_fsdp2.verifier.analysis.capacity import RESERVE, CapacityPlan
 from verified_fsdp2.verifier.analysis.roofline import HOST_MEMORY, bound, offloaded
 from verified_fsdp2.verifier.analysis.settings_search import (
     EXPANDABLE,
@@ -26,7 +26,7 @@ from verified_fsdp2.verifier.analysis.settings_search import (
 )
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.report import settings_search
-from verified_fsdp2.verifier.trace.events import Peak, Rehearsal
+from verified_fsdp2.verifier.trace.events import CapacityRecord, Peak
 
 GIB = 1 << 30
 DEVICE = replace(GPU, memory_bandwidth=1e15)
@@ -53,10 +53,10 @@ def candidate(
         module="",
         at_line=None,
     )
-    record = Rehearsal(
+    record = CapacityRecord(
         world_size=8, steps=2, peaks=[peak], flops={"": flops(forward=int(work * 1000))}
     )
-    found = Rehearsed(record, None, int(device * GIB) if device else None, 1.0)
+    found = CapacityPlan(record, None, int(device * GIB) if device else None, 1.0)
     offload = settings.get("offload") is True
     keys = {name: str(value) for name, value in settings.items()}
     return Candidate(keys, found, bound(record, DEVICE) if gpu else None, offload)
@@ -136,7 +136,7 @@ def test_offload_pays_for_its_copies() -> None:
     reduced = sent(
         "reduce_scatter", purpose="gradients", phase="backward", bytes=1600, dtype="float32"
     )
-    record = Rehearsal(
+    record = CapacityRecord(
         world_size=8, steps=2, collectives=[gathered, reduced], flops={"": flops(forward=100_000)}
     )
     nvlink, pcie = DEVICE, replace(DEVICE, link_kind="PCIe 4.0 x16", link=10.0)
@@ -186,7 +186,7 @@ def test_accumulation_counts_what_each_forward_pass_sends() -> None:
     reduced = sent("reduce_scatter", purpose="gradients", phase="backward", count=4, in_first=2)
     last = sent("all_reduce", purpose="gradients", phase="backward", count=3, in_first=0)
     norm = sent("all_reduce", phase="other", count=1)
-    record = Rehearsal(
+    record = CapacityRecord(
         world_size=8,
         steps=2,
         tokens=20,

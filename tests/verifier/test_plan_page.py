@@ -10,18 +10,18 @@ from test_bound import GPU, flops, sent
 from test_explored import candidate
 from test_html import HOSTILE, sound
 
-from verified_fsdp2.verifier.analysis.capacity import Rehearsed, Trouble
+from verified_fsdp2.verifier.analysis.capacity import CapacityPlan, Trouble
 from verified_fsdp2.verifier.analysis.roofline import bound
 from verified_fsdp2.verifier.analysis.settings_search import Explored
 from verified_fsdp2.verifier.report import capacity_html
 from verified_fsdp2.verifier.report.capacity_plots import OTHERS, memory
-from verified_fsdp2.verifier.trace.events import Moment, Peak, Place, Read, Rehearsal
+from verified_fsdp2.verifier.trace.events import CapacityRecord, Moment, Peak, Place, Read
 
 GIB = 1 << 30
 LINE = Place(file="/a/train.py", line=7, function="main", code="loss.backward()")
 
 
-def record(**more: Any) -> Rehearsal:
+def record(**more: Any) -> CapacityRecord:
     kinds = {"activations": 8 * GIB, "sharded parameters": 2 * GIB, "optimizer state": 4 * GIB}
     course = [
         Moment(phase="initialisation", bytes=2 * GIB, kinds={"sharded parameters": 2 * GIB}),
@@ -48,23 +48,23 @@ def record(**more: Any) -> Rehearsal:
         "reads": [Read(what="item()", count=3, in_step=True, synchronizes=True, at_line=LINE)],
         "mesh": {"dp_shard": 8},
     }
-    return Rehearsal(world_size=8, steps=2, **{**values, **more})
+    return CapacityRecord(world_size=8, steps=2, **{**values, **more})
 
 
-def page(found: Rehearsed, explored: Explored | None = None, name: str = "spec.yaml") -> str:
+def page(found: CapacityPlan, explored: Explored | None = None, name: str = "spec.yaml") -> str:
     least = bound(found.record, GPU) if found.record is not None else None
     return capacity_html.render(found, name, f"fsdp2 plan {name}", least, explored, "spec.yaml")
 
 
-def rehearsed(memory: float | None = 24, trouble: Trouble | None = None, **more: Any) -> Rehearsed:
-    return Rehearsed(record(**more), trouble, int(memory * GIB) if memory else None, 1.0)
+def tried(memory: float | None = 24, trouble: Trouble | None = None, **more: Any) -> CapacityPlan:
+    return CapacityPlan(record(**more), trouble, int(memory * GIB) if memory else None, 1.0)
 
 
 @pytest.mark.parametrize(
     ("memory", "word"), [(24, "fits"), (16, "tight"), (10, "does not fit"), (None, "planned")]
 )
 def test_the_verdict_is_at_the_top(memory: float | None, word: str) -> None:
-    text = page(rehearsed(memory))
+    text = page(tried(memory))
     found = sound(text)
     assert "".join(found.text).partition("fsdp2 plan\n")[2].count(word) >= 1
     assert {"peak", "time", "work", "waits"} <= {tag.get("id", "") for _, tag in found.tags}
@@ -73,10 +73,10 @@ def test_the_verdict_is_at_the_top(memory: float | None, word: str) -> None:
 
 def test_an_error_has_its_line() -> None:
     trouble = Trouble("device", "tensors on two devices", LINE)
-    text = page(rehearsed(trouble=trouble))
+    text = page(tried(trouble=trouble))
     sound(text)
     assert "tensors on two devices" in text and "/a/train.py:7" in text
-    nothing = Rehearsed(None, replace(trouble, unfollowed="it needs values"), None, 1.0)
+    nothing = CapacityPlan(None, replace(trouble, unfollowed="it needs values"), None, 1.0)
     assert "it needs values" in "".join(sound(page(nothing)).text)
 
 
@@ -128,12 +128,12 @@ def test_many_kinds_share_a_colour_at_the_end() -> None:
 def test_the_settings_have_a_plot_a_table_and_advice() -> None:
     best, far, plain = candidate(20, 10, tp=2), candidate(60, 20, ac="none"), candidate(23, 12)
     explored = Explored((plain, best, far), 12, 24 * GIB, "gpu")
-    text = page(rehearsed(), explored)
+    text = page(tried(), explored)
     found = sound(text)
     assert len(found.all("circle")) == 3
     assert "recommended: tp 2" in text and "3 choices" in text
     without = Explored(tuple(candidate(m, 10, device=None, gpu=False) for m in (5, 6)), 2, None)
-    assert len(sound(page(rehearsed(None), without)).all("circle")) == 2
+    assert len(sound(page(tried(None), without)).all("circle")) == 2
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -143,7 +143,7 @@ def test_what_a_script_says_is_text(text: str) -> None:
     one = candidate(20, 10, **{"--name": text})
     seen = replace(record().peaks[0], module=text, at_line=place)
     reads = [Read(what=text, count=3, in_step=True, synchronizes=True, at_line=place)]
-    found = rehearsed(trouble=trouble, peaks=[seen], reads=reads, flops={text: flops(forward=10)})
+    found = tried(trouble=trouble, peaks=[seen], reads=reads, flops={text: flops(forward=10)})
     sound(
         page(
             found,

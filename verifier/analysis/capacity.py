@@ -1,4 +1,4 @@
-"""What a rehearsal shows: does it fit, what is in the way, and was it followed to its end."""
+"""What a capacity run shows: does it fit, what is in the way, and was it followed to its end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from ..errors import FAIL, INCONCLUSIVE, PASS
 from ..trace import Run
-from ..trace.events import Collective, End, Peak, Place, Rehearsal
+from ..trace.events import CapacityRecord, Collective, End, Peak, Place
 
 # Bytes that CUDA's context, NCCL and cuBLAS take outside of the allocator; a lower bound, so that
 # "fits" is not promised too early.
 RESERVE = 1 << 30  # bytes that CUDA's context, NCCL and cuBLAS take beside tensors, at least
 DEVICE, META, MESH, BATCH, OTHER = "device", "meta", "mesh", "batch", "other"
-# Words of torch's errors by what is wrong; the first kind that matches names the error (rehearsed
+# Words of torch's errors by what is wrong; the first kind that matches names the error (tried
 # faults (benchmarks/plan/seeded.py)).
 _SIGNS = (  # in the text of an error, in lower case
     (
@@ -31,25 +31,25 @@ _SIGNS = (  # in the text of an error, in lower case
     (MESH, ("mesh", "process group", "world size", "world_size")),
     (BATCH, ("batch", "divisible", "divide")),
 )
-# Errors that only a rehearsal has (no values, no other ranks, missing files): the script may be
+# Errors that only a capacity run has (no values, no other ranks, missing files): the script may be
 # right, so exit 4 and not 1.
 _UNFOLLOWED = {
     "FileNotFoundError": (
         "it reads a file that is not there: give it as for training, or leave out what reads it"
     ),
     "NotImplementedError": "an operator has no form that computes shapes alone",
-    "TimeoutError": "it waits for what other ranks do, of which a rehearsal has none",
+    "TimeoutError": "it waits for what other ranks do, of which a capacity run has none",
     "DynamicOutputShapeException": (
-        "the size of a result depends on values, which a rehearsal does not have"
+        "the size of a result depends on values, which a capacity run does not have"
     ),
-    "DataDependentOutputException": "it depends on values, which a rehearsal does not have",
-    "Unplannable": "it depends on values, which a rehearsal does not have",
+    "DataDependentOutputException": "it depends on values, which a capacity run does not have",
+    "Unplannable": "it depends on values, which a capacity run does not have",
 }
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """What ended a rehearsal early.
+    """What ended a capacity run early.
 
     `kind`: what is wrong; `unfollowed`: why the script may be right all the same.
     """
@@ -61,13 +61,13 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
-    """The judged rehearsal.
+class CapacityPlan:
+    """The judged capacity run.
 
     `needed`: bytes of the device at the peak, with the allocator's part and RESERVE.
     """
 
-    record: Rehearsal | None
+    record: CapacityRecord | None
     trouble: Trouble | None
     memory: int | None  # bytes of the device; None if they were not given
     seconds: float
@@ -125,14 +125,14 @@ class Rehearsed:
         )
 
 
-def judge(run: Run, memory: int | None) -> Rehearsed:
-    """The judged rehearsal."""
-    found = run.traces[0].of(Rehearsal) if run.traces else []
+def judge(run: Run, memory: int | None) -> CapacityPlan:
+    """The judged capacity run."""
+    found = run.traces[0].of(CapacityRecord) if run.traces else []
     record = found[-1] if found else None
-    return Rehearsed(record, _trouble(run, record), memory, run.seconds)
+    return CapacityPlan(record, _trouble(run, record), memory, run.seconds)
 
 
-def _trouble(run: Run, record: Rehearsal | None) -> Trouble | None:
+def _trouble(run: Run, record: CapacityRecord | None) -> Trouble | None:
     end = run.traces[0].end if run.traces else None
     if run.timed_out:
         return Trouble(
@@ -169,7 +169,7 @@ def _trouble(run: Run, record: Rehearsal | None) -> Trouble | None:
     return None
 
 
-def _error(end: End, record: Rehearsal | None) -> Trouble:
+def _error(end: End, record: CapacityRecord | None) -> Trouble:
     place = end.frames[0] if end.frames else None
     text = f"{end.error}: {end.message.strip().partition(chr(10))[0]}"
     why = _UNFOLLOWED.get(end.error, "")
@@ -179,7 +179,7 @@ def _error(end: End, record: Rehearsal | None) -> Trouble:
         for read in (record.reads if record is not None else [])
         if read.in_step and read.at_line
     ]
-    # A check of the script on values that it read in the rehearsal judged stand-ins: no error of
+    # A check of the script on values that it read in the capacity run judged stand-ins: no error of
     # the script.
     if not why and raised and reads:
         lines = ", ".join(map(str, sorted(set(reads))[:3]))
@@ -194,7 +194,7 @@ def _kind(text: str) -> str:
     return next((kind for kind, signs in _SIGNS if any(sign in lower for sign in signs)), OTHER)
 
 
-def totals(record: Rehearsal) -> list[tuple[Collective, int, int]]:
+def totals(record: CapacityRecord) -> list[tuple[Collective, int, int]]:
     """(one of them, count, bytes) of the collectives of the last whole step, by kind, group, dtype
     and phase.
     """

@@ -1,8 +1,8 @@
 """The least time that a step can take on given GPUs: a bound, no forecast.
 
-From a rehearsal: matrix products at the best rate that was measured on the GPU (at its peak where
-none is known), collectives at the peak of the link that they need, and of both only what cannot
-overlap added up. No step is all made of the best: a real one takes longer.
+From a capacity run: matrix products at the best rate that was measured on the GPU (at its peak
+where none is known), collectives at the peak of the link that they need, and of both only what
+cannot overlap added up. No step is all made of the best: a real one takes longer.
 
 A group of n ranks lies on m nodes with k of its ranks each. L: bytes/s of the link inside a node,
 N: bytes/s of network, both of one GPU and one direction; B: bytes of the whole tensor. Each rank
@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..config.devices import Device
-from ..trace.events import Collective, ModuleFlops, Rehearsal
+from ..trace.events import CapacityRecord, Collective, ModuleFlops
 
 PARAMETERS, GRADIENTS = "parameters", "gradients"  # purposes of FSDP's own collectives
 STATE = "optimizer state"  # a kind of memory
@@ -94,29 +94,29 @@ class Bound:
         return asdict(self)
 
 
-def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bound:
-    """The bound on the last step of a rehearsal.
+def bound(record: CapacityRecord, device: Device, tokens: int | None = None) -> Bound:
+    """The bound on the last step of a capacity run.
 
     `tokens`: of a step for each GPU, where several ranks read the same ones.
     """
-    sent = [one for one in rehearsal.collectives if one.step == rehearsal.steps]
+    sent = [one for one in record.collectives if one.step == record.steps]
     found = traffic(sent, device)
-    modules = list(rehearsal.flops.values())
+    modules = list(record.flops.values())
     compute = sum(_executed(one) / attained(one.dtype, device) for one in modules)
     waited = sum(one.seconds for one in found if not one.purpose)
     exposed = _exposed(sent, device)
     loads = {
         over: sum(one.seconds for one in found if one.over == over) for over in (LINK, NETWORK)
     }
-    state = max((peak.kinds.get(STATE, 0) for peak in rehearsal.peaks), default=0)
+    state = max((peak.kinds.get(STATE, 0) for peak in record.peaks), default=0)
     optimizer = 2 * state / device.memory_bandwidth
     computing, sending = compute + waited + exposed, max(loads.values())
     step = max(computing, sending) + optimizer
-    moved = rehearsal.moved / device.memory_bandwidth
+    moved = record.moved / device.memory_bandwidth
     whole = sum(
         (one.forward + one.backward - one.recompute) / rate(one.dtype, device) for one in modules
     )
-    known = tokens or rehearsal.tokens
+    known = tokens or record.tokens
     return Bound(
         device=device.name,
         per_node=device.per_node,
@@ -138,12 +138,12 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
     )
 
 
-def offloaded(least: Bound, rehearsal: Rehearsal, device: Device, parameters: int) -> Bound:
+def offloaded(least: Bound, record: CapacityRecord, device: Device, parameters: int) -> Bound:
     """The bound with what offload adds: copies over PCIe beside compute, and the update of this
     rank's `parameters` on the host.
     """
     pcie = "PCIe" in device.link_kind
-    sent = [one for one in rehearsal.collectives if one.step == rehearsal.steps and _purpose(one)]
+    sent = [one for one in record.collectives if one.step == record.steps and _purpose(one)]
     copied = sum(
         one.count * one.bytes * 4 / WIDTHS.get(one.dtype, 4) / one.group_size for one in sent
     )

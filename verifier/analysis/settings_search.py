@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..trace.events import Collective, ModuleFlops, Rehearsal
-from .capacity import Rehearsed
+from ..trace.events import CapacityRecord, Collective, ModuleFlops
+from .capacity import CapacityPlan
 from .roofline import GRADIENTS, PARAMETERS, Bound
 
 ALLOWANCE = 0.05  # of what a rank needs, that a device must have beside it
@@ -28,14 +28,14 @@ class Candidate:
     """
 
     settings: Mapping[str, str]
-    found: Rehearsed | None = None  # None: not rehearsed
+    found: CapacityPlan | None = None  # None: not tried
     bound: Bound | None = None
     offload: bool = False  # weights, gradients and optimizer state are on the host
     refused: str = ""  # why there is none
 
     @property
-    def measured(self) -> Rehearsed | None:
-        """The rehearsal, if it shows what a step needs."""
+    def measured(self) -> CapacityPlan | None:
+        """The capacity run, if it shows what a step needs."""
         found = self.found
         whole = (
             found is not None
@@ -60,7 +60,7 @@ class Candidate:
         return self.measured.expandable if self.measured is not None else 0
 
     @property
-    def record(self) -> Rehearsal:
+    def record(self) -> CapacityRecord:
         found = self.measured
         assert found is not None and found.record is not None, (
             "only of a candidate that was measured"
@@ -155,7 +155,7 @@ def smallest(candidates: Sequence[Candidate]) -> Candidate | None:
     )
 
 
-def accumulated(record: Rehearsal, times: int) -> Rehearsal:
+def accumulated(record: CapacityRecord, times: int) -> CapacityRecord:
     """The record of steps with `times` forward passes, from that of steps with two.
 
     Of FLOPs and tokens, each pass has as many. Parameters are gathered in every pass after the
@@ -205,7 +205,7 @@ def _covers(one: Candidate, other: Candidate) -> bool:
     return all(a <= b for a, b in zip(one.cost(), other.cost(), strict=True))
 
 
-def _sent(record: Rehearsal) -> list[Collective]:
+def _sent(record: CapacityRecord) -> list[Collective]:
     return [one for one in record.collectives if one.step == record.steps and one.group_size > 1]
 
 

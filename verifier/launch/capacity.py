@@ -1,4 +1,4 @@
-"""Rehearsals: one process runs a script as rank 0 of many, on tensors without memory; several
+"""Capacity runs: one process runs a script as rank 0 of many, on tensors without memory; several
 scripts at a time.
 """
 
@@ -29,7 +29,7 @@ Due = tuple[
 ]  # what is run, and the folder for what it records and writes to `{checkpoint}`
 
 
-def rehearse(
+def run_for_capacity(
     planned: PlannedRun,
     work: Path,
     python: str,
@@ -47,8 +47,8 @@ def rehearse(
         return _read(request, planned, launcher.run(request), files, world)
 
 
-class Rehearsals:
-    """A context manager: many rehearsals in one launcher, `at_once` of them at a time, until
+class CapacityRuns:
+    """A context manager: many capacity runs in one launcher, `at_once` of them at a time, until
     `until` (`time.monotonic`).
     """
 
@@ -65,7 +65,7 @@ class Rehearsals:
         self._per_node, self._at_once, self._until = per_node, at_once, until
         self._work, self._prepared = work, prepared
 
-    def __enter__(self) -> Rehearsals:
+    def __enter__(self) -> CapacityRuns:
         self._launcher.__enter__()
         return self
 
@@ -134,7 +134,7 @@ def _request(
         world=world.as_dict(),
         world_size=planned.world_size,
         per_node=per_node,
-        mode="rehearse",
+        mode="capacity",
         cuda_on_cpu=True,
         steps=planned.steps,
         timeout=planned.timeout if timeout is None else timeout,

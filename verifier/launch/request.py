@@ -8,8 +8,8 @@ from typing import Any
 
 ONE_PROCESS = (
     "simulate",
-    "rehearse",
-    "rehearse_as_cpu",
+    "capacity",
+    "capacity_as_cpu",
 )  # modes in which one process acts as rank 0
 # What a rank does with the fields of a Request, and its number; the answer is its exit code.
 Live = Callable[[dict[str, Any], int], int]
@@ -38,12 +38,12 @@ class Request:
     grace: float = 5.0  # for the other ranks after the first has failed
     # "ddp": DDP replaces fully_shard; "alone": each rank shards over itself; "simulate": a fake
     # process group
-    # "rehearse": the same on tensors without memory; "rehearse_as_cpu": with attention, norms and
+    # "capacity": the same on tensors without memory; "capacity_as_cpu": with attention, norms and
     # dropout of the CPU
-    # "count": what a rehearsal records, of a run on real tensors
+    # "count": what a capacity run records, of a run on real tensors
     # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
-    structure: bool = False  # of a rehearsal: record what rules about the structure read, too
+    structure: bool = False  # of a capacity run: record what rules about the structure read, too
     steps: int = 1
     per_node: int = 0  # ranks of a node that torchrun would report; 0: all
     # no call, backward or step is recorded before the first `fully_shard`: the script trains other

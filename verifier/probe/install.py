@@ -24,8 +24,8 @@ _SUBSTITUTES = {
     "ddp": ddp.install,
     "alone": one_rank.install,
     "simulate": simulation.install,
-    "rehearse": fake_tensors.install,
-    "rehearse_as_cpu": fake_tensors.install_as_cpu,
+    "capacity": fake_tensors.install,
+    "capacity_as_cpu": fake_tensors.install_as_cpu,
     "count": fake_tensors.count,
 }
 

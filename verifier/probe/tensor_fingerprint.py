@@ -31,8 +31,8 @@ _cache: dict[tuple[object, ...], torch.Tensor] = {}
 
 
 class Values:
-    """`without(tensor)`: whether it has no values; a rehearsal says so of its tensors, whose sketch
-    is that of their size.
+    """`without(tensor)`: whether it has no values; a capacity run says so of its tensors, whose
+    sketch is that of their size.
     """
 
     without: Callable[[torch.Tensor], bool] = staticmethod(lambda tensor: False)

@@ -15,7 +15,7 @@ from ..launch import sharing
 from ..probe.compat.names import VERSIONS
 from ..source import environment as settings
 from ..trace import Run
-from ..trace.events import Adapted, Rehearsal, Start
+from ..trace.events import Adapted, CapacityRecord, Start
 from ..verdict import Verdict
 from .capacity import outcome
 from .facts import facts, summary
@@ -74,7 +74,7 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     early = settings.note(forked) if forked is not None else ""
     adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
     libraries = dict.fromkeys(record.text for record in adapted)
-    platform = _rehearsed(evidence) or (NOTE if evidence.cuda_on_cpu else "")
+    platform = _of_a_capacity_run(evidence) or (NOTE if evidence.cuda_on_cpu else "")
     words = shlex.join(evidence.course.batch or ())
     batch = f"one process was given `{words}`, the batch of all ranks" if words else ""
     torch = next(
@@ -90,10 +90,10 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     ]
 
 
-def _rehearsed(evidence: Evidence) -> str:
+def _of_a_capacity_run(evidence: Evidence) -> str:
     """What a rank needs, where the script ran on tensors without memory."""
     run = evidence.train
-    if run is None or not run.all(Rehearsal):
+    if run is None or not run.all(CapacityRecord):
         return ""
     return (
         f"at full size, on CUDA tensors without memory: {outcome(judge(run, None))}. `fsdp2 plan`"

@@ -1,19 +1,19 @@
-"""A judged rehearsal as text of one screen, and as JSON data."""
+"""A judged capacity run as text of one screen, and as JSON data."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..analysis.capacity import RESERVE, Rehearsed, by_part, totals
+from ..analysis.capacity import RESERVE, CapacityPlan, by_part, totals
 from ..analysis.roofline import Bound
-from ..trace.events import Peak, Place, Rehearsal
+from ..trace.events import CapacityRecord, Peak, Place
 from .wrapping import wrapped
 
 KINDS, ROWS, READS = 5, 8, 6
 GIB = 1 << 30
 
 
-def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
+def text(found: CapacityPlan, name: str, least: Bound | None = None) -> str:
     """The plan on one screen. `least`: the bound on the time of a step."""
     record = found.record
     lines = [*wrapped(headline(found, name), "", "  ")]
@@ -40,7 +40,7 @@ def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
     return "\n".join([*lines, "", *wrapped(limits)])
 
 
-def headline(found: Rehearsed, name: str) -> str:
+def headline(found: CapacityPlan, name: str) -> str:
     """What was planned, whether it fits, and by how much."""
     record = found.record
     ranks = f"{name}: rank 0 of {record.world_size}" if record is not None else name
@@ -53,7 +53,7 @@ def headline(found: Rehearsed, name: str) -> str:
     return f"{about}: {outcome(found)}"
 
 
-def outcome(found: Rehearsed) -> str:
+def outcome(found: CapacityPlan) -> str:
     """Whether it fits, without what was planned."""
     if found.highest is None:
         return "nothing was allocated"
@@ -104,7 +104,7 @@ def _peaks(peaks: list[Peak]) -> list[str]:
     return table(rows)
 
 
-def _collectives(record: Rehearsal) -> list[str]:
+def _collectives(record: CapacityRecord) -> list[str]:
     rows = [["collectives of a step", "group", "ranks", "dtype", "in", "number", "bytes"]]
     found = totals(record)
     for one, count, amount in found[:ROWS]:
@@ -122,7 +122,7 @@ def _collectives(record: Rehearsal) -> list[str]:
     return [*table(rows), *([f"  and {len(found) - ROWS} more"] if len(found) > ROWS else [])]
 
 
-def _flops(record: Rehearsal) -> list[str]:
+def _flops(record: CapacityRecord) -> list[str]:
     whole = {name: one.forward + one.backward for name, one in record.flops.items()}
     forward, backward = (
         sum(getattr(one, key) for one in record.flops.values()) for key in ("forward", "backward")
@@ -190,7 +190,7 @@ def flops(amount: float) -> str:
     return f"{amount:.0f} FLOP"
 
 
-def _reads(record: Rehearsal) -> list[str]:
+def _reads(record: CapacityRecord) -> list[str]:
     found = [read for read in record.reads if read.in_step]
     lines = ["lines of the steps that wait for the device (the values are stand-ins):"]
     for read in found[:READS]:
@@ -226,7 +226,7 @@ def table(rows: list[list[str]], words: tuple[int, ...] = (0,)) -> list[str]:
     ]
 
 
-def data(found: Rehearsed, name: str, least: Bound | None = None) -> dict[str, Any]:
+def data(found: CapacityPlan, name: str, least: Bound | None = None) -> dict[str, Any]:
     """The plan as JSON data."""
     trouble = found.trouble
     shown = None
@@ -250,5 +250,6 @@ def data(found: Rehearsed, name: str, least: Bound | None = None) -> dict[str, A
         "trouble": shown,
         "bound": least.to_dict() if least is not None else None,
         "seconds": found.seconds,
+        # the key that `fsdp2 plan --json` has had from the beginning
         "rehearsal": found.record.to_json() if found.record is not None else None,
     }

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..analysis.capacity import RESERVE, Rehearsed, by_part, totals
+from ..analysis.capacity import RESERVE, CapacityPlan, by_part, totals
 from ..analysis.roofline import Bound
 from ..analysis.settings_search import Explored, frontier, ordered, recommended
-from ..trace.events import Peak, Place, Rehearsal
+from ..trace.events import CapacityRecord, Peak, Place
 from . import capacity_plots, settings_search
 from .capacity import flops, outcome, place, seconds, size
 from .html import SIZES, environment
@@ -35,7 +35,7 @@ ROWS, TEXT = SIZES[1]
 
 
 def render(
-    found: Rehearsed,
+    found: CapacityPlan,
     name: str,
     command: str,
     least: Bound | None,
@@ -88,7 +88,7 @@ def render(
     return in_xml(page)
 
 
-def verdict(found: Rehearsed) -> str:
+def verdict(found: CapacityPlan) -> str:
     """One word for the top of the page."""
     if found.trouble is not None:
         return "not followed" if found.trouble.unfollowed else "error"
@@ -97,7 +97,7 @@ def verdict(found: Rehearsed) -> str:
     return "planned" if found.fits is None else "fits" if found.fits else "does not fit"
 
 
-def tables(found: Rehearsed, least: Bound | None, compared: Explored | None) -> dict[str, Table]:
+def tables(found: CapacityPlan, least: Bound | None, compared: Explored | None) -> dict[str, Table]:
     """Every table that has rows, by name."""
     record = found.record
     made: dict[str, Table] = {}
@@ -139,7 +139,7 @@ def _peaks(peaks: list[Peak]) -> Table:
     )
 
 
-def _collectives(record: Rehearsal) -> Table:
+def _collectives(record: CapacityRecord) -> Table:
     rows = [
         [
             one.collective,
@@ -157,7 +157,7 @@ def _collectives(record: Rehearsal) -> Table:
     return Table("Collectives of a step", columns, rows)
 
 
-def _flops(record: Rehearsal) -> Table:
+def _flops(record: CapacityRecord) -> Table:
     parts = {
         key: dict(by_part({name: getattr(one, key) for name, one in record.flops.items()}))
         for key in ("forward", "backward", "recompute")
@@ -181,7 +181,7 @@ def _flops(record: Rehearsal) -> Table:
     )
 
 
-def _reads(record: Rehearsal) -> Table:
+def _reads(record: CapacityRecord) -> Table:
     rows = [
         [_line(read.at_line), read.what, f"{read.count:,}"] for read in record.reads if read.in_step
     ]

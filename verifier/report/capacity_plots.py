@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..analysis.settings_search import NO, Candidate, Explored, frontier, ordered, recommended
-from ..trace.events import Moment, Rehearsal
+from ..trace.events import CapacityRecord, Moment
 from .capacity import GIB, size
 from .html_plots import BOTTOM, COLOURS, LEFT, RIGHT, TOP, WIDTH, round_step
 
@@ -45,7 +45,7 @@ class Axis:
         )
 
 
-def memory(record: Rehearsal, limit: int | None) -> Figure:
+def memory(record: CapacityRecord, limit: int | None) -> Figure:
     """The course of memory as areas over each other; the line is the memory of the device."""
     peak = max((moment.bytes for moment in record.course), default=0)
     shown = limit if limit is not None and limit <= MUCH * peak else None
@@ -120,7 +120,7 @@ def settings(found: Explored) -> Figure:
         parts.append(f'<polyline class="front" points="{" ".join(f"{a},{b}" for a, b in front)}"/>')
     parts += _points(rows, found, [(x(_across(one) / scale), y(one.memory)) for one in rows])
     legend = [("recommended", _colour(2), 10)] if found.memory is not None else []
-    legend += [("fits" if found.memory is not None else "rehearsed", _colour(0), 10)]
+    legend += [("fits" if found.memory is not None else "tried", _colour(0), 10)]
     legend += [("does not fit", _colour(1), 10)] if found.memory is not None else []
     return {
         "title": "Memory and time" if found.gpu else "Memory and traffic",

@@ -132,7 +132,7 @@ def own(keys: Mapping[str, str], found: Explored) -> dict[str, str]:
 
 
 def refused(found: Explored) -> list[tuple[str, int]]:
-    """Why some could not be rehearsed, and how many."""
+    """Why some could not be tried, and how many."""
     return Counter(one.refused for one in found.candidates if one.measured is None).most_common()
 
 
@@ -146,7 +146,7 @@ def advice(found: Explored, spec: str) -> list[str]:
     spare = f"{ALLOWANCE:.0%} to spare"
     if best is None or best.measured is None:
         if least is None or least.measured is None:
-            return ["none of them could be rehearsed to the end of its second step"]
+            return ["none of them could be tried to the end of its second step"]
         line = (
             f"none of them fits with {spare}: {settings(least.settings, found)} needs least,"
             f" {size(least.memory)}"
@@ -190,7 +190,7 @@ def remedy(found: Explored) -> str:
         setting = f" and {SETTING}" if best.fits(ALLOWANCE) == EXPANDABLE else ""
         return f"it fits with {keys}{setting} ({size(best.memory)})"
     if least is None:
-        return "no other setting could be rehearsed"
+        return "no other setting could be tried"
     keys = ", ".join(f"{key}: {value}" for key, value in least.settings.items()) or GIVEN
     return (
         f"of {count(len(found.candidates), 'setting')} none fits, least needs {keys}"

@@ -46,7 +46,7 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         own: dict[str, Any] = {"mode": "simulate"}
         if target.full_size:
             own = {
-                "mode": "rehearse",
+                "mode": "capacity",
                 "starting_point": False,
                 "probe": {"structure": True, "per_node": PER_NODE},
             }

@@ -63,7 +63,8 @@ def read_run(
             progress[rank] = _progress(folder / f"rank{rank}.progress")
         except Foreign as error:
             foreign = foreign or str(error)
-    if ROLES[role].resumes:
+    # a run of `fsdp2 plan`, or of a benchmark, has no role in a verification
+    if role in ROLES and ROLES[role].resumes:
         found = from_the_load_on(found)
     return Run(
         role,

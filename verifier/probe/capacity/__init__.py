@@ -1,1 +1,1 @@
-"""Records a rehearsal: memory by kind, collectives, FLOPs, what is read from tensors."""
+"""Records a capacity run: memory by kind, collectives, FLOPs, what is read from tensors."""

@@ -1,4 +1,4 @@
-"""What a rehearsal records while it runs; `replay.py` makes the record of it.
+"""What a capacity run records while it runs; `replay.py` makes the record of it.
 
 Memory is a list of changes: which storage grew or shrank on CUDA, in the order of time. What a
 storage is for is often known only later (a gradient is one when the optimizer reads it), so kinds

@@ -1,4 +1,4 @@
-"""From what a rehearsal has seen to its record: the kind of each storage, the peak of each phase,
+"""From what a capacity run has seen to its record: the kind of each storage, peaks by phase, and
 the course of memory over time.
 """
 
@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
 
-from ...trace.events import Collective, ModuleFlops, Moment, Peak, Read, Rehearsal
+from ...trace.events import CapacityRecord, Collective, ModuleFlops, Moment, Peak, Read
 from . import recorder as seen
 from .allocator import Allocator
 from .recorder import Recorder
@@ -19,11 +19,11 @@ POINTS = 400  # of the course
 _UNIT = 1 if sys.platform == "darwin" else 1024
 
 
-def record(now: Recorder, world_size: int) -> Rehearsal:
+def record(now: Recorder, world_size: int) -> CapacityRecord:
     """The record of what was seen so far."""
     peaks, course = _followed(now)
     last = max((step for step in now.flops if step <= now.step), default=0)
-    return Rehearsal(
+    return CapacityRecord(
         world_size=world_size,
         steps=now.step,
         mesh=now.mesh,

@@ -1,4 +1,4 @@
-"""What a rehearsal asks of torch's operators and of its autograd graph by private names; run on
+"""What a capacity run asks of torch's operators and of its autograd graph by private names; run on
 torch 2.13.0.
 """
 

@@ -39,7 +39,7 @@ SURVEY = (
 )
 ENDING = ("checkpoints", "sharding", "ending")
 CAPACITY = ("capacity",)
-PLANNING = ("rehearse", "rehearse_as_cpu", "count")  # modes that record what a capacity plan needs
+PLANNING = ("capacity", "capacity_as_cpu", "count")  # modes that record what a capacity plan needs
 
 
 def topics(

@@ -1,5 +1,5 @@
-"""The record of a rehearsal: what a script would need and send as rank 0 of many
-(probe/rehearsal/).
+"""The record of a capacity run: what a script would need and send as rank 0 of many
+(probe/capacity/).
 """
 
 from dataclasses import field
@@ -12,7 +12,7 @@ class Peak(Part):
     code that reaches it.
 
     `reserved`: what CUDA's caching allocator has taken from the device by the end of the phase
-    (probe/rehearsal/allocator.py). `expandable`: the same with `expandable_segments:True`.
+    (probe/capacity/allocator.py). `expandable`: the same with `expandable_segments:True`.
     """
 
     phase: str  # initialisation, first step, later steps, save
@@ -79,9 +79,9 @@ class Read(Part):
     at_line: Place | None
 
 
-class Rehearsal(Event):
+class CapacityRecord(Event):
     """What was seen of a script on tensors without memory; the last record of a run counts
-    (events/rehearsal.py).
+    (events/capacity.py).
     """
 
     world_size: int

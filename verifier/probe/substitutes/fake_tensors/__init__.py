@@ -37,6 +37,6 @@ def install_as_cpu(session: Session) -> None:
 
 
 def count(session: Session) -> None:
-    """The tensors of CUDA have memory, and it is counted: what a rehearsal is compared with."""
+    """The tensors of CUDA have memory, and it is counted: what a capacity run is compared with."""
     storages.install(session)
     marks.watch = storages.Counting()

@@ -1,9 +1,9 @@
-"""Steps of a rehearsal where no optimizer of torch makes them."""
+"""Steps of a capacity run where no optimizer of torch makes them."""
 
 from pathlib import Path
 
 import pytest
-from test_rehearsal import PARAMETERS, ROWS, SCRIPT, VOCABULARY, WIDTH, record, rehearsed
+from test_capacity import PARAMETERS, ROWS, SCRIPT, VOCABULARY, WIDTH, record, tried
 
 from verified_fsdp2.verifier.analysis.capacity import judge
 from verified_fsdp2.verifier.launch.client import Launcher
@@ -32,7 +32,7 @@ def test_step_is_what_a_script_without_optimizer_updates(
             "    logits = model(tokens)\n",
             "    with torch.no_grad():\n        logits = model(tokens)\n",
         )
-    run = rehearsed(launcher, tmp_path, text)
+    run = tried(launcher, tmp_path, text)
     assert (judge(run, None).trouble, judge(run, None).exit_code) == (None, 0)
     found = record(run)
     assert found.steps == 3
@@ -46,6 +46,6 @@ def test_evaluation_alone_is_no_step(launcher: Launcher, tmp_path: Path) -> None
     text = SCRIPT.replace(
         "for step in range(20):", "torch.set_grad_enabled(False)\nfor step in range(20):"
     ).replace("    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n", "")
-    found = judge(rehearsed(launcher, tmp_path, text), None)
+    found = judge(tried(launcher, tmp_path, text), None)
     assert found.trouble is not None and found.trouble.text == "no model was trained"
     assert found.exit_code == 4

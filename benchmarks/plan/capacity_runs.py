@@ -1,6 +1,4 @@
-"""Rehearsals for the measurements of this folder: one launcher for all, so that torch is imported
-once.
-"""
+"""Capacity runs for the measurements of this folder: one launcher, which imports torch once."""
 
 import sys
 import tempfile
@@ -15,7 +13,7 @@ from verified_fsdp2.verifier.analysis.capacity import Trouble, judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.trace import read_run
-from verified_fsdp2.verifier.trace.events import End, Rehearsal
+from verified_fsdp2.verifier.trace.events import CapacityRecord, End
 
 GIB = 1 << 30
 sys.path.append(str(Path(__file__).parents[1]))  # for results_file, after this import
@@ -23,19 +21,19 @@ sys.path.append(str(Path(__file__).parents[1]))  # for results_file, after this 
 
 @dataclass(frozen=True)
 class Seen:
-    """A rehearsal as a user meets it.
+    """A capacity run as a user meets it.
 
     `errors`: line and text of what the script raised; `trouble`: what the plan says of it.
     """
 
-    record: Rehearsal | None
+    record: CapacityRecord | None
     errors: tuple[str, ...]
     seconds: float
     trouble: Trouble | None = None
 
 
-class Rehearse(Protocol):
-    """Rehearse a script; with mode="count" run it on `nproc` ranks, on real tensors whose memory is
+class RunForCapacity(Protocol):
+    """Try a script; with mode="count" run it on `nproc` ranks, on real tensors whose memory is
     counted in the same way.
     """
 
@@ -44,25 +42,25 @@ class Rehearse(Protocol):
         script: Path,
         arguments: Sequence[str],
         nproc: int,
-        mode: str = "rehearse",
+        mode: str = "capacity",
         cwd: Path | None = None,
     ) -> Seen: ...
 
 
 @contextmanager
-def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
-    """A function that rehearses a script as rank 0."""
+def capacity_runs_of(steps: int = 2, timeout: float = 900.0) -> Iterator[RunForCapacity]:
+    """A function that tries a script as rank 0."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Launcher(sys.executable, Path(folder) / "launcher.log", "cpu") as launcher,
     ):
         made = 0
 
-        def rehearse(
+        def run_for_capacity(
             script: Path,
             arguments: Sequence[str],
             nproc: int,
-            mode: str = "rehearse",
+            mode: str = "capacity",
             cwd: Path | None = None,
         ) -> Seen:
             nonlocal made
@@ -82,9 +80,11 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
                 per_node=8,
             )
             started = time.monotonic()
-            run = read_run(own, "rehearse", launcher.run(request), nproc, "")
+            run = read_run(own, "capacity", launcher.run(request), nproc, "")
             records = run.traces[0].records
-            record = next((one for one in reversed(records) if isinstance(one, Rehearsal)), None)
+            record = next(
+                (one for one in reversed(records) if isinstance(one, CapacityRecord)), None
+            )
             ends = [one for one in records if isinstance(one, End) and one.how == "exception"]
             errors = tuple(
                 f"{one.frames[0].code if one.frames else ''} [{one.error}: {one.message[:100]}]"
@@ -92,4 +92,4 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
             )
             return Seen(record, errors, time.monotonic() - started, judge(run, None).trouble)
 
-        yield rehearse
+        yield run_for_capacity

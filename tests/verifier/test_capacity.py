@@ -1,4 +1,4 @@
-"""Rehearsals: a script on tensors without memory, as rank 0 of many."""
+"""Capacity runs: a script on tensors without memory, as rank 0 of many."""
 
 import functools
 import time
@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from scripts import Command, written
-from verified_fsdp2.verifier.analysis.capacity import RESERVE, Rehearsed, Trouble, judge
+from verified_fsdp2.verifier.analysis.capacity import RESERVE, CapacityPlan, Trouble, judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.probe.substitutes.fake_tensors.traffic import moved
 from verified_fsdp2.verifier.trace import Run, read_run
-from verified_fsdp2.verifier.trace.events import Collective, Peak, Rehearsal
+from verified_fsdp2.verifier.trace.events import CapacityRecord, Collective, Peak
 
 WIDTH, HIDDEN, LAYERS, ROWS, VOCABULARY = 256, 1024, 4, 64, 2048
 SCRIPT = f"""
@@ -82,8 +82,8 @@ for step in range(20):
 PARAMETERS = 2 * VOCABULARY * WIDTH + LAYERS * 2 * WIDTH * HIDDEN
 
 
-def rehearsed(
-    launcher: Launcher, folder: Path, text: str = SCRIPT, ranks: int = 64, mode: str = "rehearse"
+def tried(
+    launcher: Launcher, folder: Path, text: str = SCRIPT, ranks: int = 64, mode: str = "capacity"
 ) -> Run:
     """The run of a script as rank 0 of so many, or really with its memory counted."""
     script = written(folder, text, "train.py")
@@ -100,23 +100,23 @@ def rehearsed(
         per_node=8,
         timeout=240,
     )
-    return read_run(work, "rehearse", launcher.run(request), ranks, "")
+    return read_run(work, "capacity", launcher.run(request), ranks, "")
 
 
-def record(run: Run) -> Rehearsal:
+def record(run: Run) -> CapacityRecord:
     """The last record of a run."""
-    found = run.traces[0].of(Rehearsal)
+    found = run.traces[0].of(CapacityRecord)
     assert found, run.stderr
     assert not run.probe_errors
     return found[-1]
 
 
-def peak(found: Rehearsal, phase: str) -> Peak:
+def peak(found: CapacityRecord, phase: str) -> Peak:
     return next(one for one in found.peaks if one.phase == phase)
 
 
 def test_kinds_and_bytes_are_those_of_arithmetic(launcher: Launcher, tmp_path: Path) -> None:
-    run = rehearsed(launcher, tmp_path)
+    run = tried(launcher, tmp_path)
     found = record(run)
     assert (found.steps, found.world_size, found.mesh, found.tokens) == (
         3,
@@ -170,7 +170,7 @@ def test_memory_is_what_real_tensors_need(
 ) -> None:
     text = functools.reduce(lambda text, change: text.replace(*change), changes.items(), SCRIPT)
     fake, real = (
-        record(rehearsed(launcher, tmp_path, text, 2, mode)) for mode in ("rehearse", "count")
+        record(tried(launcher, tmp_path, text, 2, mode)) for mode in ("capacity", "count")
     )
     for phase in ("initialisation", "first step", "later steps"):
         ours, theirs = peak(fake, phase), peak(real, phase)
@@ -185,7 +185,7 @@ def test_a_norm_keeps_its_input_and_one_scale_for_each_row(
 ) -> None:
     normed = SCRIPT.replace("self.up(x)", f"self.up(F.rms_norm(x, ({WIDTH},)))")
     later = [
-        peak(record(rehearsed(launcher, tmp_path, text, ranks)), "later steps")
+        peak(record(tried(launcher, tmp_path, text, ranks)), "later steps")
         for text, ranks in ((SCRIPT, 64), (normed, 32))
     ]
     plain, with_norms = (one.kinds["activations"] for one in later)
@@ -212,7 +212,7 @@ def test_offloaded_gradients_are_on_the_host(launcher: Launcher, tmp_path: Path)
         assert old in text
         text = text.replace(old, new)
     fake, real = (
-        record(rehearsed(launcher, tmp_path, text, 2, mode)) for mode in ("rehearse", "count")
+        record(tried(launcher, tmp_path, text, 2, mode)) for mode in ("capacity", "count")
     )
     for phase in ("initialisation", "first step", "later steps"):
         ours, theirs = peak(fake, phase), peak(real, phase)
@@ -225,7 +225,7 @@ def test_time_does_not_grow_with_ranks(launcher: Launcher, tmp_path: Path) -> No
     seconds = {}
     for ranks in (8, 512):
         started = time.process_time()
-        run = rehearsed(launcher, tmp_path, ranks=ranks)
+        run = tried(launcher, tmp_path, ranks=ranks)
         seconds[ranks] = run.seconds
         assert time.process_time() - started < 5
         assert record(run).steps == 3
@@ -255,7 +255,7 @@ def test_error_of_production_is_found_with_its_line(
 ) -> None:
     old, new = FAULTS[kind]
     assert old in SCRIPT
-    run = rehearsed(launcher, tmp_path, SCRIPT.replace(old, new))
+    run = tried(launcher, tmp_path, SCRIPT.replace(old, new))
     found = judge(run, None)
     assert found.trouble is not None
     assert (found.trouble.kind, found.trouble.unfollowed, found.exit_code) == (
@@ -271,7 +271,7 @@ def test_script_that_needs_values_is_not_called_wrong(launcher: Launcher, tmp_pa
         "    print(loss.item())  # the read",
         '    if loss.item() > 0.5:\n        raise ValueError("diverged")',
     )
-    found = judge(rehearsed(launcher, tmp_path, needs), None)
+    found = judge(tried(launcher, tmp_path, needs), None)
     assert found.trouble is not None and "stand-ins" in found.trouble.unfollowed
     assert found.exit_code == 4
     assert found.record is not None and found.record.peaks
@@ -284,7 +284,7 @@ whole = torch.empty(16384, 1024, device="cuda")
 dist.broadcast(whole, src=0)
 distribute_tensor(whole, mesh, [Shard(0)])
 optimizer = torch.optim"""
-    run = rehearsed(launcher, tmp_path, SCRIPT.replace("\noptimizer = torch.optim", sends, 1))
+    run = tried(launcher, tmp_path, SCRIPT.replace("\noptimizer = torch.optim", sends, 1))
     assert judge(run, None).trouble is None
     before = {one.collective: one.bytes for one in record(run).collectives if one.step == 0}
     assert before == dict.fromkeys(("broadcast", "scatter"), 4 * 16384 * 1024)
@@ -301,7 +301,7 @@ assert backends == ("nccl", "nccl"), backends
 optimizer = torch.optim"""
     assert (
         judge(
-            rehearsed(launcher, tmp_path, SCRIPT.replace("\noptimizer = torch.optim", asks, 1)),
+            tried(launcher, tmp_path, SCRIPT.replace("\noptimizer = torch.optim", asks, 1)),
             None,
         ).trouble
         is None
@@ -309,22 +309,20 @@ optimizer = torch.optim"""
 
 
 def test_operators_are_seen_in_parts_without_autograd(launcher: Launcher, tmp_path: Path) -> None:
-    tried = """
+    inside = """
     with torch.inference_mode():
         model(tokens)
         torch.empty(1 << 14, 1 << 14, device="cuda").t().flatten()
     optimizer.step()
 """
-    found = record(
-        rehearsed(launcher, tmp_path, SCRIPT.replace("\n    optimizer.step()\n", tried, 1))
-    )
+    found = record(tried(launcher, tmp_path, SCRIPT.replace("\n    optimizer.step()\n", inside, 1)))
     forward = 2 * ROWS * (PARAMETERS - VOCABULARY * WIDTH)
     assert sum(one.forward for one in found.flops.values()) == 2 * forward
     assert peak(found, "later steps").bytes > 2 * 4 << 28
     assert found.host_peak < 1 << 30
 
 
-def test_module_is_rehearsed(command: Command, folder: Path) -> None:
+def test_module_is_planned(command: Command, folder: Path) -> None:
     (folder / "package").mkdir()
     written(
         folder / "package",
@@ -387,14 +385,14 @@ def test_what_is_not_there_is_not_called_wrong(
 ) -> None:
     """A file, or what another rank writes."""
     text = SCRIPT.replace("optimizer = torch", f"{lacks}\noptimizer = torch", 1)
-    found = judge(rehearsed(launcher, tmp_path, text), None)
+    found = judge(tried(launcher, tmp_path, text), None)
     assert found.trouble is not None and found.trouble.unfollowed
     assert found.exit_code == 4
 
 
 def _judged(
     tensors: int, reserved: int, memory: int | None, trouble: Trouble | None = None
-) -> Rehearsed:
+) -> CapacityPlan:
     top = Peak(
         phase="later steps",
         bytes=tensors,
@@ -404,7 +402,7 @@ def _judged(
         module="",
         at_line=None,
     )
-    return Rehearsed(Rehearsal(world_size=8, steps=3, peaks=[top]), trouble, memory, 1.0)
+    return CapacityPlan(CapacityRecord(world_size=8, steps=3, peaks=[top]), trouble, memory, 1.0)
 
 
 GIB = 1 << 30
@@ -468,5 +466,7 @@ def test_collective_is_data() -> None:
         purpose="parameters",
         stride=1,
     )
-    again = Rehearsal.from_json(Rehearsal(world_size=8, steps=1, collectives=[one]).to_json())
+    again = CapacityRecord.from_json(
+        CapacityRecord(world_size=8, steps=1, collectives=[one]).to_json()
+    )
     assert again.collectives == [one]
