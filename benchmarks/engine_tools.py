@@ -20,7 +20,8 @@ from typing import Any
 
 import yaml
 
-from verified_fsdp2.verifier.launch.processes import descendants, runs
+from verified_fsdp2.verifier.isolation.proc import descendants
+from verified_fsdp2.verifier.launch.processes import runs
 
 STEPS = 30
 CLOSE = 1e-5  # losses of other numbers of ranks differ by rounding

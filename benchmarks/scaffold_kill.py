@@ -32,7 +32,8 @@ from typing import Any
 
 from machine import environment
 from results_file import write
-from verified_fsdp2.verifier.launch.processes import children, descendants, runs
+from verified_fsdp2.verifier.isolation.proc import children, descendants
+from verified_fsdp2.verifier.launch.processes import runs
 
 STEPS, EVERY = 24, 2
 RANKS = (1, 2, 4)

@@ -14,6 +14,4 @@ for _ in range(3):
     loss.backward()  # -> loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-torch.save(
-    net.module.state_dict(), "net.pt"
-)  # -> .module; model.state_dict(); torch.save of the model alone
+torch.save(net.module.state_dict(), "net.pt")  # -> .module; model.state_dict(); torch.save of the model alone

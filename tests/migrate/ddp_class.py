@@ -1,6 +1,4 @@
-"""DDP in a class, by dotted names: hooks, a sharded optimizer, joins, norms by hand, compilation, a
-copy for averages.
-"""
+"""DDP in a class, by dotted names: hooks, a sharded optimizer, joins, norms by hand, compilation, a copy for averages."""
 
 import os
 
@@ -18,8 +16,7 @@ SAVE_EVERY = 0
 
 
 def wrap(model):
-    # -> no torch.cuda.set_device; no seed before the model; DistributedDataParallel
-    return nn.parallel.DistributedDataParallel(
+    return nn.parallel.DistributedDataParallel(  # -> no torch.cuda.set_device; no seed before the model; DistributedDataParallel
         model,
         device_ids=[LOCAL_RANK] if torch.cuda.is_available() else None,
         broadcast_buffers=False,  # -> DDP broadcast_buffers
@@ -31,9 +28,7 @@ def wrap(model):
 class Run:
     def __init__(self):
         self.model = wrap(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)))
-        self.model.register_comm_hook(
-            None, default_hooks.bf16_compress_hook
-        )  # -> register_comm_hook, a cast
+        self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)  # -> register_comm_hook, a cast
         self.fast = torch.compile(self.model, backend="eager")  # -> torch.compile of the model
         self.average = AveragedModel(self.model.module)  # -> .module; a copy of the model
         self.optimizer = ZeroRedundancyOptimizer(  # -> ZeroRedundancyOptimizer
@@ -41,9 +36,7 @@ class Run:
         )
 
     def norm(self):
-        return (
-            sum(p.grad.norm() ** 2 for p in self.model.parameters()) ** 0.5
-        )  # -> a norm of gradients by hand
+        return sum(p.grad.norm() ** 2 for p in self.model.parameters()) ** 0.5  # -> a norm of gradients by hand
 
     def epoch(self, batches):
         with Join([self.model, self.optimizer]):  # -> Join
@@ -58,9 +51,7 @@ class Run:
         if isinstance(raw, nn.parallel.DistributedDataParallel):  # -> isinstance of the wrapper
             raw = raw.module  # -> .module
         if dist.get_rank() == 0:
-            torch.save(
-                raw.state_dict(), path
-            )  # -> model.state_dict(); torch.save of the model alone
+            torch.save(raw.state_dict(), path)  # -> model.state_dict(); torch.save of the model alone
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""DDP in functions: accumulation, tied weights, a scaler, EMA, evaluation and checkpoints on rank
-0.
-"""
+"""DDP in functions: accumulation, tied weights, a scaler, EMA, evaluation and checkpoints on rank 0."""
 
 import argparse
 import copy
@@ -65,11 +63,7 @@ def main():
     parser.add_argument("--resume", default="")
     args = parser.parse_args()
     rank = setup()
-    device = (
-        torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     model = Net().to(device)
     ema = copy.deepcopy(model)  # -> a copy of the model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # -> optimizer before the wrapper
@@ -98,15 +92,11 @@ def main():
                 loss = F.cross_entropy(model(x), y) / 2
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(
-                model.parameters(), 1.0
-            )  # -> the norm that clip_grad_norm_ returns
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # -> the norm that clip_grad_norm_ returns
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            for mine, theirs in zip(
-                ema.parameters(), model.module.parameters(), strict=True
-            ):  # -> .module
+            for mine, theirs in zip(ema.parameters(), model.module.parameters(), strict=True):  # -> .module
                 mine.data.lerp_(theirs.data, 0.01)
             print(norm.item())
         if rank == 0:

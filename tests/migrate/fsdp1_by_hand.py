@@ -1,6 +1,4 @@
-"""FSDP1 with `wrap`, by position and by module alias: a hybrid strategy, a policy by size, the old
-optimizer states.
-"""
+"""FSDP1 with `wrap`, by position and by module alias: a hybrid strategy, a policy by size, the old optimizer states."""
 
 import functools
 
@@ -15,21 +13,13 @@ STRATEGY = fsdp.ShardingStrategy.HYBRID_SHARD
 
 
 def build(group):
-    with enable_wrap(
-        wrapper_cls=fsdp.FullyShardedDataParallel, sharding_strategy=STRATEGY
-    ):  # -> enable_wrap, wrap
+    with enable_wrap(wrapper_cls=fsdp.FullyShardedDataParallel, sharding_strategy=STRATEGY):  # -> enable_wrap, wrap
         inner = wrap(nn.Linear(8, 8))  # -> enable_wrap, wrap
-    options = {
-        "sharding_strategy": STRATEGY,
-        "mixed_precision": None,
-        "ignored_states": list(inner.parameters()),
-    }
+    options = {"sharding_strategy": STRATEGY, "mixed_precision": None, "ignored_states": list(inner.parameters())}
     policy = functools.partial(size_based_auto_wrap_policy, min_num_params=10)
     # On the first line: what is given by position, or in the dictionary.
     sharded = fsdp.FullyShardedDataParallel
-    # -> FullyShardedDataParallel; FSDP process_group; FSDP ignored_states; FSDP
-    # sharding_strategy=HYBRID_SHARD
-    return sharded(
+    return sharded(  # -> FullyShardedDataParallel; FSDP process_group; FSDP ignored_states; FSDP sharding_strategy=HYBRID_SHARD
         nn.Sequential(inner, nn.Linear(8, 8)),
         group,
         auto_wrap_policy=policy,  # -> FSDP auto_wrap_policy by size
@@ -39,12 +29,8 @@ def build(group):
 
 
 def states(model, optimizer):
-    full = fsdp.FullyShardedDataParallel.full_optim_state_dict(
-        model, optimizer
-    )  # -> optim_state_dict
-    mine = fsdp.FullyShardedDataParallel.scatter_full_optim_state_dict(
-        full, model
-    )  # -> optim_state_dict_to_load
+    full = fsdp.FullyShardedDataParallel.full_optim_state_dict(model, optimizer)  # -> optim_state_dict
+    mine = fsdp.FullyShardedDataParallel.scatter_full_optim_state_dict(full, model)  # -> optim_state_dict_to_load
     fsdp.FullyShardedDataParallel.set_state_dict_type(  # -> state_dict_type
         model,
         fsdp.StateDictType.SHARDED_STATE_DICT,

@@ -6,9 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    apply_activation_checkpointing,
-)
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -35,8 +33,7 @@ class Block(nn.Module):
 class Trainer:
     def __init__(self, frozen):
         policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})
-        # -> MixedPrecision buffer_dtype; MixedPrecision keep_low_precision_grads
-        precision = MixedPrecision(
+        precision = MixedPrecision(  # -> MixedPrecision buffer_dtype; MixedPrecision keep_low_precision_grads
             param_dtype=torch.bfloat16,
             reduce_dtype=torch.bfloat16,
             buffer_dtype=torch.bfloat16,
@@ -45,8 +42,7 @@ class Trainer:
         self.model = FSDP(  # -> FullyShardedDataParallel
             nn.Sequential(Block(), Block(), nn.Linear(8, 4)),
             process_group=dist.group.WORLD,  # -> FSDP process_group
-            # -> FSDP sharding_strategy=SHARD_GRAD_OP
-            sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+            sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,  # -> FSDP sharding_strategy=SHARD_GRAD_OP
             cpu_offload=CPUOffload(offload_params=True),  # -> FSDP cpu_offload
             auto_wrap_policy=policy,  # -> FSDP auto_wrap_policy by class
             backward_prefetch=BackwardPrefetch.BACKWARD_POST,  # -> FSDP backward_prefetch
@@ -79,12 +75,8 @@ class Trainer:
 
     def save(self, path):
         full = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)  # -> FullStateDictConfig
-        optim = FullOptimStateDictConfig(
-            offload_to_cpu=True, rank0_only=True
-        )  # -> FullStateDictConfig
-        with FSDP.state_dict_type(
-            self.model, StateDictType.FULL_STATE_DICT, full, optim
-        ):  # -> state_dict_type
+        optim = FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=True)  # -> FullStateDictConfig
+        with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT, full, optim):  # -> state_dict_type
             model = self.model.state_dict()  # -> model.state_dict()
             optimizer = FSDP.optim_state_dict(self.model, self.optimizer)  # -> optim_state_dict
         if dist.get_rank() == 0:

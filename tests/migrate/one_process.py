@@ -11,9 +11,7 @@ def main():
     loader = DataLoader(dataset, batch_size=4, shuffle=True)  # -> DataLoader without a sampler
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     model.compile(backend="eager")  # -> torch.compile of the model
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3
-    )  # -> one process; no sharding; no seed before the model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # -> one process; no sharding; no seed before the model
     scaler = torch.cuda.amp.GradScaler(enabled=False)  # -> GradScaler
     for x, y in loader:
         with torch.autocast("cpu", dtype=torch.bfloat16):  # -> autocast
@@ -28,9 +26,7 @@ def main():
     held = {"model": model.state_dict()}  # -> model.state_dict()
     held["optimizer"] = optimizer.state_dict()  # -> optimizer.state_dict()
     torch.save(held, "state.pt")  # -> torch.save
-    torch.save(
-        model.state_dict(), "model.pt"
-    )  # -> model.state_dict(); torch.save of the model alone
+    torch.save(model.state_dict(), "model.pt")  # -> model.state_dict(); torch.save of the model alone
     torch.save({"vocabulary": 4}, "settings.pt")
 
 

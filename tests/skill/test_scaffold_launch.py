@@ -20,7 +20,7 @@ from checkpoint_project import flip
 from records import cases
 from scripts import TORCHRUN, forked, python
 from trees import SMALL, write_project
-from verified_fsdp2.verifier.launch.processes import children
+from verified_fsdp2.verifier.isolation.proc import children
 
 pytestmark = pytest.mark.launch
 STEPS = 6

@@ -6,7 +6,6 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -20,7 +19,7 @@ from verdicts import REPORT, verdict
 from verified_fsdp2.skill.cli.verify import FLAGS
 from verified_fsdp2.verifier import pipeline
 from verified_fsdp2.verifier.config.policy import Policy, Skip, Widening
-from verified_fsdp2.verifier.config.target import Target, resolve, resolve_all
+from verified_fsdp2.verifier.config.target import resolve, resolve_all
 from verified_fsdp2.verifier.config.verify_file import FORM, PYPROJECT, config_in, read
 from verified_fsdp2.verifier.errors import MachineRefuses, UserError
 from verified_fsdp2.verifier.evidence import Evidence
@@ -385,14 +384,14 @@ def test_a_target_that_this_machine_refuses_is_open_and_the_others_are_verified(
     repository: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     (repository / "verify.yaml").write_text(SHORT)
-    verify = pipeline._verified
+    verify = pipeline._launched
 
-    def refusing(target: Target, *more: Any, **options: Any) -> Verdict:
-        if target.name == "small":
+    def refusing(one: pipeline.Verification, python: str) -> Verdict:
+        if one.target.name == "small":
             raise MachineRefuses("too few devices")
-        return verify(target, *more, **options)
+        return verify(one, python)
 
-    monkeypatch.setattr(pipeline, "_verified", refusing)
+    monkeypatch.setattr(pipeline, "_launched", refusing)
     said = command("verify", "--tier", "static", code=4)
     assert "too few devices" in said.err and "target large" in said.out
     assert "NO RANKS WERE JUDGED, only the static tier" in said.out

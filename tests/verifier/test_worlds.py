@@ -15,10 +15,11 @@ from scripts import ZOO, written
 from verified_fsdp2.verifier import stages
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Course, Evidence
+from verified_fsdp2.verifier.isolation import proc
 from verified_fsdp2.verifier.isolation.choose import Choice
 from verified_fsdp2.verifier.isolation.world import CHECKPOINT, FILES, World
 from verified_fsdp2.verifier.isolation.worlds import Worlds, wish
-from verified_fsdp2.verifier.launch import manager, processes
+from verified_fsdp2.verifier.launch import manager
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.trace import read_run
@@ -171,9 +172,9 @@ def test_a_store_that_dies_as_it_starts_is_started_again(
         return SimpleNamespace(port=7)
 
     monkeypatch.setattr("torch.distributed.TCPStore", store)
-    before = set(processes.children(os.getpid()))
+    before = set(proc.children(os.getpid()))
     assert manager._fork_store() == 7
-    for pid in set(processes.children(os.getpid())) - before:
+    for pid in set(proc.children(os.getpid())) - before:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     for path in tmp_path.iterdir():
