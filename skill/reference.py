@@ -5,7 +5,7 @@ verified_fsdp2.skill.reference > references/contract.md`.
 from __future__ import annotations
 
 from ..verifier.rules import RULES
-from ..verifier.rules.base import SourceRule
+from ..verifier.rules.base import Rule, SourceRule
 from .output import say
 
 HEAD = """\
@@ -24,11 +24,16 @@ def contract() -> str:
         if rule.family != family:
             family = rule.family
             lines += [f"\n## {family}\n"]
-        page = {key: " ".join(text.split()) for key, text in rule.page().items()}
-        found = " (sources only)" if isinstance(rule, SourceRule) else ""
-        seen = f" *Seen:* {page['Seen']}" if "Seen" in page else ""
-        lines.append(f"- **{rule.name}**{found}: {page['Statement']}{seen} *Fix:* {page['Fix']}")
+        lines.append(line(rule))
     return HEAD + "\n".join(lines) + "\n"
+
+
+def line(rule: Rule) -> str:
+    """The line of one rule."""
+    page = {key: " ".join(text.split()) for key, text in rule.page().items()}
+    found = " (sources only)" if isinstance(rule, SourceRule) else ""
+    seen = f" *Seen:* {page['Seen']}" if "Seen" in page else ""
+    return f"- **{rule.name}**{found}: {page['Statement']}{seen} *Fix:* {page['Fix']}"
 
 
 if __name__ == "__main__":

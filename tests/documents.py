@@ -25,6 +25,17 @@ ONE_RANK = {
     "explain",
     "review.md",
 }
+# that a copy of the pack may have, and what each rule adds
+BYTES, BYTES_OF_A_RULE = 2_600_000, 6_000
+
+
+def bytes_of_a_copy() -> int:
+    """How large a copy of the pack may be: a new rule, with its record and its pages, raises no
+    limit.
+    """
+    return BYTES + BYTES_OF_A_RULE * len(RULES)
+
+
 WRITTEN = [path for path in REFERENCES if path.name not in ONE_RANK]
 CLAIMS = Path(__file__).parent / "claims.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)

@@ -49,8 +49,12 @@ def _rule_in(module: ModuleType) -> type[Rule]:
     own = [
         one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__
     ]
-    (rule,) = (one for one in own if isinstance(one, type) and issubclass(one, Rule))
-    return rule
+    rules = [one for one in own if isinstance(one, type) and issubclass(one, Rule)]
+    if len(rules) != 1:
+        raise TypeError(
+            f"{module.__file__}: a module of a rule defines one subclass of Rule, not {len(rules)}"
+        )
+    return rules[0]
 
 
 RULES = _discover()
