@@ -17,7 +17,8 @@ class DamagedCheckpointLoaded(MixtureRule):
         state = {"model": get_model_state_dict(model)}
         dcp.load(state, checkpoint_id=path)
     Fix: Let the error end the run, or build the model again before another checkpoint is tried.
-    Source: measured: the shards read before the error stay in the model.
+    Source: NVIDIA/physicsnemo PR#2010 (a load that fails after the first of several models);
+    measured: the shards read before the error stay in the model.
     """
 
     needs = frozenset({"train", "resume", "damaged"})

@@ -24,8 +24,8 @@ class SavedWhileReplaced(ResumeRule):
         model.load_state_dict(trained)
         dcp.save({"model": model.state_dict()}, checkpoint_id=path)
     Fix: Save before other weights are put into the model, or after the training weights are back.
-    Source: law L6; in scripts of others three times (a save in the swap, callbacks in the wrong
-    order).
+    Source: atomistic-machine-learning/schnetpack PR#785; law L6; in scripts of others three times
+    (a save in the swap, callbacks in the wrong order).
     """
 
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:

@@ -17,9 +17,10 @@ class LoadedWeightsOverwritten(Rule):
         set_model_state_dict(student, layers_of(teacher))
     Fix: Initialise first and load afterwards; what is missing in the state dict keeps its initial
     values then.
-    Source: law L4: what is loaded is what is trained. After each `load_state_dict` and
-    `set_model_state_dict` the probe keeps some elements of each shard, and compares them when the
-    model is called: more than half of them have nothing to do with the new values.
+    Source: huggingface/picotron#32; law L4: what is loaded is what is trained. After each
+    `load_state_dict` and `set_model_state_dict` the probe keeps some elements of each shard, and
+    compares them when the model is called: more than half of them have nothing to do with the new
+    values.
     """
 
     wants = "models"

@@ -15,8 +15,8 @@ class SameSamplesEveryStep(Rule):
         for step, batch in zip(range(steps), loader):
             ...
     Fix: Make the iterator once before the loop, or compute the position from the step.
-    Source: law L9: the probe hashes the samples of each step, and knows how long the data sets of
-    its loaders are.
+    Source: ZhaoJ9014/face.evoLVe PR#39; wandb/examples#444; law L9: the probe hashes the samples of
+    each step, and knows how long the data sets of its loaders are.
     """
 
     def applies(self, evidence: Evidence) -> str:

@@ -46,8 +46,9 @@ class LoopVariableReadLate(SourceRule):
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, curves)
     Fix: Bind the value where the function is made: a default (`lambda step, depth=depth: ...`),
     `functools.partial`, or a function that takes it and returns the inner one.
-    Source: docs.python.org/3/faq/programming.html ("Why do lambdas defined in a loop with different
-    values all return the same result?"); flake8-bugbear B023.
+    Source: huggingface/accelerate PR#4273 (found there by this rule);
+    docs.python.org/3/faq/programming.html ("Why do lambdas defined in a loop with different values
+    all return the same result?"); flake8-bugbear B023.
     """
 
     def detect(self, flow: Flow) -> Hits:

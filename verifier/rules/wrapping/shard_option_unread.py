@@ -20,7 +20,8 @@ class ShardOptionUnread(ShardedModelRule):
         fully_shard(model, ignored_params=set(model.head.parameters()))
     Fix: Give `offload_policy=CPUOffloadPolicy()`; give the parameters themselves:
     `set(module.parameters())`.
-    Source: the docstring of `fully_shard`; FSDP1's options are in pytorch/torchtitan docs/fsdp.md.
+    Source: hiyazakite/raylight 10dca8d (FSDP1's `CPUOffload`); the docstring of `fully_shard`;
+    FSDP1's options are in pytorch/torchtitan docs/fsdp.md.
     """
 
     explains = ("op-without-sharding-strategy",)
