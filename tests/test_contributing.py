@@ -14,7 +14,7 @@ GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 def test_the_diffs_are_of_the_code_as_it_is() -> None:
     diffs = [text for kind, text in BLOCK.findall(GUIDE) if kind == "diff"]
-    assert len(diffs) == 7 and len(GUIDE.splitlines()) <= 200
+    assert len(diffs) == 7 and len(GUIDE.splitlines()) <= 220
     code = ""
     for line in "".join(diffs).splitlines():
         if line.startswith("+++ b/"):
