@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from .analysis.argparse_errors import usage_error
 from .analysis.checkpoints import saved_paths
@@ -262,42 +263,9 @@ class Executor:
             self._must_have_space()
             raise
         self._going.remove(going)
-        planned, request = going.planned, going.request
-        folder, world, ranks = (
-            Path(request.folder),
-            planned.world_size,
-            count(planned.world_size, "rank"),
-        )
-        places = self.files.renamed(going.world)  # every run's {checkpoint} reads as the common one
-        run = read_run(
-            folder,
-            planned.role,
-            answer,
-            world,
-            _command(planned),
-            request.timeout,
-            request.secret,
-            places,
-        )
-        note = answer["note"] if planned.damage else shlex.join(planned.derived) or planned.note
-        run = replace(run, note=note)
-        if refused := refusal(folder, going.world, run.stacks, places):
-            raise MachineRefuses(refused)
-        ends = [end.message for end in run.all(End) if end.how == "exception"]
-        if not run.completed:
-            # of a thread that could not be started; a BlockingIOError is a lock of the script's, a
-            # MemoryError its own
-            threads = [end.message for end in run.all(End) if end.error == "RuntimeError"]
-            threads = [text for text in threads if "unavailable" in text or "new thread" in text]
-            if said := next(filter(None, map(starving, threads)), ""):
-                raise MachineRefuses(f"the {planned.role} run stopped: {said}")
-            self._must_have_space(
-                any(f"[Errno {number}]" in message for message in ends for number in FULL)
-            )
-        if refused := next(
-            filter(None, (beyond(going.world.mechanism, message) for message in ends)), ""
-        ):
-            raise MachineRefuses(refused)
+        planned = going.planned
+        run = self._read(going, answer)
+        self._must_not_be_refused(going, run)
         if planned.damage and not run.note:
             return Made(planned, None, "no file of the last save was found")
         wrote = self.files.end(
@@ -308,17 +276,44 @@ class Executor:
         # The time of a run that hung, or trained nothing, says nothing about other runs.
         if run.completed and run.steps():
             self.longest = max(self.longest, run.seconds)
-        expected = planned.expected if run.timed_out or planned.role != "survey" else ""
-        made = count(steps_of(run) if planned.mode == "survey" else run.steps(), "step")
-        ending = ""
-        if not run.completed:
-            own = f"its {request.timeout:g} s were over" if run.timed_out else root_cause(run).text
-            ending = (
-                "  did not"
-                f" complete{f', expected: {expected}' if expected else f': {cut(own, SHOWN)}'}"
-            )
-        self._report(f"{planned.role:<15} {ranks:<8} {made:>8} {run.seconds:6.1f} s{ending}")
+        self._report(_in_one_line(going, run))
         return Made(planned, run, wrote=tuple(wrote))
+
+    def _read(self, going: _Going, answer: dict[str, Any]) -> Run:
+        """A run that has ended, with its note."""
+        planned, request = going.planned, going.request
+        run = read_run(
+            Path(request.folder),
+            planned.role,
+            answer,
+            planned.world_size,
+            _command(planned),
+            request.timeout,
+            request.secret,
+            self.files.renamed(going.world),  # every run's {checkpoint} reads as the common one
+        )
+        note = answer["note"] if planned.damage else shlex.join(planned.derived) or planned.note
+        return replace(run, note=note)
+
+    def _must_not_be_refused(self, going: _Going, run: Run) -> None:
+        """Raise MachineRefuses where the machine, and not the script, ended a run."""
+        folder, places = Path(going.request.folder), self.files.renamed(going.world)
+        if refused := refusal(folder, going.world, run.stacks, places):
+            raise MachineRefuses(refused)
+        ends = [end.message for end in run.all(End) if end.how == "exception"]
+        if not run.completed:
+            # of a thread that could not be started; a BlockingIOError is a lock of the script's, a
+            # MemoryError its own
+            threads = [end.message for end in run.all(End) if end.error == "RuntimeError"]
+            threads = [text for text in threads if "unavailable" in text or "new thread" in text]
+            if said := next(filter(None, map(starving, threads)), ""):
+                raise MachineRefuses(f"the {going.planned.role} run stopped: {said}")
+            self._must_have_space(
+                any(f"[Errno {number}]" in message for message in ends for number in FULL)
+            )
+        for message in ends:
+            if refused := beyond(going.world.mechanism, message):
+                raise MachineRefuses(refused)
 
     def _report(self, line: str = "") -> None:
         self.progress(line, [other.name for other in self._going])
@@ -354,3 +349,19 @@ def _command(planned: PlannedRun) -> str:
     """
     words = ["-m", planned.module] if planned.module else [planned.script.name]
     return "" if planned.opens else shlex.join([*words, *planned.arguments])
+
+
+def _in_one_line(going: _Going, run: Run) -> str:
+    """What the progress says of a run that has ended."""
+    planned = going.planned
+    ranks = count(planned.world_size, "rank")
+    made = count(steps_of(run) if planned.mode == "survey" else run.steps(), "step")
+    line = f"{planned.role:<15} {ranks:<8} {made:>8} {run.seconds:6.1f} s"
+    if run.completed:
+        return line
+    expected = planned.expected if run.timed_out or planned.role != "survey" else ""
+    if expected:
+        return f"{line}  did not complete, expected: {expected}"
+    over = f"its {going.request.timeout:g} s were over"
+    own = over if run.timed_out else root_cause(run).text
+    return f"{line}  did not complete: {cut(own, SHOWN)}"

@@ -56,38 +56,42 @@ class OptimTemplateEmpty(ResumeRule):
         )
         if not wrong:
             return self.passed(f"state of {count(len(had), 'parameter')} bitwise as saved")
-        which, how = (
-            f"{len(empty)} of {len(had)} parameters ({some(empty)})",
-            "is missing after the resume",
-        )
         if not empty:
-            pairs = [
-                (rank, s.state.get(wrong[0], {}), resumed[rank].state.get(wrong[0], {}))
-                for rank, s in enumerate(saved)
-            ]
-            rank, before, after = next(
-                (rank, before, after) for rank, before, after in pairs if before != after
-            )
-            keys = some(k for k, value in before.items() if after.get(k) != value)
-            which, how = (
-                f"{len(set(wrong))} of {len(had)} parameters ({wrong[0]}: {keys})",
-                "is not what was saved",
-            )
-            # Wording: all ranks got rank 0's shard (state that rank 0 alone saved; exam round 1
-            # c_03_lion_state_one_rank).
-            if rank > 0 and all(record.state == saved[0].state for record in resumed):
-                fix = (
-                    "Let each rank save and load its own part, or gather the whole state before"
-                    " rank 0 saves it."
-                )
-                others = (
-                    f"all ranks hold what rank 0 has saved, and rank {rank} had other values in its"
-                    " shard"
-                )
-                return self.failed(
-                    f"the optimizer state of {which}: {others}", load_line(evidence), fix=fix
-                )
-        return self.failed(f"the optimizer state of {which} {how}", load_line(evidence))
+            return self._other(evidence, saved, resumed, wrong, len(had))
+        which = f"{len(empty)} of {len(had)} parameters ({some(empty)})"
+        return self.failed(
+            f"the optimizer state of {which} is missing after the resume", load_line(evidence)
+        )
+
+    def _other(
+        self,
+        evidence: Evidence,
+        saved: list[Step],
+        resumed: list[Step],
+        wrong: list[str],
+        had: int,
+    ) -> Finding:
+        """No parameter lacks its state, but that of some is not what was saved."""
+        pairs = [
+            (rank, s.state.get(wrong[0], {}), resumed[rank].state.get(wrong[0], {}))
+            for rank, s in enumerate(saved)
+        ]
+        rank, before, after = next(pair for pair in pairs if pair[1] != pair[2])
+        keys = some(k for k, value in before.items() if after.get(k) != value)
+        which = f"{len(set(wrong))} of {had} parameters ({wrong[0]}: {keys})"
+        line = load_line(evidence)
+        # Wording: all ranks got rank 0's shard (state that rank 0 alone saved; exam round 1
+        # c_03_lion_state_one_rank).
+        if rank == 0 or any(record.state != saved[0].state for record in resumed):
+            return self.failed(f"the optimizer state of {which} is not what was saved", line)
+        fix = (
+            "Let each rank save and load its own part, or gather the whole state before rank 0"
+            " saves it."
+        )
+        others = (
+            f"all ranks hold what rank 0 has saved, and rank {rank} had other values in its shard"
+        )
+        return self.failed(f"the optimizer state of {which}: {others}", line, fix=fix)
 
     def detect(self, flow: Flow) -> Hits:
         # A script that fills `optimizer.state[p]` with zeros before the load makes the template

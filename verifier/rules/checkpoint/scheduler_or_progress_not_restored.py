@@ -3,7 +3,7 @@ from ...source.events import ITERATE
 from ...source.flow_queries import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
 from ...trace.events import Step
-from ..base import Evidence, Finding, Flow, Hits
+from ..base import Evidence, Finding, Flow, Hits, Run
 from ..policies import ShownBy
 from ._resumed import ResumeRule, load_line, saved_at
 
@@ -43,47 +43,11 @@ class SchedulerOrProgressNotRestored(ResumeRule):
         # micro-batches (exam round 6 t_15_token_budget).
         if reason := saved_in_a_step(evidence):
             return self.not_applicable(reason)
-        wrong, fix = [], {}
-        pairs = [
-            (resume.at_step(Step, 1 + later), train.at_step(Step, step + later))
-            for later in range(resume.steps())
-        ]
-        rates = [(mine[0].lr, theirs[0].lr) for mine, theirs in pairs if mine and theirs]
-        # Rates are those of the optimizer that steps first, all phases numbered on as one:
-        # comparing all optimizers made so far failed two trainings in phases (exam round 4
-        # l_14_progressive_distill, n_15_stage_boosting).
-        apart = [later for later, (mine, theirs) in enumerate(rates) if mine != theirs]
-        if apart:
-            mine, theirs = rates[apart[0]]
-            wrong.append(
-                f"the learning rate of step {step + apart[0]} is {_list(mine)} after the resume,"
-                f" {_list(theirs)} without"
-            )
-        if apart == [0] and len(rates) > 1:
-            wrong[0] += (
-                ", and right again in the next step: the schedule goes on, the optimizer's own rate"
-                " is not restored"
-            )
-            fix = {"fix": _RATE}
-        # Every rank must have other samples: a rank whose own position alone is wrong is
-        # resume-is-exact's.
-        if all(a != b for a, b in zip(train.rows(step), resume.rows(1), strict=True)):
-            batch = resume.global_batch(1)
-            again = next(
-                (k for k in range(1, train.steps() + 1) if train.global_batch(k) == batch), None
-            )
-            which = (
-                f"the samples of step {again} once more"
-                if again
-                else "other samples than an uninterrupted run"
-            )
-            wrong.append(f"step {step} after the resume trains on {which}")
+        rate, fix = _other_rate(train, resume, step)
+        wrong = [what for what in (rate, _other_samples(train, resume, step)) if what]
         if wrong:
-            return self.failed(
-                "; ".join(wrong) + saved_at(evidence),
-                load_line(evidence),
-                **fix if len(wrong) == 1 else {},
-            )
+            more = {"fix": fix} if fix and len(wrong) == 1 else {}
+            return self.failed("; ".join(wrong) + saved_at(evidence), load_line(evidence), **more)
         rate = _list(resumed[0].lr)
         return self.passed(
             f"learning rate {rate} and the samples of step {step} are those of an uninterrupted run"
@@ -122,6 +86,46 @@ class SchedulerOrProgressNotRestored(ResumeRule):
                     ),
                     made,
                 )
+
+
+def _other_rate(train: Run, resume: Run, step: int) -> tuple[str, str]:
+    """(which learning rate differs after the resume, in words; the fix if it is a special one)."""
+    pairs = [
+        (resume.at_step(Step, 1 + later), train.at_step(Step, step + later))
+        for later in range(resume.steps())
+    ]
+    rates = [(mine[0].lr, theirs[0].lr) for mine, theirs in pairs if mine and theirs]
+    # Rates are those of the optimizer that steps first, all phases numbered on as one: comparing
+    # all optimizers made so far failed two trainings in phases (exam round 4
+    # l_14_progressive_distill, n_15_stage_boosting).
+    apart = [later for later, (mine, theirs) in enumerate(rates) if mine != theirs]
+    if not apart:
+        return "", ""
+    mine, theirs = rates[apart[0]]
+    what = (
+        f"the learning rate of step {step + apart[0]} is {_list(mine)} after the resume,"
+        f" {_list(theirs)} without"
+    )
+    if apart != [0] or len(rates) == 1:
+        return what, ""
+    again = (
+        ", and right again in the next step: the schedule goes on, the optimizer's own rate is not"
+        " restored"
+    )
+    return what + again, _RATE
+
+
+def _other_samples(train: Run, resume: Run, step: int) -> str:
+    """That the resumed run goes on with other samples, in words; "" if it does not."""
+    # Every rank must have other samples: a rank whose own position alone is wrong is
+    # resume-is-exact's.
+    if any(a == b for a, b in zip(train.rows(step), resume.rows(1), strict=True)):
+        return ""
+    batch = resume.global_batch(1)
+    again = next((k for k in range(1, train.steps() + 1) if train.global_batch(k) == batch), None)
+    if again:
+        return f"step {step} after the resume trains on the samples of step {again} once more"
+    return f"step {step} after the resume trains on other samples than an uninterrupted run"
 
 
 def _list(values: list[float]) -> str:

@@ -75,12 +75,7 @@ class ManualLocalNormClip(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         if empty := run.places(ClipOfNothing):
-            fix = "Pass a list, or call model.parameters() again for each clip."
-            text = (
-                f"clip_grad_norm_ is given no parameter in step {empty[0].step}: the generator is"
-                " exhausted"
-            )
-            return self.failed(text, empty[0].at_line, fix=fix)
+            return self._of_nothing(empty[0])
         scales, whole = _scales(evidence)
         # Neither seen to clip nor any clip or norm of gradients in the sources: not applicable
         # rather than inconclusive (exam round 3 g_16_optimizer_in_backward, i_17_optim_in_backward:
@@ -104,28 +99,37 @@ class ManualLocalNormClip(Rule):
         # norm of random shards differs by far more, but may differ by less than 1e-3.
         apart = {name: s for name, s in scales.items() if uneven(s, limit)}
         if apart:
-            ratios = {
-                name: max(values) / max(min(values), 1e-300) for name, values in apart.items()
-            }
-            name = max(ratios, key=lambda name: ratios[name])
-            factors = some(f"{v:.4g}" for v in scales[name])
+            how_many = f"as in {len(apart)} of {count(len(scales), 'parameter')}"
             huge = "; gradients were made 1e6 times as large to reach the clip" if whole else ""
-            text = (
-                f"the ranks scale their shards of {name} by different factors: {factors} (allowed:"
-                f" {limit:.2g} relative), "
-            )
-            text += f"as in {len(apart)} of {count(len(scales), 'parameter')}{huge}"
-            line = find_local_norm(evidence.sources) or run.line_of(Clips) or run.line_of(Step)
-            return self.failed(text, line, measured=ratios[name] - 1.0, limit=limit)
+            return self._uneven(evidence, apart, limit, how_many + huge)
         if not (clipped := _clipped(scales)):
             lacks = "no clip was reached in the train run, and no run with huge gradients was made"
             return self.unknown(evidence.missing.get("provoked", lacks))
-        how = (
-            "with gradients made 1e6 times as large the clip"
-            if whole
-            else "the clip was reached and"
-        )
+        how = "the clip was reached and"
+        if whole:
+            how = "with gradients made 1e6 times as large the clip"
         return self.passed(f"{how} scaled every shard of {some(clipped, 1)} by one factor")
+
+    def _of_nothing(self, empty: ClipOfNothing) -> Finding:
+        """A clip is given a generator that is exhausted."""
+        what = f"clip_grad_norm_ is given no parameter in step {empty.step}"
+        fix = "Pass a list, or call model.parameters() again for each clip."
+        return self.failed(f"{what}: the generator is exhausted", empty.at_line, fix=fix)
+
+    def _uneven(
+        self, evidence: Evidence, apart: dict[str, list[float]], limit: float, how_many: str
+    ) -> Finding:
+        """The ranks scale parts of one parameter by different factors."""
+        ratios = {name: max(values) / max(min(values), 1e-300) for name, values in apart.items()}
+        name = max(ratios, key=lambda name: ratios[name])
+        factors = some(f"{v:.4g}" for v in apart[name])
+        text = (
+            f"the ranks scale their shards of {name} by different factors: {factors} (allowed:"
+            f" {limit:.2g} relative), {how_many}"
+        )
+        run = evidence.trained
+        line = find_local_norm(evidence.sources) or run.line_of(Clips) or run.line_of(Step)
+        return self.failed(text, line, measured=ratios[name] - 1.0, limit=limit)
 
     def detect(self, flow: Flow) -> Hits:
         """Gradients scaled by a factor computed from local shards without a collective."""

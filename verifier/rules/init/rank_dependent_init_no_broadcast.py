@@ -81,8 +81,6 @@ class RankDependentInitNoBroadcast(Rule):
             return self.failed(
                 f"{some(diverged)}: replicas on different ranks have different initial values", line
             )
-        # What differs between the replicas of a hybrid mesh, and not within one, is
-        # hsdp-replicas-diverge-at-init.
         # What differs between replicas of a hybrid mesh, and not within one, is
         # hsdp-replicas-diverge-at-init's (zoo/hsdp.py).
         alike = _first_replica(run)
@@ -90,60 +88,31 @@ class RankDependentInitNoBroadcast(Rule):
         if len({len(records) for records in per_rank}) > 1:
             return self.unknown("ranks call fully_shard a different number of times")
         if not any(record.parameters for records in per_rank for record in records):
-            late = "the weights are initialised after sharding"
-            if evidence.single is None or not evidence.single.parameters:
-                lacks = f"{late}, and no single-process run initialised its own to compare with"
-                return self.unknown(evidence.missing.get("single", lacks))
-            # Weights that are made on shards cannot be compared before it: one process with the
-            # same begins shows that they do not depend on the ranks (weights made after sharding).
-            if not _as_one_process(run, evidence.single):
-                return self.unknown(
-                    f"{late}, and a single process initialises others: they depend on the world"
-                    " size"
-                )
-            return self.passed(f"{late}, and a single process initialises the same")
-        calls = zip(*per_rank, strict=True)
-        entries = (
-            same
-            for records in calls
-            for same in zip(*(r.parameters for r in records), strict=False)
-        )
-        differ = (own for own, *others in entries if any(e.sketch != own.sketch for e in others))
-        differing = [f"{own.name} of {own.cls.rpartition('.')[2]}" for own in differ]
+            return self._initialised_late(evidence)
+        differing = _that_differ(per_rank)
         if not differing:
             return self.passed(
                 f"equal before sharding on the {count(len(alike), 'rank')} of one replica"
             )
-        last_shard, first_model = per_rank[0][-1].seq, run.models[0].seq
-        loads = (
-            r.op
-            for r in run.places(Checkpoint)
-            if r.op in LOADS and last_shard < r.seq < first_model
-        )
-        # A load after the sharding and before the first forward sets all weights: what ranks held
-        # before is gone (zoo/checkpoint_*.py; zoo/broadcast_from_rank0.py).
-        if op := next(loads, ""):
-            return self.passed(
-                f"different on the ranks before sharding, but {op} sets all weights after it"
-            )
-        # If all weights of one rank from before the sharding are the model's at the first forward,
-        # they were set on all (zoo/broadcast_from_rank0.py).
-        if (giver := _rank_that_gave_all(run, per_rank)) is not None:
-            return self.passed(
-                f"different on the ranks before sharding, but rank {giver}'s are set on all"
-                " after it"
-            )
-        # Memory of torch.empty differs between ranks until it is set on shards: if one process
-        # begins with the same weights, it was set (one right script judged again (weights by
-        # torch.empty; reliability.md 'One had failed')).
-        if evidence.single is not None and _as_one_process(run, evidence.single):
-            return self.passed(
-                "different on the ranks before sharding, but set after it: a single process begins"
-                " with the same"
-            )
+        if after := _set_after(evidence, per_rank):
+            return self.passed(f"different on the ranks before sharding, but {after}")
         return self.failed(
             f"before fully_shard the ranks hold different values of {some(differing)}", line
         )
+
+    def _initialised_late(self, evidence: Evidence) -> Finding:
+        """Weights that are made on shards cannot be compared before it: one process with the same
+        begins shows that they do not depend on the ranks (weights made after sharding).
+        """
+        late = "the weights are initialised after sharding"
+        if evidence.single is None or not evidence.single.parameters:
+            lacks = f"{late}, and no single-process run initialised its own to compare with"
+            return self.unknown(evidence.missing.get("single", lacks))
+        if not _as_one_process(evidence.trained, evidence.single):
+            return self.unknown(
+                f"{late}, and a single process initialises others: they depend on the world size"
+            )
+        return self.passed(f"{late}, and a single process initialises the same")
 
     def detect(self, flow: Flow) -> Hits:
         # Calls that set all weights later (broadcasts, distribute_tensor, to_empty with a load)
@@ -179,6 +148,37 @@ class RankDependentInitNoBroadcast(Rule):
                     ),
                     seed,
                 )
+
+
+def _that_differ(per_rank: list[list[Shard]]) -> list[str]:
+    """The parameters of which the ranks hold different values before they are sharded."""
+    differing = []
+    for records in zip(*per_rank, strict=True):
+        for own, *others in zip(*(record.parameters for record in records), strict=False):
+            if any(entry.sketch != own.sketch for entry in others):
+                differing.append(f"{own.name} of {own.cls.rpartition('.')[2]}")
+    return differing
+
+
+def _set_after(evidence: Evidence, per_rank: list[list[Shard]]) -> str:
+    """What sets all weights after the sharding, in words; "" if nothing does."""
+    run = evidence.trained
+    last_shard, first_model = per_rank[0][-1].seq, run.models[0].seq
+    # A load after the sharding and before the first forward sets all weights: what ranks held
+    # before is gone (zoo/checkpoint_*.py; zoo/broadcast_from_rank0.py).
+    for record in run.places(Checkpoint):
+        if record.op in LOADS and last_shard < record.seq < first_model:
+            return f"{record.op} sets all weights after it"
+    # If all weights of one rank from before the sharding are the model's at the first forward,
+    # they were set on all (zoo/broadcast_from_rank0.py).
+    if (giver := _rank_that_gave_all(run, per_rank)) is not None:
+        return f"rank {giver}'s are set on all after it"
+    # Memory of torch.empty differs between ranks until it is set on shards: if one process
+    # begins with the same weights, it was set (one right script judged again (weights by
+    # torch.empty; reliability.md 'One had failed')).
+    if evidence.single is not None and _as_one_process(run, evidence.single):
+        return "set after it: a single process begins with the same"
+    return ""
 
 
 def _as_one_process(run: Run, single: Run) -> bool:

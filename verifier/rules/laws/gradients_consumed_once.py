@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 from ...trace import Trace, difference
 from ...trace.events import EditedGradients, KeptGradients, Leftover, Micro, Place, Step
@@ -29,71 +30,94 @@ class GradientsConsumedOnce(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        kept = [
-            (r, names)
-            for t in run.traces
-            for r in t.of(KeptGradients)
-            if (names := _used_again(t.of(Step), r))
-        ]
-        if kept:
-            first, names = kept[0]
-            steps = count(len({record.step for record, _ in kept}), "step")
-            what = (
-                f"step {first.step} begins with the gradients that step {first.step - 1} already"
-                " used"
-            )
-            return self.failed(
-                f"{what}: {count(len(names), 'parameter')} ({some(names)}), in {steps}",
-                first.at_line,
-            )
-        if left := _left(run):
-            record, other = left
-            which = f"{count(len(other.names), 'parameter')} ({some(other.names)})"
-            what = (
-                f"step {record.step} of an optimizer also uses gradients of {which} that another"
-                " loss left there"
-            )
-            place = f" at line {other.at_line.line}" if other.at_line is not None else ""
-            text = (
-                f"{what}: they were there when another optimizer stepped{place}; its first step had"
-                " none"
-            )
-            return self.failed(
-                text,
-                record.at_line,
-                fix="Clear an optimizer's gradients right before its own backward.",
-            )
-        if lost := _lost(run):
-            step, micros, line = lost
-            thrown = (
-                f"throws away those of {count(micros, 'micro-batch')} whose samples no later"
-                " one has"
-            )
-            what = f"in each step gradients are cleared between micro-batches: step {step} {thrown}"
-            return self.failed(what, line, fix="Clear gradients only between optimizer steps.")
-        clips = [record for record in run.all(EditedGradients) if _scaled_down(record)]
-        if clips:
-            factors = some(
-                [f"{factor:.4g}" for factor in clips[0].factors.values() if factor is not None]
-            )
-            what = (
-                f"step {clips[0].step}, before micro-batch {clips[0].micro}: the gradients"
-                " accumulated so far"
-            )
-            fix = "Clip or scale once, after the last micro-batch and before `step()`."
-            text = f"{what} were scaled by {factors} ({some(clips[0].factors)})"
-            return self.failed(text, clips[0].at_line, fix=fix)
-        for twice in run.traces[0].steps:
-            if _used_twice(run.traces[0], twice):
-                what = (
-                    f"optimizer step {twice.step} uses the gradients of step {twice.step - 1} again"
-                )
-                fix = "Call `optimizer.step()` once for each set of gradients."
-                return self.failed(f"{what}: no backward ran in between", twice.at_line, fix=fix)
+        found = (case(self, run) for case in CASES)
         steps = count(run.steps(), "step")
-        return self.passed(
+        return next(filter(None, found), None) or self.passed(
             f"{steps}: gradients cleared once a step, unchanged between micro-batches"
         )
+
+
+def _kept(rule: Rule, run: Run) -> Finding | None:
+    """Gradients that a step used are there still when the next one begins."""
+    kept = [
+        (record, names)
+        for trace in run.traces
+        for record in trace.of(KeptGradients)
+        if (names := _used_again(trace.of(Step), record))
+    ]
+    if not kept:
+        return None
+    first, names = kept[0]
+    steps = count(len({record.step for record, _ in kept}), "step")
+    what = f"step {first.step} begins with the gradients that step {first.step - 1} already used"
+    text = f"{what}: {count(len(names), 'parameter')} ({some(names)}), in {steps}"
+    return rule.failed(text, first.at_line)
+
+
+def _of_another_loss(rule: Rule, run: Run) -> Finding | None:
+    """An optimizer uses what the loss of another has left."""
+    left = _left(run)
+    if left is None:
+        return None
+    record, other = left
+    which = f"{count(len(other.names), 'parameter')} ({some(other.names)})"
+    place = f" at line {other.at_line.line}" if other.at_line is not None else ""
+    text = (
+        f"step {record.step} of an optimizer also uses gradients of {which} that another loss left"
+        f" there: they were there when another optimizer stepped{place}; its first step had none"
+    )
+    fix = "Clear an optimizer's gradients right before its own backward."
+    return rule.failed(text, record.at_line, fix=fix)
+
+
+def _cleared(rule: Rule, run: Run) -> Finding | None:
+    """Gradients are cleared between two micro-batches of a step."""
+    lost = _lost(run)
+    if lost is None:
+        return None
+    step, micros, line = lost
+    text = (
+        f"in each step gradients are cleared between micro-batches: step {step} throws away those"
+        f" of {count(micros, 'micro-batch')} whose samples no later one has"
+    )
+    return rule.failed(text, line, fix="Clear gradients only between optimizer steps.")
+
+
+def _clipped_early(rule: Rule, run: Run) -> Finding | None:
+    """Gradients are scaled down before the last micro-batch of a step."""
+    clips = [record for record in run.all(EditedGradients) if _scaled_down(record)]
+    if not clips:
+        return None
+    clip = clips[0]
+    factors = some([f"{factor:.4g}" for factor in clip.factors.values() if factor is not None])
+    text = (
+        f"step {clip.step}, before micro-batch {clip.micro}: the gradients accumulated so far were"
+        f" scaled by {factors} ({some(clip.factors)})"
+    )
+    fix = "Clip or scale once, after the last micro-batch and before `step()`."
+    return rule.failed(text, clip.at_line, fix=fix)
+
+
+def _stepped_twice(rule: Rule, run: Run) -> Finding | None:
+    """Two steps use the same gradients."""
+    for twice in run.traces[0].steps:
+        if _used_twice(run.traces[0], twice):
+            text = (
+                f"optimizer step {twice.step} uses the gradients of step {twice.step - 1} again: no"
+                " backward ran in between"
+            )
+            fix = "Call `optimizer.step()` once for each set of gradients."
+            return rule.failed(text, twice.at_line, fix=fix)
+    return None
+
+
+CASES: tuple[Callable[[Rule, Run], Finding | None], ...] = (
+    _kept,
+    _of_another_loss,
+    _cleared,
+    _clipped_early,
+    _stepped_twice,
+)
 
 
 def _used_again(steps: list[Step], kept: KeptGradients) -> list[str]:

@@ -110,37 +110,32 @@ def _statistics(evidence: Evidence) -> dict[str, float]:
     ranks = [states(trace).get(1, {}) for trace in (*run.traces, *single.traces)]
     found, changing = {}, evolving(run)
     for path, held in ranks[0].items():
-        there = [
-            one
-            for values in ranks
-            if (one := values.get(path)) is not None and one.numel == held.numel
-        ]
-        if (
-            held.holder != "object"
-            or held.sketch is None
-            or not held.dtype.startswith("float")
-            or path in changing
-        ):
+        if held.holder != "object" or held.sharded or path in changing:
             continue
-        if (
-            len(there) == len(ranks)
-            and not held.sharded
-            and all(apart(held, one) == 0.0 for one in there[:-1])
-        ):
-            value, other = apart(held, there[-1]), there[-1].sketch
-            ratio = (
-                math.sqrt(held.sketch[0] / other[0])
-                if other is not None and other[0] > 0.0
-                else 1.0
-            )
-            if value > STATISTICS and not any(
-                # A global batch size or its root differs from one process by exactly the number of
-                # ranks: intended, as in learning rates that are scaled by it.
-                math.isclose(max(ratio, 1 / ratio), run.world_size**k, rel_tol=1e-5)
-                for k in (0, 0.5, 1)
-            ):
-                found[path] = value
+        if held.sketch is None or not held.dtype.startswith("float"):
+            continue
+        same = [values[path] for values in ranks if path in values]
+        there = [one for one in same if one.numel == held.numel]
+        if len(there) < len(ranks) or any(apart(held, one) != 0.0 for one in there[:-1]):
+            continue
+        value = apart(held, there[-1])
+        if value > STATISTICS and not _scaled_by_ranks(held, there[-1], run.world_size):
+            found[path] = value
     return found
+
+
+def _scaled_by_ranks(mine: Held, theirs: Held, ranks: int) -> bool:
+    """Whether the ratio of two tensors is the number of ranks, or its root.
+
+    A global batch size or its root differs from one process by exactly that: intended, as in
+    learning rates that are scaled by it.
+    """
+    a, b = mine.sketch, theirs.sketch
+    ratio = math.sqrt(a[0] / b[0]) if a is not None and b is not None and b[0] > 0.0 else 1.0
+    # Equal norms, too, are no other statistic.
+    return any(
+        math.isclose(max(ratio, 1 / ratio), ranks**power, rel_tol=1e-5) for power in (0, 0.5, 1)
+    )
 
 
 def _reordered(mine: Held, theirs: Held) -> bool:

@@ -6,7 +6,7 @@ from ...analysis.limits import first_updates_apart, limits, undecided
 from ...source.events import NEW, Flow, hit_at
 from ...source.flow_queries import LOCAL, text
 from ...source.lines import find_shard_use
-from ...trace.events import Optimizer, ShardInStep
+from ...trace.events import Optimizer, Place, ShardInStep
 from ..base import Evidence, Finding, Hits, Rule, Run, count
 
 
@@ -64,20 +64,8 @@ class MatrixOptimizerOnLocalShard(Rule):
             )
         update, _ = update_apart(run, single, 1)
         limit = allowed.allowed["update"]
-        # The sum of all updates hid the trust ratio of local shards behind the noise of parameters
-        # that begin at zero: each parameter has its own limit (exam round 8 ga_02_vision_lamb:
-        # missed).
-        if update <= limit and (hidden := first_updates_apart(evidence, self.name)):
-            first, (value, most) = next(iter(hidden.items()))
-            which = (
-                f"the first update of {first} by {cls}, which uses local shards, is {value:.0%} off"
-                " those of DDP and of one process"
-            )
-            text = (
-                f"{which} (allowed: {most:.1g}), as in {count(len(hidden), 'parameter')}, from"
-                " equal gradients"
-            )
-            return self.failed(text, line, measured=value, limit=most)
+        if update <= limit and (hidden := self._hidden(evidence, cls, line)) is not None:
+            return hidden
         if update <= limit:
             text = f"the first update of {cls}, which uses local shards, is that of one process"
             return self.passed(text, measured=update, limit=limit)
@@ -91,6 +79,24 @@ class MatrixOptimizerOnLocalShard(Rule):
         )
         text += f", from gradients that agree within {gradients:.1e}"
         return self.failed(text, line, measured=update, limit=limit)
+
+    def _hidden(self, evidence: Evidence, cls: str, line: Place) -> Finding | None:
+        """The first update of a parameter differs, though the sum of all updates does not.
+
+        The sum of all updates hid the trust ratio of local shards behind the noise of parameters
+        that begin at zero: each parameter has its own limit (exam round 8 ga_02_vision_lamb:
+        missed).
+        """
+        hidden = first_updates_apart(evidence, self.name)
+        if not hidden:
+            return None
+        first, (value, most) = next(iter(hidden.items()))
+        text = (
+            f"the first update of {first} by {cls}, which uses local shards, is {value:.0%} off"
+            f" those of DDP and of one process (allowed: {most:.1g}), as in"
+            f" {count(len(hidden), 'parameter')}, from equal gradients"
+        )
+        return self.failed(text, line, measured=value, limit=most)
 
     def detect(self, flow: Flow) -> Hits:
         """A `step` of the project's own optimizer that multiplies local shards as if they were

@@ -2,7 +2,7 @@ import ast
 
 from ...source.events import ITERATE, Event, Flow, covers, exclusive
 from ...source.flow_queries import inner
-from ...source.values import holders, reach
+from ...source.values import Value, holders, reach
 from ..base import Hits
 from ._held import HeldRule
 
@@ -28,67 +28,69 @@ class OptimBeforeShard(HeldRule):
 
     def detect(self, flow: Flow) -> Hits:
         for event, models in flow.optimizers:
-            for model in models:
-                shards = (e for e, module in flow.shards if model in holders(module))
-                later = [e for e in shards if covers(event, e) and not exclusive(event, e)]
-                again = [
-                    o
-                    for o, ms in flow.optimizers
-                    if o.index > (later[-1].index if later else 0) and model in ms
-                ]
-                if (
-                    later
-                    and not again
-                    # A script that puts the new parameters into param_groups (or passes the
-                    # optimizer to code that is not followed) repairs it (pairs.yaml
-                    # optim-before-shard).
-                    and not _regrouped(flow, event)
-                    # An optimizer that makes all its steps before the sharding trained a model of
-                    # its own (a base, a teacher): it holds the right parameters (pairs.yaml,
-                    # optim-before-shard).
-                    and not _done_before(flow, event, later[-1])
-                ):
-                    what = (
-                        f"fully_shard in line {later[-1].line} replaces the parameters that this"
-                        " optimizer holds"
-                    )
-                    yield what, event
-                    break
-        # parameters listed before the sharding and passed to an optimizer after it
-        eager = [*flow.ops(ITERATE), *flow.ops("builtins.list"), *flow.ops("builtins.sorted")]
-        made = [
-            e
-            for e in eager
-            if e.args and e.args[0].kind == "made" and not isinstance(e.node, ast.GeneratorExp)
-        ]
-        iterations = [e for e in made if e.args[0].name in ("parameters", "named_parameters")]
+            replaced = (_built_before(flow, event, model) for model in models)
+            if what := next(filter(None, replaced), ""):
+                yield what, event
         for event, models in flow.optimizers:
-            for model in models:
-                shard = flow.sharded_by(model, event)
-                if shard is None or _regrouped(flow, event):
-                    continue
-                given = [part for one in event.given() for part in reach(one)]
-                taken = [
-                    e
-                    for e in iterations
-                    if e.args[0].event.on is model and e.args[0].attrs.get("*") is not None
-                ]
-                held = [
-                    e
-                    for e in taken
-                    if any(p is q for p in given for q in inner(e.args[0].attrs["*"]))
-                ]
-                if (
-                    held
-                    and all(covers(e, shard) for e in held)
-                    and not any(e.index > shard.index for e in taken)
-                ):
-                    what = (
-                        f"its parameters were listed in line {held[0].line}, before fully_shard in"
-                        f" line {shard.line}"
-                    )
-                    yield f"{what} replaced them", event
-                    break
+            replaced = (_listed_before(flow, event, model) for model in models)
+            if what := next(filter(None, replaced), ""):
+                yield what, event
+
+
+def _built_before(flow: Flow, event: Event, model: Value) -> str:
+    """That an optimizer is built before the sharding of its model, in words; "" if it is not."""
+    shards = (e for e, module in flow.shards if model in holders(module))
+    later = [e for e in shards if covers(event, e) and not exclusive(event, e)]
+    if not later:
+        return ""
+    shard = later[-1]
+    if any(other.index > shard.index and model in of for other, of in flow.optimizers):
+        return ""
+    # A script that puts the new parameters into param_groups (or passes the optimizer to code that
+    # is not followed) repairs it (pairs.yaml optim-before-shard). An optimizer that makes all its
+    # steps before the sharding trained a model of its own (a base, a teacher): it holds the right
+    # parameters (pairs.yaml, optim-before-shard).
+    if _regrouped(flow, event) or _done_before(flow, event, shard):
+        return ""
+    return f"fully_shard in line {shard.line} replaces the parameters that this optimizer holds"
+
+
+def _listed_before(flow: Flow, event: Event, model: Value) -> str:
+    """That an optimizer is given parameters that were listed before the sharding of their model,
+    in words; "" if it is not.
+    """
+    shard = flow.sharded_by(model, event)
+    if shard is None or _regrouped(flow, event):
+        return ""
+    given = [part for one in event.given() for part in reach(one)]
+    taken = _listed(flow, model)
+    held = []
+    for one in taken:
+        parameters = inner(one.args[0].attrs["*"])
+        if any(p is q for p in given for q in parameters):
+            held.append(one)
+    if not held or not all(covers(one, shard) for one in held):
+        return ""
+    if any(one.index > shard.index for one in taken):
+        return ""
+    return (
+        f"its parameters were listed in line {held[0].line}, before fully_shard in line"
+        f" {shard.line} replaced them"
+    )
+
+
+def _listed(flow: Flow, model: Value) -> list[Event]:
+    """Where the parameters of a model are iterated over, or made a list."""
+    found = []
+    for event in [*flow.ops(ITERATE), *flow.ops("builtins.list"), *flow.ops("builtins.sorted")]:
+        if not event.args or isinstance(event.node, ast.GeneratorExp):
+            continue
+        made = event.args[0]
+        if made.kind != "made" or made.name not in ("parameters", "named_parameters"):
+            continue
+        if made.event.on is model and made.attrs.get("*") is not None:
+            found.append(event)
+    return found
 
 
 def _done_before(flow: Flow, event: Event, shard: Event) -> bool:

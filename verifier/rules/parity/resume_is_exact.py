@@ -66,46 +66,33 @@ class ResumeIsExact(Rule):
         if steps < 1:
             return self.unknown("the resume run made no step that the train run made too")
         for k in range(1, steps + 1):
-            theirs = [[m.loss for m in micros] for micros in train.micros(after + k)]
-            mine = [[m.loss for m in micros] for micros in resume.micros(k)]
-            pairs = zip(train.at_step(Stepped, after + k), resume.at_step(Stepped, k), strict=True)
-            weights = [
-                (a.weights[n], b.weights[n])
-                for a, b in pairs
-                for n in a.weights.keys() & b.weights.keys()
-            ]
-            if theirs != mine or any(a != b for a, b in weights):
-                a, b = train.objective(after + k), resume.objective(k)
-                what = f"the loss of step {after + k} is {b!r} after the resume, {a!r} without"
-                what = (
-                    what
-                    if a != b
-                    else f"the weights after step {after + k} differ from those without the resume"
-                )
-                if k > 1 and (others := _other_samples(train, resume, after, k)):
-                    what = f"{others}: {what}"
-                if frozen := _frozen(train.at_step(Step, after + 1), resume.at_step(Step, 1)):
-                    what = f"{what}: in step {after + 1} {frozen}"
-                what = f"{what} (allowed: no difference)"
-                more: dict[str, str] = {}
-                if other := beginning(evidence, train, resume, after + 1).other:
-                    what = f"{what}; step {after + 1} begins there with {some(other, 3)}"
-                    more = {"fix": OTHER}
-                return self.failed(f"{what}{saved_at(evidence)}", load_line(evidence), **more)
+            if apart := _apart(train, resume, after, k):
+                return self._differs(evidence, train, apart, k)
         return self.passed(
             f"losses and weights of {count(steps, 'step')} after step {after} are bitwise equal"
         )
+
+    def _differs(self, evidence: Evidence, train: Run, apart: str, k: int) -> Finding:
+        """Step k after the resume is another one."""
+        resume, after = evidence.resume, evidence.resumed_after()
+        assert resume is not None and after is not None
+        what = apart
+        if k > 1 and (others := _other_samples(train, resume, after, k)):
+            what = f"{others}: {what}"
+        if frozen := _frozen(train.at_step(Step, after + 1), resume.at_step(Step, 1)):
+            what = f"{what}: in step {after + 1} {frozen}"
+        what = f"{what} (allowed: no difference)"
+        more: dict[str, str] = {}
+        if other := beginning(evidence, train, resume, after + 1).other:
+            what = f"{what}; step {after + 1} begins there with {some(other, 3)}"
+            more = {"fix": OTHER}
+        return self.failed(f"{what}{saved_at(evidence)}", load_line(evidence), **more)
 
     def _of_a_begun_step(self, evidence: Evidence, train: Run, resume: Run, after: int) -> Finding:
         """A checkpoint from the middle of a step holds its gradients too: the weights after that
         step are the same ones.
         """
-        pairs = zip(train.at_step(Stepped, after + 1), resume.at_step(Stepped, 1), strict=True)
-        if all(
-            a.weights[n] == b.weights[n]
-            for a, b in pairs
-            for n in a.weights.keys() & b.weights.keys()
-        ):
+        if _same_weights(train, resume, after + 1, 1):
             return self.passed(
                 f"saved in the middle of step {after + 1}, after which the weights are bitwise"
                 " equal"
@@ -121,6 +108,29 @@ class ResumeIsExact(Rule):
         return self.failed(
             f"{what} are others after the resume{saved_at(evidence)}", load_line(evidence), fix=fix
         )
+
+
+def _apart(train: Run, resume: Run, after: int, k: int) -> str:
+    """What differs in step k after the resume, in words; "" if it is the same step."""
+    number = after + k
+    theirs = [[m.loss for m in micros] for micros in train.micros(number)]
+    mine = [[m.loss for m in micros] for micros in resume.micros(k)]
+    if theirs == mine and _same_weights(train, resume, number, k):
+        return ""
+    a, b = train.objective(number), resume.objective(k)
+    if a != b:
+        return f"the loss of step {number} is {b!r} after the resume, {a!r} without"
+    return f"the weights after step {number} differ from those without the resume"
+
+
+def _same_weights(train: Run, resume: Run, number: int, k: int) -> bool:
+    """Whether the weights after step k of the resumed run are those after this step."""
+    pairs = zip(train.at_step(Stepped, number), resume.at_step(Stepped, k), strict=True)
+    return all(
+        a.weights[name] == b.weights[name]
+        for a, b in pairs
+        for name in a.weights.keys() & b.weights.keys()
+    )
 
 
 def _other_samples(train: Run, resume: Run, after: int, k: int) -> str:

@@ -3,7 +3,7 @@ from ...source.events import STORE, Event, Flow, covers
 from ...source.flow_queries import LOW_DTYPES, cast_of, is_dtype, text
 from ...source.values import Value
 from ...trace.events import Shard, Step, Stepped
-from ..base import Evidence, Finding, Hits, Rule, some
+from ..base import Evidence, Finding, Hits, Rule, Run, some
 
 
 class Bf16MasterWeights(Rule):
@@ -30,14 +30,7 @@ class Bf16MasterWeights(Rule):
         run = evidence.trained
         record = run.at_step(Step, 1)[0]
         held = [name for name in record.held if run.parameters[name][0].trainable]
-        rounded = next(
-            # All float32 weights at once hold values of 16 bits only if a cast rounded the model; a
-            # few (ones, zeros) may by chance. With no parameter held it says nothing (exam round 3
-            # g_07_bf16_snapshots (missed)).
-            (r for r in run.traces[0].steps if r.rounded and len(r.rounded) == len(held)),
-            None,
-        )
-        if rounded is not None:
+        if (rounded := _rounded(run, len(held))) is not None:
             text = (
                 f"before step {rounded.step} all {len(held)} float32 weights were rounded to a"
                 " 16-bit dtype since the last step"
@@ -69,10 +62,7 @@ class Bf16MasterWeights(Rule):
             return self.unknown(
                 f"{which}; {cls} may keep float32 copies or round stochastically: not known"
             )
-        changed = sum(
-            r.moved[n][2] for r in run.at_step(Stepped, run.steps()) for n in low if n in r.moved
-        )
-        share = changed / max(sum(e.local_numel for n in low for e in run.parameters[n]), 1)
+        share = _changed(run, low)
         return self.failed(
             f"{which}; the last step changed {share:.1%} of their elements", run.line_of(Shard)
         )
@@ -97,6 +87,28 @@ class Bf16MasterWeights(Rule):
                 continue
             if low := [e for e in casts if covers(e, shard)] or _born_low(flow, root, shard):
                 yield f"{text(low[0].node)}: the optimizer updates 16-bit weights", low[0]
+
+
+def _rounded(run: Run, weights: int) -> Step | None:
+    """The first step before which so many weights were rounded to 16 bits.
+
+    All float32 weights at once hold values of 16 bits only if a cast rounded the model; a few
+    (ones, zeros) may by chance. With no parameter held it says nothing (exam round 3
+    g_07_bf16_snapshots (missed)).
+    """
+    steps = run.traces[0].steps
+    return next((one for one in steps if one.rounded and len(one.rounded) == weights), None)
+
+
+def _changed(run: Run, names: list[str]) -> float:
+    """The share of the elements of some parameters that the last step changed."""
+    changed = sum(
+        record.moved[name][2]
+        for record in run.at_step(Stepped, run.steps())
+        for name in names
+        if name in record.moved
+    )
+    return changed / max(sum(e.local_numel for name in names for e in run.parameters[name]), 1)
 
 
 def _born_low(flow: Flow, root: Value, shard: Event) -> list[Event]:
