@@ -14,23 +14,30 @@ from .models import gradient_sketches
 BACKWARD = "torch.autograd:backward"
 
 
-def install(session: Session) -> None:
-    """Subscribe to `torch.autograd.backward`; one within another, as activation checkpointing makes
-    it, is a part of it.
+class Backwards:
+    """The backwards of a script; one within another, as activation checkpointing makes it, is a
+    part of it.
     """
 
-    def before(call: Call) -> Leave | None:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def before(self, call: Call) -> Leave | None:
+        """A backward is about to begin."""
+        session = self.session
         if session.in_backward:
             return None
         session.publish("before backward")
         session.in_backward, session.backward_for = True, session.step_number()
         session.backward = call
-        return leave
+        return self._leave
 
-    def leave() -> None:
-        session.in_backward = False
+    def _leave(self) -> None:
+        self.session.in_backward = False
 
-    def after(call: Call) -> None:
+    def after(self, call: Call) -> None:
+        """A backward has ended."""
+        session = self.session
         if session.backward is call:
             session.backward = None
             given = call.given(0, "tensors")
@@ -39,25 +46,20 @@ def install(session: Session) -> None:
                     "backward", [given] if isinstance(given, torch.Tensor) else list(given)
                 )
 
-    def ended(tensors: list[torch.Tensor]) -> None:
+    def ended(self, tensors: list[torch.Tensor]) -> None:
+        """Record the micro-batch that has ended."""
+        session = self.session
         session.before_clip = {}
         slots = session.all_slots()
         if session.backward_for > session.steps and session.request["stress"]:
             session.publish("beyond", slots)
             return
-        # A loss may be a DTensor that every rank holds whole (tensor parallelism): its number is
-        # known, a partial one is not.
-        one_number = (
-            len(tensors) == 1
-            and tensors[0].numel() == 1
-            and set(layout(tensors[0], 0).placements) <= {"R"}
-        )
         session.micro += 1
         session.grads = gradient_sketches(slots)
         session.write(
             Micro(
                 step=session.backward_for,
-                loss=float(tensors[0].detach()) if one_number else None,
+                loss=_loss(tensors),
                 # A frozen or pretrained model may be trained in eval mode: its samples count if
                 # there are no others (public trainers that train in eval mode).
                 rows=session.rows or session.rows_in_eval,
@@ -70,28 +72,47 @@ def install(session: Session) -> None:
         session.rows, session.rows_in_eval = [], []
         session.criteria, session.random_state, session.tokens = [], None, 0
 
-    def clipping(call: Call) -> None:
-        """What is compared with an oracle is what the script clips, after it has scaled its
-        gradients itself.
-        """
-        # What the script does to its gradients before a clip is its own scale: compared is what it
-        # clips (exam r3 g_12_scale_after, round 6: gradients divided before the clip).
+    def clipping(self, call: Call) -> None:
+        """A clip is about to be made."""
+        session = self.session
+        # What the script does to its gradients before a clip is its own scale: compared with an
+        # oracle is what it clips (exam r3 g_12_scale_after, round 6: gradients divided before the
+        # clip).
         if not session.before_clip and session.roots and session.micro:
             with torch.no_grad():
                 session.before_clip = gradient_sketches(session.all_slots())
                 session.grads = session.grads or session.before_clip
 
-    def finalized(call: Call) -> None:
+    def finalized(self, call: Call) -> None:
+        """The gradients of a root are about to be reduced."""
         # those of the last backward are not reduced yet: what the clip or the step finds is
-        session.grads = {}
+        self.session.grads = {}
 
-    session.around(BACKWARD, before=before, after=after)
+
+def install(session: Session) -> None:
+    """Subscribe to `torch.autograd.backward` and to clips."""
+    backwards = Backwards(session)
+    session.around(BACKWARD, before=backwards.before, after=backwards.after)
     session.around(
-        "torch.distributed.fsdp:FSDPModule.finalize_backward", before=finalized, optional=True
+        "torch.distributed.fsdp:FSDPModule.finalize_backward",
+        before=backwards.finalized,
+        optional=True,
     )
-    session.subscribe("backward", ended)
+    session.subscribe("backward", backwards.ended)
     for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
-        session.around(f"torch.nn.utils:{name}", before=clipping, optional=True)
+        session.around(f"torch.nn.utils:{name}", before=backwards.clipping, optional=True)
+
+
+def _loss(tensors: list[torch.Tensor]) -> float | None:
+    """The loss that a backward began at, if it is one number that this rank knows."""
+    # A loss may be a DTensor that every rank holds whole (tensor parallelism): its number is
+    # known, a partial one is not.
+    one_number = (
+        len(tensors) == 1
+        and tensors[0].numel() == 1
+        and set(layout(tensors[0], 0).placements) <= {"R"}
+    )
+    return float(tensors[0].detach()) if one_number else None
 
 
 def finish_each(session: Session, finish: Callable[[], None]) -> None:

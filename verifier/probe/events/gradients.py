@@ -28,17 +28,21 @@ _READS = ("item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "
 _DTENSOR = "torch.distributed.tensor:DTensor"
 
 
-def install(session: Session) -> None:
-    """Subscribe, except in a DDP run: it has no DTensor gradients and no unsynced ones."""
-    if session.stand_in:
-        return
-    filled: set[tuple[str, int]] = set()  # lines that gave a clip tensors
+class Watch:
+    """Clips, reads of Partial values, and gradients that are cleared before they are reduced."""
 
-    def clips(call: Call) -> None:
-        if session.first("clip"):
-            session.write(Clips(at_line=session.here()))
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.filled: set[tuple[str, int]] = set()  # lines that gave a clip tensors
 
-    def clipping(call: Call) -> None:
+    def clips(self, call: Call) -> None:
+        """A clip, or the norm of one, is about to be computed."""
+        if self.session.first("clip"):
+            self.session.write(Clips(at_line=self.session.here()))
+
+    def clipping(self, call: Call) -> None:
+        """A clip is about to be made of parameters, of which there may be none."""
+        session = self.session
         given = call.given(0, "parameters")
         if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
             return
@@ -50,27 +54,30 @@ def install(session: Session) -> None:
         if (place := session.here()) is not None:
             key = (place.file, place.line)
             if given:
-                filled.add(key)
+                self.filled.add(key)
             # A clip of no parameters counts only at a line that has clipped some, or over a
             # generator that is used up (fault: a clip of an exhausted generator).
-            elif key in filled or (
+            elif key in self.filled or (
                 once and any(slot.param.grad is not None for slot in session.all_slots())
-            ):  # exhausted
+            ):
                 session.write(ClipOfNothing(step=session.step_number(), at_line=place))
 
-    def read(call: Call, name: str) -> None:
-        tensor = call.args[0]
+    def read(self, call: Call, name: str) -> None:
+        """A value of a DTensor is about to be read."""
+        session, tensor = self.session, call.args[0]
         place = session.here() if isinstance(tensor, DTensor) and partial_over(tensor) > 1 else None
-        # torch's `trunc_normal_` asks each rank's own shard whether it is in bounds: a partial
-        # answer that is right (public trainers: trunc_normal_ on shards).
+        # torch's `trunc_normal_` draws until each rank's own shard is in bounds: a partial answer
+        # that is right (public trainers: trunc_normal_ on shards).
         if place is None or caller().f_code.co_filename.endswith("torch/nn/init.py"):
-            return  # `trunc_normal_` draws until each rank's own shard is in bounds
+            return
         truth = bool(local(tensor)) if name == "__bool__" and tensor.numel() == 1 else None
         if session.first(("read", place.file, place.line, truth)):
             placements = [str(p) for p in tensor.placements]
             session.write(PartialRead(op=name, placements=placements, truth=truth, at_line=place))
 
-    def left(params: set[int]) -> None:
+    def _left(self, params: set[int]) -> None:
+        """Record which of the parameters that were cleared had gradients to be reduced."""
+        session = self.session
         names = [
             slot.name for slot in session.all_slots() if slot.unsynced and id(slot.param) in params
         ]
@@ -79,34 +86,43 @@ def install(session: Session) -> None:
                 Zeroed(step=session.step_number(), unsynced=names, at_line=session.here())
             )
 
-    def zeroed_by_optimizer(call: Call) -> None:
-        if session.roots:
-            left({id(p) for group in call.args[0].param_groups for p in group["params"]})
+    def zeroed_by_optimizer(self, call: Call) -> None:
+        """An optimizer has cleared gradients."""
+        if self.session.roots:
+            self._left({id(p) for group in call.args[0].param_groups for p in group["params"]})
 
-    def zeroed_by_module(call: Call) -> None:
-        if session.roots:
-            held = slots(call.args[0])
-            left({id(slot.param) for slot in held})
-            kept = [
-                s.name
-                for s in held
-                if s.param.grad is not None and local(s.param.grad).count_nonzero()
-            ]
-            if kept:
-                session.write(NotCleared(names=kept, at_line=session.here()))
+    def zeroed_by_module(self, call: Call) -> None:
+        """A module has cleared gradients."""
+        if not self.session.roots:
+            return
+        held = slots(call.args[0])
+        self._left({id(slot.param) for slot in held})
+        kept = [
+            s.name for s in held if s.param.grad is not None and local(s.param.grad).count_nonzero()
+        ]
+        if kept:
+            self.session.write(NotCleared(names=kept, at_line=self.session.here()))
 
-    def asked_for_shard(call: Call) -> None:
+    def asked_for_shard(self, call: Call) -> None:
+        """The shard of a DTensor is asked for."""
+        session = self.session
         by_optimizer = session.in_step and not within_torch(caller().f_code.co_filename)
         if by_optimizer and session.first("shard in step"):
             session.write(ShardInStep(at_line=session.here()))
 
+
+def install(session: Session) -> None:
+    """Subscribe, except in a DDP run: it has no DTensor gradients and no unsynced ones."""
+    if session.stand_in:
+        return
+    watch = Watch(session)
     for name in ("clip_grad_norm_", "clip_grads_with_norm_", "get_total_norm"):
-        session.around(f"torch.nn.utils:{name}", before=clips, optional=True)
-    session.around("torch.nn.utils:clip_grad_norm_", before=clipping)
+        session.around(f"torch.nn.utils:{name}", before=watch.clips, optional=True)
+    session.around("torch.nn.utils:clip_grad_norm_", before=watch.clipping)
     for name in _READS:
-        session.around(f"{_DTENSOR}.{name}", before=functools.partial(read, name=name))
-    session.around("torch.optim:Optimizer.zero_grad", after=zeroed_by_optimizer)
-    session.around("torch.nn:Module.zero_grad", after=zeroed_by_module)
+        session.around(f"{_DTENSOR}.{name}", before=functools.partial(watch.read, name=name))
+    session.around("torch.optim:Optimizer.zero_grad", after=watch.zeroed_by_optimizer)
+    session.around("torch.nn:Module.zero_grad", after=watch.zeroed_by_module)
     reset = "torch.distributed.fsdp:FSDPModule.reset_iter_state"
     session.around(reset, before=lambda call: session.write(Discarded()), optional=True)
-    session.around(f"{_DTENSOR}.to_local", before=asked_for_shard)
+    session.around(f"{_DTENSOR}.to_local", before=watch.asked_for_shard)

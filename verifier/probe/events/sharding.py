@@ -25,30 +25,27 @@ DIVIDE = next(
 )
 
 
-def install(session: Session) -> None:
-    def sharding(call: Call) -> None:
+class Sharding:
+    """The calls of `fully_shard`, and of the settings of what it has sharded."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def sharding(self, call: Call) -> None:
+        """`fully_shard` is about to be applied."""
         given = call.given(0, "module")
-        session.publish(
+        self.session.publish(
             "shard", list(given) if isinstance(given, list | tuple) else [given], call.kwargs
         )
 
-    def shard(modules: list[nn.Module], options: dict[str, Any]) -> None:
+    def shard(self, modules: list[nn.Module], options: dict[str, Any]) -> None:
+        """Record what is about to be sharded, and how."""
+        session = self.session
         below = {id(inner) for module in modules for inner in module.modules()}
         session.tops = [top for top in session.tops if id(top()) not in below] + [
             weakref.ref(m) for m in modules
         ]
-        policy = options.get("mp_policy")
-        reduces = (
-            reduces_in(policy, (one for module in modules for one in module.parameters()))
-            if policy
-            else None
-        )
-        dtypes = (
-            getattr(policy, "param_dtype", None),
-            reduces,
-            getattr(policy, "output_dtype", None),
-        )
-        param, reduce, output = (None if dtype is None else dtype_name(dtype) for dtype in dtypes)
+        param, reduce, output = _dtypes(modules, options.get("mp_policy"))
         session.write(
             Shard(
                 modules=[class_name(module) for module in modules],
@@ -56,36 +53,58 @@ def install(session: Session) -> None:
                 reduce_dtype=reduce,
                 output_dtype=output,
                 unread=_unread(options),
-                parameters=[
-                    ShardedParameter(
-                        name=name,
-                        cls=class_name(module),
-                        dtype=str(plain.dtype),
-                        sketch=sketch(plain),
-                    )
-                    for module in modules
-                    for name, plain in module.named_parameters()
-                    if not layout(plain, 0).sharded and plain.device.type != "meta"
-                ],
+                parameters=_plain(modules),
                 at_line=session.here(),
             )
         )
 
-    def registered(call: Call) -> None:
-        _watch_method(session, call.given(0, "module"), call.given(1, "method_name"))
+    def registered(self, call: Call) -> None:
+        """A method has been made a forward."""
+        _watch_method(self.session, call.given(0, "module"), call.given(1, "method_name"))
 
-    def synced(call: Call) -> None:
-        if session.first("sync", FLAGS):
-            session.write(Sync(at_line=session.here()))
+    def synced(self, call: Call) -> None:
+        """Gradient synchronisation is about to be set."""
+        if self.session.first("sync", FLAGS):
+            self.session.write(Sync(at_line=self.session.here()))
 
-    def divided(call: Call) -> None:
-        session.write(Divide(factor=float(call.given(1, "factor")), at_line=session.here()))
+    def divided(self, call: Call) -> None:
+        """The factor that gradients are divided by is about to be set."""
+        factor = float(call.given(1, "factor"))
+        self.session.write(Divide(factor=factor, at_line=self.session.here()))
 
-    session.around("torch.distributed.fsdp:fully_shard", before=sharding)
-    session.around("torch.distributed.fsdp:register_fsdp_forward_method", after=registered)
-    session.around("torch.distributed.fsdp:FSDPModule.set_requires_gradient_sync", before=synced)
-    session.around(f"torch.distributed.fsdp:FSDPModule.{DIVIDE}", before=divided)
-    session.subscribe("shard", shard)
+
+def install(session: Session) -> None:
+    """Subscribe to `fully_shard` and to the settings."""
+    topic = Sharding(session)
+    fsdp = "torch.distributed.fsdp"
+    session.around(f"{fsdp}:fully_shard", before=topic.sharding)
+    session.around(f"{fsdp}:register_fsdp_forward_method", after=topic.registered)
+    session.around(f"{fsdp}:FSDPModule.set_requires_gradient_sync", before=topic.synced)
+    session.around(f"{fsdp}:FSDPModule.{DIVIDE}", before=topic.divided)
+    session.subscribe("shard", topic.shard)
+
+
+def _dtypes(modules: list[nn.Module], policy: Any) -> list[str | None]:
+    """The dtypes of a policy: of parameters, of the reduction, of outputs."""
+    parameters = (one for module in modules for one in module.parameters())
+    dtypes = (
+        getattr(policy, "param_dtype", None),
+        reduces_in(policy, parameters) if policy else None,
+        getattr(policy, "output_dtype", None),
+    )
+    return [None if dtype is None else dtype_name(dtype) for dtype in dtypes]
+
+
+def _plain(modules: list[nn.Module]) -> list[ShardedParameter]:
+    """The parameters that are not sharded yet."""
+    return [
+        ShardedParameter(
+            name=name, cls=class_name(module), dtype=str(plain.dtype), sketch=sketch(plain)
+        )
+        for module in modules
+        for name, plain in module.named_parameters()
+        if not layout(plain, 0).sharded and plain.device.type != "meta"
+    ]
 
 
 def _unread(options: dict[str, Any]) -> list[str]:
