@@ -52,8 +52,8 @@ def share(
     with torch.no_grad():
         for slot in slots:
             parts = _parts(saved, slot.name, rank)
-            # Parts of quantised weights make no whole: they stay as the script makes them (NF4
-            # (QLoRA):).
+            # Parts of quantised weights make no whole: they stay as the script makes them
+            # (NF4 of QLoRA).
             if any(slot.name in item["quantised"] for item in saved):
                 continue
             if not parts:
@@ -91,8 +91,8 @@ def _parts(
     """
     held = {item["rank"]: item["parts"][name] for item in saved if name in item["parts"]}
     # Ranks of other meshes hold other weights (experts, own tensor parallelism): the whole is made
-    # of this mesh's parts (scripts that divide tensor parallelism or experts themselves (, round 9
-    # ha_09)).
+    # of this mesh's parts (scripts that divide tensor parallelism or experts
+    # themselves: exam round 9 ha_09).
     sharing = held[rank][2] if rank in held else []
     return [part[:2] for holder, part in held.items() if not sharing or holder in sharing]
 

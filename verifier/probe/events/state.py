@@ -164,8 +164,8 @@ class Watch:
 
     def _record(self) -> None:
         session = self.session
-        # gradients were thrown away: it was a dry run Gradients were thrown away: it was a dry run,
-        # and the step's state is that of the next forward (zoo/dry_run (, after round 2)).
+        # Gradients were thrown away: it was a dry run, and the step's state is that of the next
+        # forward (zoo/dry_run).
         begun_again = self.ran and session.micro == 0
         if not (self.due or begun_again) or session.step_number() > session.steps:
             return
