@@ -12,7 +12,7 @@ class PlannedRun:
     """One run to make.
 
     `{checkpoint}` in the arguments stands for a folder; `files` is what it finds there
-    (launch/workspace.py).
+    (isolation/worlds.py).
     """
 
     role: str

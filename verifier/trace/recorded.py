@@ -16,9 +16,7 @@ from .rank import E, Ended, S, Trace
 class Recorded:
     """One launch: its records, rank by rank, and how it ended. A simulate run has rank 0 alone.
 
-    `role`: train, provoked, repeat, full_precision, undropped, rounded_weights, reference,
-    perturbed, single, ending, ending_perturbed, original, resume, resume_full_precision, reshard,
-    inspect, crash, recovered, damaged, simulate.
+    `role`: a name of the table of roles (roles.py).
     """
 
     role: str
