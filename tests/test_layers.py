@@ -238,6 +238,24 @@ def test_the_plan_judges_nothing() -> None:
     assert [name for name, text in texts.items() if calls.search(text)] == []
 
 
+def test_modules_that_texts_name_are_there() -> None:
+    """`(events/data.py)` or `zoo/hsdp.py` in a comment or docstring is a module, or a case that
+    forced an exception: it is the end of a path.
+    """
+    patterns = ("tests/zoo/*.py", "tests/faults/*", "benchmarks/**/*.py")
+    cases = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    paths = (path.relative_to(ROOT).with_suffix("") for path in (*SOURCES.values(), *cases))
+    there = [f"/{path.as_posix()}" for path in paths]
+    lost = set()
+    for name, path in SOURCES.items():
+        text = path.read_text(encoding="utf-8")
+        modules = re.findall(r"\((?:see )?`?([\w/]+\.py)`?\)", text)
+        for named in (*modules, *re.findall(r"\b((?:zoo|faults)/\w+)\b(?!\*)", text)):
+            if not any(one.endswith(f"/{named.removesuffix('.py')}") for one in there):
+                lost.add((name, named))
+    assert lost == set()
+
+
 def test_there_are_few_loose_modules() -> None:
     assert len(list((ROOT / "skill").glob("*.py"))) <= 10
     assert {path.stem for path in (ROOT / "verifier").glob("*.py")} == LOOSE

@@ -122,7 +122,7 @@ class _Facts:
         False  # whether the script asked for CUDA, and had one that computes on the CPU
     )
     kink: int | None = (
-        None  # the step from which on one process is not compared (analysis/kinks.py)
+        None  # the step from which on one process is not compared (analysis/nonsmooth_steps.py)
     )
     average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured
     # by rule: what the static tier saw

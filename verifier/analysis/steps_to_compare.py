@@ -193,7 +193,7 @@ def steps_without_backward(evidence: Evidence) -> int:
 
 def own_steps(train: Run) -> str:
     """Where a step ends in a script that updates its weights itself, as a request says it
-    (probe/events/own_updates.py).
+    (probe/events/manual_optimizer_steps.py).
 
     "forwards" if a sharded model was called and the run came to its end without a backward or a
     step; "backwards" if most updates are followed by a backward on the very samples of the one

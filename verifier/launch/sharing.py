@@ -4,8 +4,8 @@ NCCL refuses two ranks with one device if host and bus are the same.
 
 First choice: NCCL over loopback, each rank with a host name of its own (`NCCL_HOSTID`) and the
 environment of a node with one GPU.
-Second: gloo, which copies CUDA tensors through the host. Which one is decided by trying (trial.py),
-and stands in the report.
+Second: gloo, which copies CUDA tensors through the host. Which one is decided by trying
+(backend_probe.py), and stands in the report.
 """
 
 from __future__ import annotations

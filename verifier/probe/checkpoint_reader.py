@@ -1,8 +1,8 @@
-"""Reads checkpoints in one process and records their content, in the form in which `saving.py`
-records what a save is given.
+"""Reads checkpoints in one process and records their content, in the form in which
+`save_contents.py` records what a save is given.
 
-The files are those that the verified run has just written. DCP's `.metadata` is a serialised Python
-object, which can run code when it is read; objects in the data files are read with
+The files are those that the verified run has just written. DCP's `.metadata` is a pickle, which
+can run code when it is read; objects in the data files are read with
 `weights_only=True`.
 """
 

@@ -16,7 +16,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class OnlyOnCpu(Policy):
-    """gloo or the CPU is the cause: a script for GPUs has nothing of it (judging.py)."""
+    """gloo or the CPU is the cause: a script for GPUs has nothing of it (judging/)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class JudgesExports(Policy):
 @dataclass(frozen=True)
 class BesideTheWeights(Policy):
     """It judges what may be lost without an effect on the weights: a resume that ends with the
-    right weights leaves it open (judging.py), and is not made for it (stages/).
+    right weights leaves it open (judging/), and is not made for it (stages/).
     """
 
 
@@ -41,7 +41,7 @@ class ShownBy(Policy):
     """Where its cause has an effect, `rule` fails: where that passes, this one only warns.
 
     `unless`: whether what `rule` compares with has the same cause, so that its pass says nothing
-    (judging.py).
+    (judging/).
     """
 
     rule: str

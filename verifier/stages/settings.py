@@ -28,7 +28,8 @@ class Settings:
     from_sharding_on: bool = (
         False  # whether the script trains other models before it shards one, or prepares that one
     )
-    # where a step ends in a script that updates its weights itself (probe/events/own_updates.py)
+    # where a step ends in a script that updates its weights itself
+    # (probe/events/manual_optimizer_steps.py)
     own_steps: str = ""
     cuda_on_cpu: bool = False  # whether ranks have a CUDA that computes on the CPU
     gpus: int = 0  # of this machine

@@ -1,4 +1,6 @@
-"""Arithmetic on sketches: [sum of squares, projections ...] of tensors (see `probe/sketch.py`)."""
+"""Arithmetic on sketches: [sum of squares, projections ...] of tensors
+(probe/tensor_fingerprint.py).
+"""
 
 import math
 

@@ -50,7 +50,7 @@ class Saving(Located):
 
 class SaveInFlight(Located):
     """A collective of the main thread while an asynchronous save is in flight
-    (events/flight.py).
+    (events/collective_log.py).
     """
 
     what: str
@@ -59,14 +59,14 @@ class SaveInFlight(Located):
 
 
 class Renamed(Located):
-    """A saved path was renamed (moved.py)."""
+    """A saved path was renamed (renamed_paths.py)."""
 
     old: str
     new: str
 
 
 class Removed(Located):
-    """A saved path is about to be removed (moved.py)."""
+    """A saved path is about to be removed (renamed_paths.py)."""
 
     path: str
 
@@ -81,7 +81,7 @@ class Killed(Event):
 
 class Merged(Located):
     """A written weight holds `factor` times what the adapters of its module add to the base weight
-    (events/merged.py).
+    (events/lora_merges.py).
     """
 
     name: str
@@ -97,8 +97,8 @@ class SetState(Located):
 
 
 class Template(Located):
-    """What `get_state_dict` and the like returned (events/templates.py); `states`: parameters with
-    optimizer state.
+    """What `get_state_dict` and the like returned (events/state_dict_templates.py); `states`:
+    parameters with optimizer state.
     """
 
     op: str
@@ -113,7 +113,7 @@ class Template(Located):
 
 
 class Lenient(Located):
-    """A load that accepts missing keys, and the keys that were missing (events/templates.py)."""
+    """A load that accepts missing keys, and the missing ones (events/state_dict_templates.py)."""
 
     how: str
     wanted: int
@@ -125,7 +125,7 @@ class Lenient(Located):
 
 
 class InspectedCheckpoint(Event):
-    """The content of a checkpoint on disk (opener.py)."""
+    """The content of a checkpoint on disk (checkpoint_reader.py)."""
 
     path: str
     format: str = "missing"

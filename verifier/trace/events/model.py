@@ -150,12 +150,12 @@ class Shards(Event):
 
 
 class ToEmpty(Located):
-    """`Module.to_empty` has allocated memory (events/empty.py)."""
+    """`Module.to_empty` has allocated memory (events/uninitialised_memory.py)."""
 
 
 class Unset(Located):
     """A parameter or buffer that nothing has written since `to_empty`, at the line of its class
-    that names it (events/empty.py).
+    that names it (events/uninitialised_memory.py).
     """
 
     name: str

@@ -61,7 +61,7 @@ class KeptGradients(Located):
 
 class Leftover(Located):
     """An optimizer uses gradients that were there when another one stepped, `at_line`
-    (events/leftover.py).
+    (events/stale_grads.py).
     """
 
     step: int
@@ -100,7 +100,7 @@ class SharedMemory(Located):
 
 class PutBack(Located):
     """A parameter got other values at `over`, a model ran with them, and it is copied onto itself
-    (events/put_back.py).
+    (events/restored_weights.py).
     """
 
     step: int
@@ -110,7 +110,7 @@ class PutBack(Located):
 
 class OntoItself(Located):
     """A parameter is averaged with its own memory before step `step`, by `op`, or put back from it
-    (events/put_back.py).
+    (events/restored_weights.py).
     """
 
     step: int

@@ -48,7 +48,7 @@ class Optimizer(Located):
 
 class UnreadSettings(Event):
     """Settings of an optimizer's groups that none of its steps has read so far, and the names that
-    it reads (unread.py).
+    it reads (unused_group_settings.py).
     """
 
     optimizer: int
@@ -292,7 +292,7 @@ class LoaderStarted(Located):
 
 class Fed(Located):
     """A forward before the end of the first step; `at_line`: where its batch came into the script
-    (events/fed.py).
+    (events/batch_origin.py).
     """
 
 
