@@ -65,7 +65,7 @@ def for_a_resume(train: Run, after: int | None) -> dict[str, Any]:
             root
             for root in found
             # A resume does not make models of earlier stages: without this the later one got the
-            # earlier one's number (r12 nc_14) (exam round 12: models of stages with the same shapes
+            # earlier one's number (exam round 12: models of stages with the same shapes
             # (nc_14_stagewise_boost)).
             if _inside(root, found, before) and not _inside(root, found, behind)
         ]

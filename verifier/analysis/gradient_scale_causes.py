@@ -113,7 +113,7 @@ def total_weight(run: Run) -> float | None:
     stepped = [min((step.seq for step in trace.of(Step)), default=math.inf) for trace in run.traces]
     if any(
         # A backward after the first step is that of another optimizer in turn: its loss has a mean
-        # of its own (round 3 g_17, h_20) (exam r3 g_17_adapters_round_robin, h_20_greedy_layers).
+        # of its own (exam r3 g_17_adapters_round_robin, h_20_greedy_layers).
         micro.seq > end
         for micros, end in zip(all_ranks, stepped, strict=True)
         for micro in micros

@@ -132,8 +132,7 @@ def limits(evidence: Evidence, rule: str) -> Limits:
     }
     allowed |= {
         # Single gradients may be sums that cancel; losses, norms and updates of all parameters are
-        # not (round 4 l_19) (exam r4 l_19_pcgrad_multitask (first gradient of depth.bias off by
-        # 1.1e-05)).
+        # not (exam r4 l_19_pcgrad_multitask: first gradient of depth.bias off by 1.1e-05).
         name: max(allowed[name], CANCELLED * FLOOR * evidence.times(rule))
         for name in MEASURES[2:4]
     }

@@ -127,8 +127,7 @@ def of_one_branch(sources: Sources) -> set[tuple[str, str]]:
                         (function.name, x)
                         for x in names
                         # A sum for a log that one branch of the loop makes and reads is no state
-                        # (exam round 7 fa_05, `stats`) (exam r7 fa_05_moe_balance_bias twin:
-                        # `main.stats`).
+                        # (exam r7 fa_05_moe_balance_bias twin: `main.stats`).
                         if all(id(n) in behind for n in reads if n.id == x)
                     }
     return found
@@ -290,8 +289,8 @@ def _holding(path: str) -> str:
     return path.partition("[")[0]
 
 
-# A rank's own number that is only put into a mean over ranks may differ from one process (exam
-# round 3 j_02, `kl`) (exam r3 j_02_grpo_groups twin: `main.kl`).
+# A rank's own number that is only put into a mean over ranks may differ from one process (exam r3
+# j_02_grpo_groups twin: `main.kl`).
 def handed_on(sources: Sources, path: str) -> bool:
     """Whether a local number is read only to compute another variable, such as its mean over
     ranks.
@@ -307,9 +306,8 @@ def handed_on(sources: Sources, path: str) -> bool:
     return bool(found) and all(found)
 
 
-# A sum over ranks that is divided where it is printed is twice that of one process by right (round
-# 5 p_10, p_16) (exam r5 p_10_rollback_root, p_16_schedule_free: `main.v` twice that of one
-# process).
+# A sum over ranks that is divided where it is printed is twice that of one process by right (exam
+# r5 p_10_rollback_root, p_16_schedule_free: `main.v` twice that of one process).
 def divided(sources: Sources, path: str) -> bool:
     """Whether a local number is divided, or multiplied, where it is read: a sum over ranks of which
     no mean is kept.

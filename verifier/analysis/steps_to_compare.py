@@ -203,7 +203,7 @@ def own_steps(train: Run) -> str:
         parts = [entries[0] for entries in train.parameters.values()]
         trains = any(part.sharded for part in parts) and not train.all(Micro)
         # Sharded weights, no backward and no step: zeroth order or evolution; its steps end where
-        # other samples come (zeroth order and evolution (exam r2 f_11_mezo... r8 gd_11)).
+        # other samples come (zeroth order and evolution: exam r2 f_11_mezo to r8 gd_11).
         return "forwards" if train.completed and trains else ""
     if any(record.cls for record in train.traces[0].steps):
         return ""

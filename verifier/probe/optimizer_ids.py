@@ -77,13 +77,12 @@ class Turns:
             other
             for other in self._known
             # Optimizers that step at the same lines one after the other are phases of one training
-            # (exam round 5 q_19, both alive) (exam r5 q_19_distill_growing_batch: two optimizers,
-            # both alive).
+            # (exam r5 q_19_distill_growing_batch: two optimizers, both alive).
             if place is not None and other.place == place and other.begun >= self._least
         )
         if turn.late:
             # A scheduler and its optimizer refer to each other: only the collector shows that the
-            # last phase's optimizer is gone (r4 l_14) (exam r4 l_14_progressive_distill,
+            # last phase's optimizer is gone (exam r4 l_14_progressive_distill,
             # n_15_stage_boosting).
             gc.collect()  # a learning-rate scheduler ties an optimizer to itself
             gone = [

@@ -10,7 +10,7 @@ from ..analysis.root_cause import RootCause, root_cause
 from ..trace.events import Place, Raised, RaisedFrame, Shard
 from .base import RaisedRule, Run
 
-# One text of torch for five faults: the stack tells which (`culprit`) (faults root_not_wrapped,
+# One text of torch for five faults: the stack shows which (`culprit`) (faults root_not_wrapped,
 # custom_forward_bypass, full_sd_into_dtensor, ddp_around_fsdp).
 MIXED = r"got mixed torch\.Tensor and DTensor"
 NO_STRATEGY = (

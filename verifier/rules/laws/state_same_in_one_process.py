@@ -144,7 +144,7 @@ def _reordered(mine: Held, theirs: Held) -> bool:
     """
     a, b = mine.sketch, theirs.sketch
     # The same rows in another order have the same norm up to the order of summation (1e-6); a
-    # tensor of zeros has no order to tell (exam round 4 l_03_moco_queue).
+    # tensor of zeros has no order to show (exam round 4 l_03_moco_queue).
     return a is not None and b is not None and a[0] > 0.0 and math.isclose(a[0], b[0], rel_tol=1e-6)
 
 

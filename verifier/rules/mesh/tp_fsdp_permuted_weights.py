@@ -65,6 +65,6 @@ def _permuted(saved: Sketch, found: Sketch) -> bool:
     # The same values in another order have the same sum of squares, up to the order of summation in
     # float64 (faults tp_fsdp_permuted_weights*.yaml).
     same_values = abs(saved[0] - found[0]) <= 1e-9 * saved[0]
-    # Random projections tell the orders apart: another order moves them by about the norm, rounding
+    # Random projections differ by the order: another order moves them by about the norm, rounding
     # by 1e-7 of it.
     return size > 0.0 and same_values and difference(saved, found) > 1e-3 * size

@@ -27,7 +27,7 @@ class HeldRule(Rule):
         if not missing and not record.held:
             return self.unknown("the optimizer holds no parameter of a model that was seen")
         # The two rules share the symptom; whether a forward came before the optimizer's
-        # construction tells the cause (faults optim_before_shard.py, optim_built_after_forward.py).
+        # construction shows the cause (faults optim_before_shard.py, optim_built_after_forward.py).
         if not missing or (built is not None and built.after_forward) is not self.after_forward:
             return self.passed(
                 f"the optimizer holds {count(len(record.held), 'parameter')} of the model"

@@ -57,7 +57,7 @@ class MatrixOptimizerOnLocalShard(Rule):
             return self.unknown(f"{cls} uses local shards, and {reason}")
         allowed = limits(evidence, self.name)
         gradients = max(gradients_apart(run, single, at_step=True).values(), default=0.0)
-        # Updates tell of the optimizer only if it was given the gradients of one process.
+        # Updates say something of the optimizer only if it was given the gradients of one process.
         if not gradients <= allowed.allowed["gradient at the step"]:
             return self.unknown(
                 f"{cls} uses local shards, and gets other gradients than in one process"
