@@ -62,25 +62,22 @@ class Course:
     """
 
     asked: bool = False  # whether the runs that the train run alone decides were made
-    ways: tuple[
-        str, ...
-    ] = ()  # modes in which a reference was tried: ddp, manual (all-reduce), alone
+    # modes in which a reference was tried: ddp, manual (all-reduce), alone
+    ways: tuple[str, ...] = ()
     single_ways: tuple[str, ...] = ()  # and a single process: ddp, fsdp
     # the arguments with which a single process was given the batch of all ranks: () if none helped,
     # None before any were tried
     batch: tuple[str, ...] | None = None
     refused: Run | None = None  # the first reference, if it did not complete
     repeat: Run | None = None  # the train run again, ended after the save that is resumed from
-    crashed: Run | None = (
-        None  # a run with a rank killed in a save, from which nothing has resumed yet
-    )
+    # a run with a rank killed in a save, from which nothing has resumed yet
+    crashed: Run | None = None
     crashes_tried: tuple[dict[str, Any], ...] = ()  # the probe's options of each
     damages_tried: int = 0
     checkpoint: str = ""  # the folder of `{checkpoint}`
     left: tuple[str, ...] = ()  # what the train run left there, relative to it
-    created: tuple[
-        str, ...
-    ] = ()  # what it wrote of the user's files: taken away, and given to runs that resume
+    # what it wrote of the user's files: taken away, and given to runs that resume
+    created: tuple[str, ...] = ()
     sizes_chosen: bool = False  # whether somebody asked for the other numbers of ranks
     resumes: bool = False  # whether somebody says how the script resumes
     stale: str = ""  # which checkpoint it loaded that was there before
@@ -118,12 +115,10 @@ class _Facts:
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
     options: tuple[Option, ...] = ()  # the settings that the sources and configuration files show
     watch: tuple[Watched, ...] = ()  # values that somebody asked to compare
-    cuda_on_cpu: bool = (
-        False  # whether the script asked for CUDA, and had one that computes on the CPU
-    )
-    kink: int | None = (
-        None  # the step from which on one process is not compared (analysis/nonsmooth_steps.py)
-    )
+    # whether the script asked for CUDA, and had one that computes on the CPU
+    cuda_on_cpu: bool = False
+    # the step from which on one process is not compared (analysis/nonsmooth_steps.py)
+    kink: int | None = None
     average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured
     # by rule: what the static tier saw
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)

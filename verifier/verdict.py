@@ -51,9 +51,8 @@ class Verdict:
     baseline: Comparison | None = None
     interrupted: str = ""  # by which signal: what was not judged until then is inconclusive
     refused: str = ""  # why ranks could not run here: what needs them is inconclusive
-    suggestion: str = (
-        ""  # a command that judges more, from the script's own options; it is never run unasked
-    )
+    # a command that judges more, from the script's own options; it is never run unasked
+    suggestion: str = ""
 
     @property
     def tier(self) -> Tier:

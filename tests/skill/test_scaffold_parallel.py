@@ -20,9 +20,8 @@ from verified_fsdp2.skill.spec import SpecError
 WORLD = 8
 LAYERS = 3
 GROUPS = LAYERS + 1  # the blocks and the root
-AGAIN = (
-    6  # matrix products of a block that are computed again: nothing needs the result of the seventh
-)
+# matrix products of a block that are computed again: nothing needs the result of the seventh
+AGAIN = 6
 EVERY_SECOND = 3  # of them, with selective activation checkpointing
 SPEC: dict[str, Any] = {
     **SMALL,

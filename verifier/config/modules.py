@@ -59,9 +59,8 @@ def _spec(name: str, folder: Path) -> ModuleSpec | None:
     top, *below = name.split(".")
     found = PathFinder.find_spec(top, [str(folder.resolve())]) or _installed(top)
     for part in below:
-        if (
-            found is not None
-        ):  # by its last name: a package without __init__.py asks sys.modules for its parent
+        # by its last name: a package without __init__.py asks sys.modules for its parent
+        if found is not None:
             found = PathFinder.find_spec(part, list(found.submodule_search_locations or []))
     return found
 

@@ -50,9 +50,8 @@ class Target:
     timeout: float = 300.0
     device: str = "auto"
     launcher: str = "fork"
-    isolation: str = (
-        "auto"  # how runs are kept from the user's files: a name of isolation/choose.py
-    )
+    # how runs are kept from the user's files: a name of isolation/choose.py
+    isolation: str = "auto"
     allow_writes: tuple[Path, ...] = ()  # where they may write all the same
     oversubscribe: bool = False
     args: tuple[str, ...] = ()
@@ -60,12 +59,10 @@ class Target:
     resume_args: tuple[str, ...] = ()
     single_args: tuple[str, ...] = ()
     reshard_args: tuple[str, ...] = ()
-    prepare: tuple[
-        str, ...
-    ] = ()  # absolute path of the script that is run once before all runs, and its arguments
-    reference: tuple[
-        str, ...
-    ] = ()  # absolute path of the script that this one was converted from, and its arguments
+    # absolute path of the script that is run once before all runs, and its arguments
+    prepare: tuple[str, ...] = ()
+    # absolute path of the script that this one was converted from, and its arguments
+    reference: tuple[str, ...] = ()
     watch: tuple[Watched, ...] = ()
     sizes_chosen: bool = False  # reshard_to was given, not derived
     thorough: bool = False  # every moment of a crash and every damage, not one of each

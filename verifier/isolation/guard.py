@@ -196,9 +196,8 @@ class _Supervisor:
         it by itself.
         """
         thread, flags = notice.thread, notice.opens_with()
-        if (
-            notice.call.name == "openat2" and not flags & seccomp.WRITES
-        ):  # the filter cannot see its flags
+        # the filter cannot see its flags
+        if notice.call.name == "openat2" and not flags & seccomp.WRITES:
             return None
         for operand in notice.call.operands:
             if notice.call.descriptor:

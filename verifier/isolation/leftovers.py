@@ -86,9 +86,8 @@ def remove(path: Path) -> None:
 
     if path.is_dir() and not path.is_symlink():
         for entry in list(path.iterdir()) if (path / LOCK).exists() else ():
-            if (
-                entry.name != LOCK
-            ):  # the last, so that the next start knows the folder if this process is killed
+            # the last, so that the next start knows the folder if this process is killed
+            if entry.name != LOCK:
                 remove(entry)
         shutil.rmtree(path, onerror=allow)
     else:

@@ -85,11 +85,11 @@ def confirmed(findings: list[Finding], evidence: Evidence) -> list[Finding]:
         return findings
     alone = "nothing else that was compared shows it, and a right script may be made so"
 
-    def left_open(finding: Finding) -> Finding:
+    def as_inconclusive(finding: Finding) -> Finding:
         text = f"{finding.evidence}; {alone}: decide it by the code"
         return replace(finding, status="inconclusive", evidence=text)
 
-    return [left_open(f) if f in decide else f for f in findings]
+    return [as_inconclusive(f) if f in decide else f for f in findings]
 
 
 def with_consequences(findings: list[Finding], evidence: Evidence) -> list[Finding]:
@@ -119,7 +119,7 @@ def faults_of_ours(findings: list[Finding], evidence: Evidence) -> list[Finding]
     return [*findings, Finding("verifier", "error", f"fsdp2 itself failed: {texts[0]}{more}")]
 
 
-def may_be_open(findings: list[Finding], policy: Policy) -> list[Finding]:
+def may_be_inconclusive(findings: list[Finding], policy: Policy) -> list[Finding]:
     """What a team does not require may be inconclusive, if it requires anything."""
 
     def free(f: Finding) -> bool:
@@ -178,8 +178,8 @@ OF_ALL: tuple[Pass[OfAll], ...] = (
     ),
     Pass(
         confirmed,
-        "right scripts keep values of one rank, or move apart after resharding (exam kb_09)",
-        "before `with_consequences`: what is left open explains nothing",
+        "right scripts keep values of one rank, or move apart after resharding (exam r10 kb_09)",
+        "before `with_consequences`: what is inconclusive explains nothing",
     ),
     Pass(
         with_consequences,
@@ -194,8 +194,8 @@ OF_ALL: tuple[Pass[OfAll], ...] = (
 )
 OF_A_TEAM: tuple[Pass[OfATeam], ...] = (
     Pass(
-        may_be_open,
-        "a team that requires some rules lets the others be open",
+        may_be_inconclusive,
+        "a team that requires some rules accepts that others are inconclusive",
         "anywhere in this table: it changes what is inconclusive, the others failures",
     ),
     Pass(

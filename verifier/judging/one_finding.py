@@ -166,7 +166,7 @@ QUESTIONS: tuple[Pass[Question], ...] = (
     ),
     Pass(
         not_shown,
-        "what the script has and no run came to is open, with the option that makes it",
+        "what the script has and no run reached is inconclusive, with the option that makes it",
         "before the rule judges: it may rely on there being something to judge",
     ),
     Pass(
@@ -183,8 +183,8 @@ OF_ONE: tuple[Pass[OfOne], ...] = (
     ),
     Pass(
         same_end_after_resume,
-        "phases and turns are counted otherwise after a resume, and lose nothing (exam l_14,"
-        " hb_12)",
+        "phases and turns are counted otherwise after a resume, and lose nothing (exam r4"
+        " l_14_progressive_distill, r9 hb_12_mezo)",
         "before doubts about runs: bits that agree at the end are proof, not doubt",
     ),
     Pass(

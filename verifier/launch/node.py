@@ -57,9 +57,8 @@ def serve(path: str, given: str, live: Live) -> NoReturn:
         if request["world"]:
             enter(World.of(request["world"]), request["folder"])
     except OSError as error:
-        if (
-            error.errno != errno.EBUSY
-        ):  # the guard of the machine that has started this node, if that is this one
+        # the guard of the machine that has started this node, if that is this one
+        if error.errno != errno.EBUSY:
             print(f"{socket.gethostname()} cannot isolate a run: {error}", file=sys.stderr)
             processes.leave(1)
     processes.adopt_orphans()

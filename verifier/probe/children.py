@@ -41,9 +41,8 @@ def hand_on(request: dict[str, Any]) -> None:
 
     def prepared(name: str) -> dict[str, Any]:
         data = of_python(name)
-        if (
-            name == _FORKSERVER
-        ):  # would import the script as it is; each process that it forks imports it itself
+        # would import the script as it is; each process that it forks imports it itself
+        if name == _FORKSERVER:
             return {key: value for key, value in data.items() if not key.startswith("init_main")}
         return {"fsdp2": _Begin(request), **data}
 

@@ -79,9 +79,8 @@ class _Reader:
                 yield from self._called(node, file)
             elif isinstance(node, ast.FunctionDef):
                 decorators = {_name(one) for one in node.decorator_list}
-                if (
-                    "command" in decorators and "option" not in decorators
-                ):  # typer, where click has options
+                # typer, where click has options
+                if "command" in decorators and "option" not in decorators:
                     yield from _parameters(node, file, "-")
 
     def _called(self, call: ast.Call, file: str) -> Iterator[Option]:

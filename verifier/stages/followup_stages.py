@@ -67,9 +67,8 @@ def perturbed(settings: Settings, evidence: Evidence, found: Found) -> list[Plan
         "nudge": True,
         "by_hand": "manual" in course.ways,
     }
-    if (
-        evidence.reference is not None and not evidence.reference.completed
-    ):  # the noise of one process is the measure
+    # the noise of one process is the measure
+    if evidence.reference is not None and not evidence.reference.completed:
         one = in_one_process(
             settings,
             options["full_precision"],

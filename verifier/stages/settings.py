@@ -22,12 +22,10 @@ class Settings:
     target: Target
     chosen: Collection[str]
     tier: str = "ranks"
-    original_distributed: bool = (
-        False  # whether the script that it was converted from knows of other ranks
-    )
-    from_sharding_on: bool = (
-        False  # whether the script trains other models before it shards one, or prepares that one
-    )
+    # whether the script that it was converted from knows of other ranks
+    original_distributed: bool = False
+    # whether the script trains other models before it shards one, or prepares that one
+    from_sharding_on: bool = False
     # where a step ends in a script that updates its weights itself
     # (probe/events/manual_optimizer_steps.py)
     own_steps: str = ""

@@ -50,9 +50,8 @@ class Checkpoints:
         """An operation is about to begin."""
         around = getattr(self.inside, "operation", None)
         if around is not None or _by_pickle(call):
-            if (
-                around is not None and around[0] == "load"
-            ):  # in the `load_state_dict` of a Stateful of the script
+            # in the `load_state_dict` of a Stateful of the script
+            if around is not None and around[0] == "load":
                 self._set_state(operation, call)
             return None
         if (place := self.session.here()) is None:

@@ -32,9 +32,8 @@ def install(session: Session) -> None:
             seen = Criterion(
                 reduction=reduction, valid=valid, gradient=None, targets=target.numel()
             )
-            if (
-                not session.in_backward
-            ):  # what a checkpoint computes again counts only where its gradient is used
+            # what a checkpoint computes again counts only where its gradient is used
+            if not session.in_backward:
                 session.criteria.append(seen)
             if value.numel() == 1:
                 # A target weighs as much as the gradient that arrives at it: another term in the

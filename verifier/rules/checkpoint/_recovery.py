@@ -20,12 +20,10 @@ class Outcome:
     steps: int
     shares: dict[int, int]
     tensors: int
-    moved: bool = (
-        False  # whether the script had updated its weights itself before its first step was seen
-    )
-    ranks: tuple[
-        int, ...
-    ] = ()  # the one save whose values all tensors of each rank have; 0 for none
+    # whether the script had updated its weights itself before its first step was seen
+    moved: bool = False
+    # the one save whose values all tensors of each rank have; 0 for none
+    ranks: tuple[int, ...] = ()
 
     @property
     def mixed(self) -> bool:

@@ -90,9 +90,8 @@ def _repeated(trace: Trace) -> Sampler | None:
     An order of which only a first batch is read (for its shape), or on which nothing is trained,
     does not count.
     """
-    begun: dict[
-        tuple[int, int, int], int
-    ] = {}  # (dataset, seed, epoch): micro-batches since its order was begun
+    # (dataset, seed, epoch): micro-batches since its order was begun
+    begun: dict[tuple[int, int, int], int] = {}
     last: tuple[int, int, int] | None = None
     waiting: Sampler | None = None
     for record in trace.records:

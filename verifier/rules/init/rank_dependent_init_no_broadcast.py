@@ -186,9 +186,8 @@ def _as_one_process(run: Run, single: Run) -> bool:
     alone = {name: entries[0] for name, entries in single.parameters.items()}
 
     def same(name: str, value: Sketch) -> bool:
-        if (
-            name in alone and alone[name].dtype != run.parameters[name][0].dtype
-        ):  # the oracle's are wider
+        # the oracle's are wider
+        if name in alone and alone[name].dtype != run.parameters[name][0].dtype:
             return difference(value, alone[name].sketch) <= HELD_IN_BFLOAT16 * math.sqrt(
                 alone[name].sketch[0]
             )
