@@ -96,17 +96,16 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
     assert (checkpoint["state"], checkpoint["wrong"], checkpoint["ranks"]) == ("opened", 0, 2)
     assert checkpoint["tensors"] > facts["parameters"]
     back = {one["runs"][entry["run"]]["role"]: entry for entry in facts["returns"]}
-    assert back["resume"]["loads"] and back["resume"]["steps"] == 2
+    assert back["resume"]["loads"] and back["resume"]["steps"] == 3
     rules = [entry["rule"] for entry in facts["comparisons"]]
     assert set(rules) == {
-        None,
         "matches-ddp",
         "matches-single-process",
         "resume-is-exact",
         "reshard-keeps-trajectory",
     }
     exact = facts["comparisons"][rules.index("resume-is-exact")]
-    assert (exact["loss"], exact["allowed"]["loss"], exact["after_step"]) == ([0.0, 0.0], 0.0, 3)
+    assert (exact["loss"], exact["allowed"]["loss"], exact["after_step"]) == ([0.0] * 3, 0.0, 6)
     judged = {f["rule"]: f for f in one["findings"]}
     reshards = [
         max(c["loss"]) for c in facts["comparisons"] if c["rule"] == "reshard-keeps-trajectory"
