@@ -1,7 +1,7 @@
 """Reads checkpoints in one process and records their content, in the form in which
 `save_contents.py` records what a save is given.
 
-The files are those that the verified run has just written. DCP's `.metadata` is a pickle, which
+The files are those that the verified run has just written. DCP pickles its `.metadata`, which
 can run code when it is read; objects in the data files are read with
 `weights_only=True`.
 """
