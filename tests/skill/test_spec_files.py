@@ -1,5 +1,5 @@
-"""The corpus: each spec in spec-files/ is valid, or its problems are exactly what the .txt beside
-it says.
+"""The corpus: each spec in spec-files/ is valid, or its problems are exactly what stands below it in
+its file: `negative/NAME.case` holds a spec, byte for byte, the line ERROR, and what is printed.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from verified_fsdp2.skill.spec import SpecError, load, schema
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = Path(__file__).with_name("spec-files")
-NEGATIVE = sorted((FILES / "negative").glob("*.yaml"))
+NEGATIVE = sorted((FILES / "negative").glob("*.case"))
+ERROR = b"\n~~~ the error ~~~\n"  # its first newline is not the spec's
 POSITIVE = sorted((FILES / "positive").glob("*.yaml")) + sorted((ROOT / "examples").glob("*.yaml"))
 
 
@@ -24,17 +25,18 @@ def names(paths: list[Path]) -> Iterator[str]:
 def test_corpus_is_there() -> None:
     assert len(NEGATIVE) > 30
     assert len(POSITIVE) > 7
-    assert {path.stem for path in NEGATIVE} == {
-        path.stem for path in (FILES / "negative").glob("*.txt")
-    }
 
 
 @pytest.mark.parametrize("path", NEGATIVE, ids=names(NEGATIVE))
-def test_negative(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(path.parent)
+def test_negative(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, error, printed = path.read_bytes().partition(ERROR)
+    assert error
+    (tmp_path / "data").symlink_to(path.parent / "data")
+    (tmp_path / path.with_suffix(".yaml").name).write_bytes(spec)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecError) as caught:
-        load(Path(path.name))
-    assert f"{caught.value}\n" == path.with_suffix(".txt").read_text(encoding="utf-8")
+        load(Path(path.with_suffix(".yaml").name))
+    assert f"{caught.value}\n" == printed.decode()
     places = [(problem.place.line, problem.place.column) for problem in caught.value.problems]
     assert places == sorted(places)
     for raw in (
