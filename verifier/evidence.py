@@ -5,25 +5,18 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Self
 
 from .config.option import Option
 from .config.policy import Widening
 from .config.watch import Watched
-from .finding import Hit, Suppression
+from .finding import Hit, Suppression, Uncovered
 from .trace import Run
 from .trace.events import Checkpoint, LoaderStarted, Place, Step
 from .trace.roles import PLACES
 
-
-class NotMade(StrEnum):
-    """Why a run was not made, where that is more than a text: a finding that rests on it is no
-    finding.
-    """
-
-    QUICK = "--quick does not make this run"
+NOT_QUICK = Uncovered("--quick does not make this run", "quick")
 
 
 @dataclass(frozen=True)

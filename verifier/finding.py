@@ -1,15 +1,29 @@
 """A rule's result, and what a static detector saw."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from .trace.events import Place
 
-Status = Literal["pass", "fail", "inconclusive", "not_applicable", "error"]
+# inconclusive: a run did it, and it could not be judged; not_covered: no run did it
+Status = Literal["pass", "fail", "inconclusive", "not_covered", "not_applicable", "error"]
 Answer = Literal[
     "pass", "fail", "inconclusive", "error", "no_findings"
 ]  # no_findings: only sources were read
 Tier = Literal["static", "simulate", "ranks"]
+
+
+class Uncovered(str):
+    """Why nothing was judged, where no run did what is to be judged; `part` names it: one of
+    config/parts.py, or another word for what a run would have to do.
+    """
+
+    part: str
+
+    def __new__(cls, reason: str, part: str) -> Self:
+        made = super().__new__(cls, reason)
+        made.part = part
+        return made
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,7 @@ class Finding:
     required: bool = True  # whether it decides: a failure that does not is a warning
     # whether right scripts may be made so too: such a failure needs another one beside it
     suspicion: bool = False
+    part: str = ""  # of the training, which no run did (Uncovered)
 
     @property
     def warns(self) -> bool:

@@ -14,7 +14,7 @@ from .config.policy import BY_HAND, Policy
 from .errors import text_of
 from .evidence import Evidence
 from .finding import Finding
-from .judging.all_findings import OF_A_TEAM, OF_ALL
+from .judging.all_findings import OF_A_TEAM, OF_ALL, required_and_not_done
 from .judging.one_finding import OF_ONE, QUESTIONS
 from .judging.passes import printed
 from .rules import RULES
@@ -89,6 +89,8 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
     findings = list(verdict.findings)
     for one in OF_A_TEAM:
         findings = one.apply(findings, policy)
+    parts = verdict.facts.get("coverage", {}).get("parts", {})
+    findings += required_and_not_done(parts, policy.require)
     skipped = list(verdict.skipped)
     for rule in left_out:
         skip = next((s for s in policy.skips if not s.over and is_skipped(rule, [s.rule])), None)

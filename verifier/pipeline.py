@@ -17,10 +17,10 @@ from typing import Any
 from . import stages
 from .config.launchers import HERE, most_on_a_machine
 from .config.option import command
-from .config.policy import QUICK
+from .config.policy import BY_QUICK
 from .config.target import Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
-from .evidence import Course, Evidence, NotMade
+from .evidence import NOT_QUICK, Course, Evidence
 from .execute import Executor, Progress, backend_for
 from .finding import Finding
 from .isolation.choose import AUTO, in_words, must_isolate
@@ -206,8 +206,8 @@ class Verification:
         beyond = dict.fromkeys(unseen, f"environment error: {self.refused}")
         findings, skipped = [], []
         for finding in judge(evidence, self.chosen, beyond):
-            if finding.status == "inconclusive" and finding.evidence is NotMade.QUICK:
-                skipped.append({"rule": finding.rule, "reason": QUICK, "until": None})
+            if finding.part == NOT_QUICK.part:
+                skipped.append({"rule": finding.rule, "reason": BY_QUICK, "until": None})
                 continue
             ours = finding.tier == "ranks" and finding.rule not in unseen
             findings.append(replace(finding, tier=self.tier) if ours else finding)

@@ -162,10 +162,11 @@ def verdict_of(findings: Sequence[Finding]) -> Answer:
     """fail if anything failed, else error, else inconclusive if anything required could not be
     checked, else pass.
 
-    What does not apply is no obstacle to a pass; but where no rule applies, nothing was checked.
+    What does not apply, and what no run did, is no obstacle to a pass; but where nothing else is
+    left, nothing was checked.
     """
     statuses = {f.status for f in findings if f.required}
-    if statuses == {"not_applicable"}:
+    if statuses and statuses <= {"not_applicable", "not_covered"}:
         return "inconclusive"
     order: tuple[Answer, ...] = ("fail", "error", "inconclusive")
     return next((status for status in order if status in statuses), "pass")

@@ -110,6 +110,14 @@ OPTIONS = (
             " rank if it supports no others"
         ),
     ),
+    (
+        "--require",
+        "A,B",
+        (
+            "what some run must do, or exit 4: checkpoint, resume, reshard, accumulation, bf16,"
+            " compile, evaluation, gpu"
+        ),
+    ),
     ("--timeout", "S", "seconds for each launch (default 300)"),
     ("--device", "WHERE", "auto (GPUs if there is one for each rank, else CPU), cpu, cuda"),
     (

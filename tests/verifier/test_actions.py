@@ -61,4 +61,4 @@ def test_what_a_pass_has_not_looked_at(changes: dict[str, Any], expected: str) -
 def test_lines_that_no_run_reached_come_first() -> None:
     line = {"file": "/a/train.py", "first": 8, "last": 9, "code": "save()", "after_step": None}
     facts = {"horizon": {"steps": 9, "ended": True, "seconds": 3.0, "lines": [line]}}
-    assert not_covered(replace(verdict(), facts=facts))[0].startswith("not run: ")
+    assert not_covered(replace(verdict(), facts=facts))[0].startswith("save() (")

@@ -225,9 +225,9 @@ test_later = judged_as(
         ONCE, "pass", sliced(*range(0, 160, 8), samples=80), sliced(*range(40, 200, 8), samples=80)
     ),  # from elsewhere on
     *(row(ONCE, "pass", *echoed(times)) for times in (2, 3)),  # each batch several times
-    row(ONCE, "not_applicable", sliced(0, 8), sliced(8, 16)),
+    row(ONCE, "not_covered", sliced(0, 8), sliced(8, 16)),
     row(ONCE, "not_applicable", sliced(0, 8, 16, 24, 32)),
-    row(ONCE, "not_applicable", trained([()] * 6), trained([()] * 6)),
+    row(ONCE, "not_covered", trained([()] * 6), trained([()] * 6)),
 )
 
 
@@ -272,7 +272,7 @@ test_held_out = judged_as(
         *evaluating([seen([*range(1, 40, 2), 2])], [seen(range(0, 40, 2))]),
     ),
     row(HELD_OUT, "not_applicable", *evaluating([seen([1, 3])], [seen([0, 2])])),  # by chance
-    row(HELD_OUT, "not_applicable", *evaluating([], [])),
+    row(HELD_OUT, "not_covered", *evaluating([], [])),
     row(HELD_OUT, "not_applicable", evaluating([seen(range(40))])[0]),
 )
 

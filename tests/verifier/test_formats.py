@@ -286,11 +286,12 @@ def test_what_does_not_apply_is_no_obstacle_and_counted_apart() -> None:
     made = inapplicable()
     assert (made.verdict, made.exit_code) == ("pass", 0)
     report = json.loads(valid("json", RENDERERS["json"](made)))
-    assert report["schema"] == 2
+    assert report["schema"] == 3
     assert report["counts"] == {
         "pass": 1,
         "fail": 0,
         "inconclusive": 0,
+        "not_covered": 0,
         "not_applicable": 2,
         "error": 0,
     }

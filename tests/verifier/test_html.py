@@ -150,7 +150,7 @@ def verdict(
         ENVIRONMENT,
         runs,
         found,
-        facts(evidence, Path("/work")),
+        facts(evidence, Path("/work"), gpus=False),
         seconds=2.0,
     )
 

@@ -88,7 +88,7 @@ test_the_status = judged_as(
     *(row(rule, "inconclusive", saved()) for rule in TEMPLATES),
     *(row(rule, "not_applicable", NOTHING) for rule in OF_CHECKPOINTS),
     *(
-        row(rule, "inconclusive", NOTHING, saving=LINE) for rule in OF_CHECKPOINTS
+        row(rule, "not_covered", NOTHING, saving=LINE) for rule in OF_CHECKPOINTS
     ),  # its sources can save
     *(row(rule, "inconclusive", NOTHING, course=Course(resumes=True)) for rule in OF_RESUMES),
     *(

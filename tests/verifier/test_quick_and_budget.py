@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from verified_fsdp2.verifier.config.policy import QUICK
+from verified_fsdp2.verifier.config.policy import BY_QUICK
 from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.pipeline import verify
@@ -37,7 +37,7 @@ def test_quick_makes_three_runs_and_skips_what_others_decide(tmp_path: Path) -> 
         "pass",
         "pass",
     )
-    skipped = {item["rule"] for item in verdict.skipped if item["reason"] == QUICK}
+    skipped = {item["rule"] for item in verdict.skipped if item["reason"] == BY_QUICK}
     assert {
         "matches-single-process",
         "reshard-keeps-trajectory",
@@ -78,6 +78,6 @@ def test_runs_that_most_rules_need_come_first() -> None:
 
 
 def test_a_pass_needs_a_rule_that_was_judged() -> None:
-    left = {"rule": "matches-single-process", "reason": QUICK, "until": None}
+    left = {"rule": "matches-single-process", "reason": BY_QUICK, "until": None}
     nothing = Verdict("pass", {}, {}, [{"role": "train"}], [], skipped=[left])
     assert nothing.decided().verdict == "inconclusive"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ..evidence import LOADS, Evidence, Sources
+from ..finding import Uncovered
 from ..trace import Run
 from ..trace.events import Checkpoint, Micro, SetState, Shard, Step, Wrap
 from .syntax import walk
@@ -157,7 +158,12 @@ def unseen_load(evidence: Evidence, *setters: str) -> str:
         f"the sources can load state ({', '.join(setters)}), but no run did: give --save-args and"
         " --resume-args"
     )
-    return evidence.missing.get("resume", lacks)
+    return evidence.missing.get("resume", Uncovered(lacks, "resume"))
+
+
+def no_evaluation(evidence: Evidence, reason: str) -> str:
+    """Why nothing of an evaluation is judged: not covered, where the sources call `eval()`."""
+    return reason if unnamed(evidence.sources, "eval") else Uncovered(reason, "evaluation")
 
 
 def _names(sources: Sources, file: str, words: tuple[str, ...]) -> bool:

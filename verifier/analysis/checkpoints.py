@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from ..evidence import LOADS, SAVES, Evidence, saves_of
+from ..finding import Uncovered
 from ..trace import Run
 from ..trace.events import Checkpoint, Lenient, Saving, Step
 from .saves import all_saves, final_path
@@ -136,9 +137,7 @@ def only_exports(evidence: Evidence) -> str:
 
 
 def unseen_save(evidence: Evidence) -> str:
-    """Why rules on checkpoints are inconclusive although nothing failed: the sources can save, the
-    train run did not.
-    """
+    """Why rules on checkpoints judge nothing: the sources can save, the train run did not."""
     train, saving = evidence.train, evidence.saving
     # A simulated run saves nothing by design; its tier says so itself.
     if train is None or train.steps() == 0 or saving is None or train.role == "simulate":
@@ -147,10 +146,11 @@ def unseen_save(evidence: Evidence) -> str:
         return ""
     steps = train.steps()
     place = f"{saving.file.rpartition('/')[2]}:{saving.line}"
-    return (
+    return Uncovered(
         f"the sources can save ({place} `{saving.code[:60]}`), but the train run of {steps} steps"
         f" did not: give --save-args that save after one of the steps 1 to {steps - 1} (or more"
-        " --steps), and --resume-args"
+        " --steps), and --resume-args",
+        "checkpoint",
     )
 
 

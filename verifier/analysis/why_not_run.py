@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from ..evidence import Evidence
+from ..finding import Uncovered
 from ..trace.roles import OF_CHECKPOINTS
 from .checkpoints import outside, same_weights_after, unseen_save
 from .root_cause import root_cause
@@ -34,16 +35,18 @@ def missing(
     if reason := no_resume(resume_args, steps, evidence):
         return found | dict.fromkeys(OF_CHECKPOINTS, reason)
     if not reshards:
-        found["reshard"] = "no other world size was requested: pass --reshard-to"
+        found["reshard"] = Uncovered(
+            "no other world size was requested: pass --reshard-to", "reshard"
+        )
     if reason := no_damage(evidence):
         return found | dict.fromkeys(("crash", "damaged"), reason)
     if not evidence.crashes:
-        found.setdefault(
-            "crash",
-            "no save could be interrupted (the script saves through neither DCP nor torch.save)",
+        reason = (
+            "no save could be interrupted (the script saves through neither DCP nor torch.save)"
         )
+        found.setdefault("crash", Uncovered(reason, "crash"))
     if not evidence.damaged:
-        found.setdefault("damaged", "no file of the last save was found")
+        found.setdefault("damaged", Uncovered("no file of the last save was found", "crash"))
     return found
 
 
@@ -55,12 +58,14 @@ def no_resume(resume_args: Sequence[str], steps: int, evidence: Evidence) -> str
     if reason := unseen_save(evidence):
         return reason
     if not resume_args:
-        return "the arguments with which this script resumes are not known: give --resume-args"
+        reason = "the arguments with which this script resumes are not known: give --resume-args"
+        return Uncovered(reason, "resume")
     if after is None:
         last = steps - 1
-        return (
+        return Uncovered(
             f"no save was seen before step {steps}: give --save-args that save after one of the"
-            f" steps 1 to {last}"
+            f" steps 1 to {last}",
+            "checkpoint",
         )
     repeat = evidence.course.repeat
     # The repeat run writes the earlier save again; if its weights are others, its checkpoint is

@@ -26,5 +26,5 @@ FLAGS = (
         "oversubscribe",
         "watch",
     ),
-    *("isolation", "allow_writes"),
+    *("isolation", "allow_writes", "require"),
 )

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from ..errors import UserError
 from ..finding import Finding
 from ..trace.events import Place
+from .parts import Part
 
-BY_HAND, QUICK = "option --skip", "option --quick"
+BY_HAND, BY_QUICK = "option --skip", "option --quick"
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Widening:
 
 @dataclass(frozen=True)
 class Policy:
-    """Without `required`, no rule may be inconclusive."""
+    """Without `required`, no rule may be inconclusive. `require`: what some run must have done."""
 
     skips: tuple[Skip, ...] = ()
     required: tuple[str, ...] = ()
+    require: tuple[Part, ...] = ()
     tolerances: Mapping[str, Widening] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

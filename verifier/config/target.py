@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import UserError
 from . import modules
 from .launchers import problem
+from .parts import PARTS, Part
 from .policy import Policy
 from .reading.script import parse
 from .settings import applied
@@ -203,7 +204,20 @@ def _one(
     target = replace(
         target, reference=_reference(target, cwd), prepare=_other("prepare", target.prepare, cwd)
     )
-    return replace(target, name=entry.name, policy=entry.policy, command=command)
+    policy = entry.policy
+    if "require" in flags and flags["require"] is not None:
+        named = _parts(flags["require"])
+        policy = replace(policy, require=tuple(dict.fromkeys((*policy.require, *named))))
+    return replace(target, name=entry.name, policy=policy, command=command)
+
+
+def _parts(text: str) -> tuple[Part, ...]:
+    """What `--require` names. Raises UserError on another name."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in PARTS:
+            raise UserError(f"--require: expected some of {', '.join(PARTS)}, found {name!r}")
+    return tuple(part for part in PARTS if part in names)
 
 
 def _only(folder: Path, unknown_rule: CheckName) -> Entry:

@@ -50,8 +50,9 @@ class Entry:
     @property
     def policy(self) -> Policy:
         """What the team has decided about it. Raises UserError where that contradicts itself."""
-        skips, required = (tuple(self.values.get(key, ())) for key in ("skip", "required"))
-        return Policy(skips, required, self.values.get("tolerances", {}))
+        keys = ("skip", "required", "require")
+        skips, required, require = (tuple(self.values.get(key, ())) for key in keys)
+        return Policy(skips, required, require, self.values.get("tolerances", {}))
 
     def over(self, other: Entry) -> Entry:
         """This entry, with the keys of the other where it has none."""

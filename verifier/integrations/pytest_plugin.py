@@ -214,8 +214,8 @@ class RuleItem(pytest.Item):
         self.user_properties += [
             (name, value) for name, value in numbers.items() if value is not None
         ]
-        if finding.status == "not_applicable":
-            pytest.skip(sanitize(f"not applicable: {finding.evidence}"))
+        if finding.status in ("not_applicable", "not_covered"):
+            pytest.skip(sanitize(f"{finding.status.replace('_', ' ')}: {finding.evidence}"))
         if finding.status == "pass":
             self.add_report_section("call", "fsdp2", sanitize(finding.evidence))
         elif finding.status == "inconclusive":

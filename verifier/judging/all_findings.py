@@ -3,9 +3,11 @@
 OF_ALL are applied to the list, one after the other; OF_A_TEAM after them, with the team's policy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
+from ..config.parts import OPTIONS, Part
 from ..config.policy import Policy, Skip
 from ..evidence import Evidence
 from ..finding import Finding
@@ -18,6 +20,8 @@ from ..trace.roles import OF_CHECKPOINTS
 from .passes import Pass
 
 OfAll = Callable[[list[Finding], Evidence], list[Finding]]
+# The name of findings on what a team requires and no run did; it is no rule.
+REQUIRED = "required"
 OfATeam = Callable[[list[Finding], Policy], list[Finding]]
 
 
@@ -119,6 +123,42 @@ def faults_of_ours(findings: list[Finding], evidence: Evidence) -> list[Finding]
     return [*findings, Finding("verifier", "error", f"fsdp2 itself failed: {texts[0]}{more}")]
 
 
+def must_be_decided(findings: list[Finding], policy: Policy) -> list[Finding]:
+    """What no run did is inconclusive in a rule that a team requires."""
+
+    def named(f: Finding) -> bool:
+        return f.status == "not_covered" and is_named(f.rule, policy.required)
+
+    return [replace(f, status="inconclusive") if named(f) else f for f in findings]
+
+
+def required_and_not_done(
+    parts: Mapping[str, Mapping[str, Any]], require: Iterable[Part]
+) -> list[Finding]:
+    """An inconclusive finding for each part of the training that a team requires and no run did.
+
+    `parts`: facts["coverage"]["parts"] of the report.
+    """
+    return [
+        Finding(REQUIRED, "inconclusive", _not_done(name, parts[name]), part=name)
+        for name in require
+        if name in parts and not parts[name]["done"]
+    ]
+
+
+def _not_done(name: Part, one: Mapping[str, Any]) -> str:
+    if name == "gpu":
+        return "gpu is required, and the ranks computed on the CPU: give --device cuda"
+    if one["file"] is None:
+        return f"{name} is required, and neither the runs nor the sources show it"
+    option = f" ({one['option']} looks like it)" if one["option"] else ""
+    advice = f"give arguments with which the script does it{option}"
+    if name in OPTIONS:
+        advice = f"give {OPTIONS[name]}"
+    where = f"{one['file'].rpartition('/')[2]}:{one['line']}"
+    return f"{name} is required, and no run did it; the sources have it at {where}: {advice}"
+
+
 def may_be_inconclusive(findings: list[Finding], policy: Policy) -> list[Finding]:
     """What a team does not require may be inconclusive, if it requires anything."""
 
@@ -193,6 +233,11 @@ OF_ALL: tuple[Pass[OfAll], ...] = (
     ),
 )
 OF_A_TEAM: tuple[Pass[OfATeam], ...] = (
+    Pass(
+        must_be_decided,
+        "a team that requires a rule does not accept that no run did what it is about",
+        "before `may_be_inconclusive`, which looks at what is inconclusive",
+    ),
     Pass(
         may_be_inconclusive,
         "a team that requires some rules accepts that others are inconclusive",

@@ -143,7 +143,7 @@ def listener_failed(rule: Rule, evidence: Evidence, found: Finding) -> Finding:
 def seen_in_the_sources(rule: Rule, evidence: Evidence, found: Finding) -> Finding:
     """A failure, where the static tier saw one and the runs decide nothing."""
     hits = evidence.hits.get(rule.name)
-    if found.status not in ("inconclusive", "not_applicable") or not hits:
+    if found.status not in ("inconclusive", "not_covered", "not_applicable") or not hits:
         return found
     return rule.failed(hits[0].message, hits[0].location, tier="static")
 

@@ -7,7 +7,8 @@ from typing import Any
 from ..analysis.wording import count, some
 from ..finding import Finding
 from ..verdict import Verdict
-from .text import inconclusive, not_judged, place, stopped_early
+from . import proved
+from .text import inconclusive, place, stopped_early
 
 MOST = 12  # reasons for which something is inconclusive, and rules named with one
 
@@ -60,15 +61,11 @@ def not_covered(verdict: Verdict) -> list[str]:
     """What the runs have not looked at, what matters most first."""
     if verdict.tier != "ranks":
         return []
-    found = [
-        f"{word.lower()}: {line}"
-        for word, lines in not_judged(verdict.facts.get("horizon"))
-        for line in lines
-    ]
+    found = proved.not_covered(verdict)
     skipped = [str(item["rule"]) for item in verdict.skipped]
     found += [f"skipped: {', '.join(skipped)}"] if skipped else []
     target: dict[str, Any] = dict(verdict.target)
-    found.append(f"other arguments, and steps after the first {target.get('steps') or 0}")
+    found.append("other arguments")
     sizes = sorted({1, int(target.get("nproc") or 1), *map(int, target.get("reshard_to") or ())})
     found.append(
         f"other world sizes than {', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"

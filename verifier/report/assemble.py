@@ -37,7 +37,7 @@ def assemble(
         environment=dict(environment),
         runs=[summary(run) for run in runs],
         findings=[replace(f, evidence=stable(f.evidence, work)) for f in findings],
-        facts=facts(evidence, work),
+        facts=facts(evidence, work, bool(environment.get("devices"))),
     )
 
 

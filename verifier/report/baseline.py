@@ -25,7 +25,7 @@ from .json_report import SCHEMA
 from .redacted import redacted
 
 # earlier versions whose failures are read; roles and statuses changed since, failures did not
-READABLE = (1,)
+READABLE = (1, 2)
 _TEXT = {"type": "string"}
 _LINE = {
     "type": "object",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.comparison import incomparable, loss_apart, norm_apart
+from ..analysis.coverage import OnePart, coverage
 from ..analysis.limits import limits, nudged
 from ..analysis.reopened_checkpoints import differing, opened
 from ..analysis.saves import given, kept
@@ -29,8 +30,11 @@ def summary(run: Run) -> Facts:
     }
 
 
-def facts(evidence: Evidence, work: Path) -> Facts:
-    """The model, its sharding, collectives, memory and checkpoints; {} if no model was called."""
+def facts(evidence: Evidence, work: Path, gpus: bool) -> Facts:
+    """The model, its sharding, collectives, memory and checkpoints; {} if no model was called.
+
+    `gpus`: whether ranks computed on GPUs.
+    """
     run = evidence.train
     if run is None or not run.parameters:
         return {}
@@ -68,7 +72,31 @@ def facts(evidence: Evidence, work: Path) -> Facts:
         "checkpoints": _checkpoints(evidence, work),
         "returns": _returns(evidence, work),
         **_horizon(evidence),
+        **_coverage(evidence, gpus),
     }
+
+
+def _coverage(evidence: Evidence, gpus: bool) -> Facts:
+    """What the runs did; {} where they made no step."""
+    found = coverage(evidence, gpus)
+    if found is None:
+        return {}
+    parts = {name: _part(one) for name, one in found.parts.items()}
+    return {
+        "coverage": {
+            "steps": [[1, found.last]],
+            "one_process": found.alone,
+            "made": found.made,
+            "whole": found.whole,
+            "ranks": list(found.ranks),
+            "parts": parts,
+        }
+    }
+
+
+def _part(one: OnePart) -> Facts:
+    file, line = one.line or (None, None)
+    return {"done": one.done, "file": file, "line": line, "option": one.option}
 
 
 def _horizon(evidence: Evidence) -> Facts:

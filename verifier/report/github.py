@@ -14,6 +14,7 @@ from ..verdict import Verdict
 from . import text
 from .limits_text import limits
 from .locations import lines_of, place_of, relative
+from .proved import headline
 from .sanitize import sanitize, shown
 
 MOST = 10
@@ -59,6 +60,9 @@ def commands(verdict: Verdict) -> list[str]:
     if verdict.partial:
         whole = Finding("", "error", verdict.partial)
         found.insert(0, ("error", whole, "incomplete verification", verdict.partial))
+    if lines := headline(verdict):
+        whole = Finding("", "pass", "")
+        found.insert(0, ("notice", whole, lines[0], "\n".join(lines)))
     found.sort(key=lambda item: _ORDER.index(item[0]))
     return [
         _command(level, finding, verdict, title, message)
@@ -113,7 +117,8 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
         "no_findings": "No findings in the sources",
     }
     held = verdict.baseline
-    blocks = [verdict.target.get("command"), verdict.partial, limits(verdict)]
+    blocks = ["\n".join(headline(verdict)), verdict.target.get("command"), verdict.partial]
+    blocks += [limits(verdict)]
     blocks += [text.comparison(held, verdict.answer)] if held is not None else []
     blocks += [
         f"{word}: {'; '.join(places)}"
@@ -144,7 +149,8 @@ def _parts(verdict: Verdict) -> Iterator[str]:
         yield f"### Not checked: {', '.join(f'`{rule}`' for rule in rules)}\n\n" + _block(reason)
     if skipped := [f"{item['rule']}: {text.why_skipped(item)}" for item in verdict.skipped]:
         yield "### Skipped\n\n" + _block("\n".join(skipped))
-    for status, what in (("pass", "passed"), ("not_applicable", "not applicable")):
+    words = {"pass": "passed", "not_covered": "not covered", "not_applicable": "not applicable"}
+    for status, what in words.items():
         if found := [f"{f.rule}: {f.evidence}" for f in verdict.findings if f.status == status]:
             yield (
                 f"<details><summary>{count(len(found), 'rule')}"

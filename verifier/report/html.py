@@ -107,7 +107,7 @@ def sentence(report: Report) -> str:
     unsure, passed, unaffected = (
         rules("inconclusive", "error"),
         rules("pass"),
-        rules("not_applicable"),
+        rules("not_applicable", "not_covered"),
     )
     if report["verdict"] == "fail":
         decides = [f for f in findings if f["status"] == "fail" and f["required"]]

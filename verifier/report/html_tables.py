@@ -39,7 +39,10 @@ def tables(report: Report) -> dict[str, Table]:
         "skipped": _skipped(report),
         "not_followed": _not_followed(report),
         "passes": _passes(report),
-        "not_applicable": _not_applicable(report),
+        "not_covered": _reasons(report, "not_covered", "Rules about what no run did"),
+        "not_applicable": _reasons(
+            report, "not_applicable", "Rules about features that the script does not have"
+        ),
         "losses": _by_step(report, "losses", "Loss of each step"),
         "grad_norms": _by_step(
             report, "grad_norms", "Norm of the whole gradient in each step, before clipping"
@@ -122,9 +125,9 @@ def _passes(report: Report) -> Table:
     )
 
 
-def _not_applicable(report: Report) -> Table:
-    rows = [[f["rule"], f["evidence"]] for f in _with(report, "not_applicable")]
-    return Table("Rules about features that the script does not have", "Rule|Reason", rows)
+def _reasons(report: Report, status: str, title: str) -> Table:
+    rows = [[f["rule"], f["evidence"]] for f in _with(report, status)]
+    return Table(title, "Rule|Reason", rows)
 
 
 def _baseline(report: Report) -> Table:

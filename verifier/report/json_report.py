@@ -3,17 +3,18 @@
 import math
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from ..finding import Finding, Status
 from ..trace.events import Place
 from ..verdict import Verdict
 from .actions import next_steps, not_covered
 from .limits_text import limits
+from .proved import headline
 from .sanitize import in_json
 
-SCHEMA = 2  # another one only where a field of an earlier report goes, or means something else
-STATUSES: tuple[Status, ...] = ("pass", "fail", "inconclusive", "not_applicable", "error")
+SCHEMA = 3  # another one only where a field of an earlier report goes, or means something else
+STATUSES: tuple[Status, ...] = get_args(Status)
 _FLAT_LIST = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s+\]")  # strings hold no line breaks in JSON
 _BREAK = re.compile(r"\n\s+")
 
@@ -24,6 +25,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
         {
             "schema": SCHEMA,
             "verdict": verdict.verdict,
+            "headline": headline(verdict),
             "tier": verdict.tier,
             "limits": limits(verdict),
             "counts": {status: verdict.counts.get(status, 0) for status in STATUSES},
@@ -72,12 +74,23 @@ def _finding(finding: Finding) -> dict[str, Any]:
             name: getattr(finding, name)
             for name in ("rule", "status", "tier", "consequence", "required")
         },
+        "severity": severity(finding),
+        "part": finding.part,
         **{name: getattr(finding, name) for name in ("measured", "limit", "margin", "evidence")},
         "location": _location(finding.location),
         "fix": finding.fix,
         "explain": f"fsdp2 explain {finding.rule}",
         "seconds": round(finding.seconds, 6),
     }
+
+
+def severity(finding: Finding) -> str | None:
+    """ "error" for what decides, "warning" for a failure that does not; None where nothing
+    failed.
+    """
+    if finding.status not in ("fail", "error"):
+        return None
+    return "warning" if finding.warns else "error"
 
 
 def _location(place: Place | None) -> dict[str, Any] | None:

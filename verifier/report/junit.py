@@ -17,6 +17,7 @@ from ..rules import RULES
 from ..verdict import Verdict
 from .limits_text import limits
 from .locations import lines_of, relative
+from .proved import headline
 from .sanitize import in_xml
 from .text import why_skipped
 
@@ -31,6 +32,7 @@ def render(verdict: Verdict) -> str:
     if verdict.baseline is not None:
         values |= {"baseline": verdict.baseline.path, "answer": verdict.answer}
     values |= {"tier": verdict.tier, "limits": limits(verdict)}
+    values |= dict(zip(("proved", "not_covered"), headline(verdict), strict=False))
     values |= {
         name: str(verdict.environment.get(name, "")) for name in ("torch", "python", "platform")
     }
@@ -100,8 +102,8 @@ def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> None:
             if finding.required
             else ("skipped", "not checked, and not required: ")
         )
-    elif finding.status == "not_applicable":
-        tag, prefix = "skipped", "not applicable: "
+    elif finding.status in ("not_applicable", "not_covered"):
+        tag, prefix = "skipped", f"{finding.status.replace('_', ' ')}: "
     elif finding.warns:
         tag, prefix = "skipped", "warning: "
     elif finding.status == "fail":

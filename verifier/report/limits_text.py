@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..analysis.wording import count
-from ..config.policy import QUICK
+from ..config.policy import BY_QUICK
 from ..verdict import Verdict
 from .wrapping import wrapped
 
@@ -28,7 +28,7 @@ def verdict_line(verdict: Verdict) -> str:
     if verdict.verdict == "no_findings":
         return f"{line} in {limits(verdict)}"
     if verdict.verdict == "pass" and (
-        left := sum(item["reason"] == QUICK for item in verdict.skipped)
+        left := sum(item["reason"] == BY_QUICK for item in verdict.skipped)
     ):
         return f"{line} with --quick: {count(left, 'rule')} that other runs decide not judged"
     simulated = verdict.verdict == "pass" and verdict.tier == "simulate"

@@ -25,6 +25,7 @@ from ..verdict import Verdict
 from .baseline import base_of, identity, name_of
 from .limits_text import limits
 from .locations import place_of, relative
+from .proved import headline
 from .rule_page import markdown
 from .sanitize import in_json
 
@@ -36,10 +37,15 @@ LONGEST = 1000  # characters of a description; GitHub takes 1024
 def render(verdict: Verdict) -> str:
     """The whole report."""
     held = verdict.baseline
-    reported = [f for f in verdict.findings if f.status not in ("pass", "not_applicable")]
-    not_applicable = (f for f in verdict.findings if f.status == "not_applicable")
-    unaffected = [{"rule": f.rule, "reason": f.evidence} for f in not_applicable]
-    judged_by = {"tier": verdict.tier, "limits": limits(verdict)}
+    quiet = ("pass", "not_covered", "not_applicable")
+    reported = [f for f in verdict.findings if f.status not in quiet]
+    judged_by = {
+        "tier": verdict.tier,
+        "limits": limits(verdict),
+        "headline": headline(verdict),
+        "notCovered": _reasons(verdict, "not_covered"),
+        "notApplicable": _reasons(verdict, "not_applicable"),
+    }
     rules = list(dict.fromkeys(f.rule for f in (*reported, *(held.gone if held else ()))))
     results = [_result(f, verdict, rules) for f in reported]
     absent = {"baselineState": "absent", "kind": "pass", "level": "none"}
@@ -62,11 +68,16 @@ def render(verdict: Verdict) -> str:
         "invocations": [invocation],
         "originalUriBaseIds": {BASE: {"description": {"text": "The root of the checkout."}}},
         "results": results,
-        "properties": {"skipped": list(verdict.skipped), "notApplicable": unaffected, **judged_by},
+        "properties": {"skipped": list(verdict.skipped), **judged_by},
     }
     return (
         in_json(json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)) + "\n"
     )
+
+
+def _reasons(verdict: Verdict, status: str) -> list[dict[str, str]]:
+    found = (f for f in verdict.findings if f.status == status)
+    return [{"rule": f.rule, "reason": f.evidence} for f in found]
 
 
 def _rule(name: str) -> dict[str, Any]:

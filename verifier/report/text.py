@@ -17,6 +17,7 @@ from ..verdict import Comparison, Verdict
 from .limits_text import MOST, counted, not_followed, verdict_line
 from .locations import steps_to
 from .numbers_text import facts, losses
+from .proved import headline
 from .sanitize import sanitize, shown
 from .wrapping import width, wrapped
 
@@ -29,6 +30,7 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
     """The report as plain text of at most about 10,000 characters, the verdict last."""
     lines = [
         *_named(verdict),
+        *_headline(verdict),
         *_horizon(verdict, verbose),
         *failures(verdict),
         *_inconclusive(verdict, verbose),
@@ -94,6 +96,15 @@ def _named(verdict: Verdict) -> Iterator[str]:
     ):
         if text:
             yield from (*_text(text), "")
+
+
+def _headline(verdict: Verdict) -> Iterator[str]:
+    """What the verdict proved and what it left out."""
+    lines = headline(verdict)
+    for line in lines:
+        yield from _text(line, further=INDENT)
+    if lines:
+        yield ""
 
 
 def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
@@ -239,8 +250,11 @@ def stopped_early(verdict: Verdict) -> str:
 
 
 def _passes(verdict: Verdict) -> Iterator[str]:
-    """What passed, then what is not applicable; rules with the same evidence share a line."""
-    for status, word in (("pass", "pass "), ("not_applicable", "n/a  ")):
+    """What passed, what no run did, then what is not applicable; rules with the same evidence share
+    a line.
+    """
+    words = (("pass", "pass "), ("not_covered", "not covered "), ("not_applicable", "n/a  "))
+    for status, word in words:
         found = [f for f in verdict.findings if f.status == status]
         margins = {
             f.rule: f" [margin {f.margin:.0f}x]" for f in found if f.margin and f.margin >= 2
@@ -308,7 +322,7 @@ def counts(verdict: Verdict) -> str:
         "inconclusive": "not checked",
         "pass": "passed",
     }
-    words["not_applicable"] = "not applicable"
+    words |= {"not_covered": "not covered", "not_applicable": "not applicable"}
     warnings = sum(finding.warns for finding in verdict.findings)
     found = {
         status: verdict.counts.get(status, 0) - (warnings if status == "fail" else 0)

@@ -12,7 +12,7 @@ from ..analysis.checkpoints import no_checkpoint, only_exports, own_files, unsee
 from ..analysis.root_cause import RootCause, root_cause
 from ..analysis.wording import count, some
 from ..evidence import Evidence
-from ..finding import Finding, Hit
+from ..finding import Finding, Hit, Status, Uncovered
 from ..source.events import Event, Flow
 from ..source.registry import DETECTORS
 from ..trace import Run
@@ -47,6 +47,7 @@ __all__ = [
     "Rule",
     "Run",
     "SourceRule",
+    "Uncovered",
     "count",
     "some",
 ]
@@ -122,8 +123,8 @@ class Rule(ABC):
         )
 
     def unseen(self, evidence: Evidence) -> str:
-        """Why no run has shown what the script has, with the option or edit that makes one; "" if
-        one has.
+        """Why no run has shown what the script has (Uncovered, where the script has it and no run
+        did it), with the option or edit that makes one; "" if one has.
         """
         return unseen_save(evidence) if self.about_checkpoints else ""
 
@@ -177,12 +178,21 @@ class Rule(ABC):
         return Finding(self.name, "fail", evidence, location=location, **more)
 
     def not_applicable(self, reason: str, **more: Any) -> Finding:
-        """The script has nothing that the clause is about."""
-        return Finding(self.name, "not_applicable", reason, **more)
+        """The script has nothing that the clause is about; or no run did it, if the reason is
+        Uncovered.
+        """
+        return self._without("not_applicable", reason, **more)
 
     def unknown(self, reason: str, **more: Any) -> Finding:
-        """The clause could not be checked."""
-        return Finding(self.name, "inconclusive", reason, **more)
+        """The clause could not be checked; or no run did what it is about, if the reason is
+        Uncovered.
+        """
+        return self._without("inconclusive", reason, **more)
+
+    def _without(self, status: Status, reason: str, **more: Any) -> Finding:
+        if isinstance(reason, Uncovered):
+            return Finding(self.name, "not_covered", str(reason), part=reason.part, **more)
+        return Finding(self.name, status, reason, **more)
 
 
 class SourceRule(Rule):
@@ -209,13 +219,10 @@ class SourceRule(Rule):
             message = f"{hits[0].message}; no rank of the train run reached this line"
             return self.failed(message, hits[0].location, tier="static", required=False)
         # Where following the script came to no training, the sources prove nothing.
-        # If no training was found from the script's first line on, the sources prove nothing:
-        # inconclusive, not a pass.
         if not evidence.followed:
             what = "following the calls from the script on, no training was found"
-            return self.unknown(
-                f"{what}; `fsdp2 lint` on the project's folder reads every function", tier="static"
-            )
+            reason = f"{what}; `fsdp2 lint` on the project's folder reads every function"
+            return self.unknown(Uncovered(reason, "sources"), tier="static")
         return self.passed(f"no breach in the sources, followed {evidence.followed}", tier="static")
 
 

@@ -10,7 +10,7 @@ from ..analysis.comparison import loss_apart
 from ..analysis.ending import both_end, comparable_end, last_step, weights_apart
 from ..analysis.precision import needs_full_precision
 from ..analysis.why_not_run import missing, no_damage
-from ..evidence import Evidence, NotMade
+from ..evidence import NOT_QUICK, Evidence
 from ..finding import Finding
 from ..launch.planned import PlannedRun
 from ..launch.processes import busy
@@ -39,7 +39,7 @@ def completed(settings: Settings, evidence: Evidence) -> Evidence:
         found = dict.fromkeys(AFTER_TRAIN, f"the train run {what}")
     else:
         needs = {role for name in settings.chosen for role in RULES[name].needs}
-        unmade = dict.fromkeys(needs - QUICK, NotMade.QUICK) if target.quick else {}
+        unmade = dict.fromkeys(needs - QUICK, NOT_QUICK) if target.quick else {}
         reshards = bool(target.reshard_to) or "reshard" not in settings.needs
         found = missing(evidence, target.resume_args, settings.steps, reshards, unmade)
     evidence = replace(evidence, missing=found)

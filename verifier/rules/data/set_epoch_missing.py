@@ -4,7 +4,9 @@ from ...source.flow_queries import SAMPLER, is_const, names_in, text
 from ...source.values import reach
 from ...trace import Trace
 from ...trace.events import Micro, Sampler, SetEpoch
-from ..base import Evidence, Finding, Hits, Rule, count
+from ..base import Evidence, Finding, Hits, Rule, Uncovered, count
+
+EPOCHS = "a second epoch"
 
 
 class SetEpochMissing(Rule):
@@ -53,11 +55,10 @@ class SetEpochMissing(Rule):
                 return self.failed(text, again.at_line)
         # A run that ends within its first epoch shows no second order: inconclusive.
         if max(map(len, begun)) == 1 and not run.all(SetEpoch):
-            return self.unknown(
-                "the run ended in the first epoch, without a call of set_epoch: give more --steps"
-            )
+            reason = "the run ended in the first epoch, without a call of set_epoch"
+            return self.unknown(Uncovered(f"{reason}: give more --steps", EPOCHS))
         if evidence.hits.get(self.name):
-            return self.unknown("the run ended in the first epoch")
+            return self.unknown(Uncovered("the run ended in the first epoch", EPOCHS))
         epochs = len({r.epoch for records in begun for r in records})
         return self.passed(f"{count(epochs, 'epoch')} of a shuffling sampler, no order repeated")
 

@@ -1,7 +1,7 @@
 from ...analysis.gradient_scale_causes import micro_batches
 from ...source.events import STORE, Flow
 from ...source.flow_queries import text
-from ..base import Evidence, Finding, Hits, RaisedRule
+from ..base import Evidence, Finding, Hits, RaisedRule, Uncovered
 
 
 class NoSyncIdiom(RaisedRule):
@@ -30,13 +30,12 @@ class NoSyncIdiom(RaisedRule):
         hits = evidence.hits.get(self.name, ())  # the attribute of DDP raises nothing
         if hits and found.status == "pass":
             return self.failed(hits[0].message, hits[0].location, tier="static")
-        # With one micro-batch a step the branch with `no_sync` never runs: inconclusive, with
+        # With one micro-batch a step the branch with `no_sync` never runs: not covered, with
         # advice (fault no_sync_idiom_2.yaml).
         if found.status == "pass" and micro_batches(evidence.trained) == 1:
             advice = "give it arguments that accumulate gradients"
-            return self.unknown(
-                f"the sources name `no_sync`, and the run has one micro-batch a step: {advice}"
-            )
+            reason = f"the sources name `no_sync`, and the run has one micro-batch a step: {advice}"
+            return self.unknown(Uncovered(reason, "accumulation"))
         return found
 
     def detect(self, flow: Flow) -> Hits:

@@ -2,8 +2,10 @@ from ...analysis.ending import comparable_end, ended, same_models
 from ...analysis.limits import times_noise
 from ...tolerances import ENDING, MULTIPLE, PRINTED
 from ...trace.events import Printed, Written
-from ..base import Evidence, Finding, Run, count
+from ..base import Evidence, Finding, Run, Uncovered, count
 from ._one_process import OneProcessRule
+
+END = "what follows the training loop"
 
 
 class EndingSameInOneProcess(OneProcessRule):
@@ -39,29 +41,29 @@ class EndingSameInOneProcess(OneProcessRule):
     def applies(self, evidence: Evidence) -> str:
         survey = evidence.survey
         if survey is None or not survey.completed:
-            return "the script's end was not reached in the survey run"
+            return Uncovered("the script's end was not reached in the survey run", END)
         if not survey.all(Printed) and not survey.all(Written):
             return "nothing is printed or written as a tensor behind the last step"
         # One process that parts at a kink by rounding ends elsewhere rightly: its end is no oracle
         # (exam round 9 hd_08_lora_ema twin).
         if evidence.kink is not None:
-            return (
-                f"one process is compared up to step {evidence.kink - 1} only: see"
-                " matches-single-process"
-            )
+            last = evidence.kink - 1
+            reason = f"one process is compared up to step {last} only: see matches-single-process"
+            return Uncovered(reason, END)
         if not comparable_end(evidence):
-            return "one process does not make the same first steps, or not in full precision"
+            reason = "one process does not make the same first steps, or not in full precision"
+            return Uncovered(reason, END)
         if evidence.ending is None or not evidence.ending.completed:
-            return evidence.missing.get(
-                "ending", "one process did not come to the script's end in its time"
-            )
+            reason = "one process did not come to the script's end in its time"
+            return evidence.missing.get("ending", Uncovered(reason, END))
         # The first run may train a teacher and write it to a file which later runs load: then the
         # survey run called other models than one process, and the ends are not comparable.
         if not same_models(survey, evidence.ending):
-            return (
+            reason = (
                 "the survey run called other models than one process, as where the first run makes"
                 " a file for later ones"
             )
+            return Uncovered(reason, END)
         return ""
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
@@ -104,9 +106,8 @@ class EndingSameInOneProcess(OneProcessRule):
                     limit=limit,
                 )
         if not compared:
-            return self.not_applicable(
-                "nothing that is printed or written behind the last step is comparable"
-            )
+            reason = "nothing that is printed or written behind the last step is comparable"
+            return self.unknown(Uncovered(reason, END))
         return self.passed(
             f"{count(compared, 'value')} printed or written behind the last step are those of one"
             " process"

@@ -1,3 +1,4 @@
+from ...analysis.applicability import no_evaluation
 from ...tolerances import HELD_OUT
 from ...trace.events import Evaluated, Micro
 from ..base import Evidence, Finding, Rule, count
@@ -24,7 +25,8 @@ class EvaluatedOnTrainingSamples(Rule):
         if len(evidence.trained.sample_ranks) < 2:
             return "not applicable with one data-parallel rank"
         seen = any(trace.first(Evaluated) for trace in evidence.trained.traces)
-        return "" if seen else "nothing was evaluated within the steps that were run"
+        reason = "nothing was evaluated within the steps that were run"
+        return "" if seen else no_evaluation(evidence, reason)
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained

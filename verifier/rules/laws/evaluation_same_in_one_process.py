@@ -3,13 +3,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...analysis.agreement import Agree, Noise, among, noise
+from ...analysis.applicability import no_evaluation
 from ...analysis.measured import apart as differ
 from ...analysis.measured import measured, of_both
 from ...analysis.measured import noise as measured_noise
 from ...analysis.state import apart, divided, evaluated, handed_on, states
 from ...tolerances import FLOOR, MULTIPLE
 from ...trace.events import Held, Place, State
-from ..base import Evidence, Finding, Run
+from ..base import Evidence, Finding, Run, Uncovered
 from ._one_process import OneProcessRule
 
 
@@ -39,11 +40,8 @@ class EvaluationSameInOneProcess(OneProcessRule):
         seen = any(record.evaluations for record in evidence.trained.places(State))
         run, sources = evidence.trained, evidence.sources
         there = seen and (evaluated(run, sources) or measured(run, sources))
-        return (
-            ""
-            if there
-            else "no number was computed in an evaluation within the steps that were run"
-        )
+        reason = "no number was computed in an evaluation within the steps that were run"
+        return "" if there else no_evaluation(evidence, reason)
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
         paths = evaluated(run, evidence.sources)
@@ -79,11 +77,10 @@ class EvaluationSameInOneProcess(OneProcessRule):
                 "every number that was seen is one rank's part, from which the script computes"
                 " another"
             )
-            return self.not_applicable(what)
+            return self.unknown(Uncovered(what, "evaluation"))
         if not evaluates:
-            return self.not_applicable(
-                "the calls that make numbers in one process make others, or none"
-            )
+            what = "the calls that make numbers in one process make others, or none"
+            return self.unknown(Uncovered(what, "evaluation"))
         return self.unknown("no step of the run of one process holds the numbers of the evaluation")
 
 

@@ -1,6 +1,6 @@
 from ...tolerances import SAME_STEPS
 from ...trace.events import LoaderStarted
-from ..base import Evidence, Finding, Rule, Run, count
+from ..base import Evidence, Finding, Rule, Run, Uncovered, count
 
 
 class SameSamplesEveryStep(Rule):
@@ -22,17 +22,15 @@ class SameSamplesEveryStep(Rule):
     def applies(self, evidence: Evidence) -> str:
         if not _available(evidence.trained):
             return "no DataLoader over a data set of known length"
-        return (
-            ""
-            if evidence.trained.steps() >= SAME_STEPS
-            else f"fewer than {SAME_STEPS} steps were made"
-        )
+        few = Uncovered(f"fewer than {SAME_STEPS} steps were made", "samples")
+        return "" if evidence.trained.steps() >= SAME_STEPS else few
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         batches = [run.global_batch(step) for step in range(1, run.steps() + 1)]
         if not batches[0]:
-            return self.unknown("the model was given no tensor whose rows could be distinguished")
+            reason = "the model was given no tensor whose rows could be distinguished"
+            return self.unknown(Uncovered(reason, "samples"))
         distinct, there = len(set().union(*batches)), _available(run)
         samples = count(distinct, "sample")
         if any(batch != batches[0] for batch in batches):

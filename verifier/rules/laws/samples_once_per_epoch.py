@@ -11,7 +11,7 @@ from ...source.values import RANK_NAMES
 from ...tolerances import BATCHES_AGAIN, LEAST_STEPS, MANY, REPEATED_BATCHES
 from ...trace import Trace
 from ...trace.events import Micro, Order, Place, Sampler
-from ..base import Evidence, Finding, Rule, Run, count
+from ..base import Evidence, Finding, Rule, Run, Uncovered, count
 
 
 class SamplesOncePerEpoch(Rule):
@@ -42,8 +42,10 @@ class SamplesOncePerEpoch(Rule):
         if len(run.sample_ranks) < 2:
             return "not applicable with one data-parallel rank"
         if not any(run.global_batch(step) for step in range(1, run.steps() + 1)):
-            return "the model was given no tensor whose rows could be distinguished"
-        return "" if run.steps() >= LEAST_STEPS else f"fewer than {LEAST_STEPS} steps were made"
+            reason = "the model was given no tensor whose rows could be distinguished"
+            return Uncovered(reason, "samples")
+        few = Uncovered(f"fewer than {LEAST_STEPS} steps were made", "samples")
+        return "" if run.steps() >= LEAST_STEPS else few
 
     def judge(self, evidence: Evidence) -> Finding:
         found = (case(self, evidence) for case in CASES)

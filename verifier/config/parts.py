@@ -1,0 +1,24 @@
+"""Parts of a training that a verification may leave out, by the names that `require` takes.
+
+What no run did is *not covered*: no obstacle to a pass, unless a team requires it.
+"""
+
+from typing import Literal, get_args
+
+Part = Literal[
+    "checkpoint",
+    "resume",
+    "reshard",
+    "accumulation",
+    "bf16",
+    "compile",
+    "evaluation",
+    "gpu",
+]
+PARTS: tuple[Part, ...] = get_args(Part)
+# How a verification is told to do what belongs to checkpoints.
+OPTIONS: dict[Part, str] = {
+    "checkpoint": "--save-args",
+    "resume": "--resume-args",
+    "reshard": "--reshard-to",
+}

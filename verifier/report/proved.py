@@ -1,0 +1,105 @@
+"""What a verdict proved and what it left out, in two lines: they begin the report in every format.
+
+pass: steps 1-9 of 120, on 2 ranks, 1, 4; CPU
+not covered: accumulation (train.py:88, --accum), if cfg.compile: (train.py:41), 3 more
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..analysis.wording import count
+from ..config.parts import OPTIONS
+from ..finding import Finding
+from ..verdict import Verdict
+
+SHOWN = 3  # of what is not covered, in the second line
+Facts = Mapping[str, Any]
+
+
+def headline(verdict: Verdict) -> list[str]:
+    """The two lines, or the first alone; [] where ranks compared nothing."""
+    facts = verdict.facts.get("coverage")
+    if facts is None or verdict.tier != "ranks":
+        return []
+    first = f"{verdict.answer}: {_why(verdict)}{extent(facts)}"
+    left = not_covered(verdict)
+    shown = left[:SHOWN]
+    more = [f"{len(left) - len(shown)} more"] if len(left) > len(shown) else []
+    return [first, *([f"not covered: {', '.join([*shown, *more])}"] if left else [])]
+
+
+def extent(facts: Facts) -> str:
+    """`steps 1-9 of 120, on 2 ranks, 1, 4; CPU`."""
+    parts = [f"{first}-{last}" if last > first else f"{first}" for first, last in facts["steps"]]
+    steps = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    made = facts["made"]
+    whole = f" of {made}" if facts["whole"] else f" of {made} or more"
+    of = whole if made else ""
+    ranks = ", ".join([count(facts["ranks"][0], "rank"), *map(str, facts["ranks"][1:])])
+    device = "GPU" if facts["parts"]["gpu"]["done"] else "CPU"
+    return f"steps {steps}{of}, on {ranks}; {device}"
+
+
+def not_covered(verdict: Verdict) -> list[str]:
+    """What no run did of what the script has, what matters most first."""
+    facts, horizon = verdict.facts.get("coverage"), verdict.facts.get("horizon")
+    branches = [_branch(one) for one in (horizon["lines"] if horizon is not None else ())]
+    if facts is None:
+        return branches
+    left = [*_parts(facts), *branches, *_steps(facts)]
+    return [*left, *_reasons(verdict.findings, facts)]
+
+
+def place(file: str, line: int) -> str:
+    """`train.py:88`, the path relative to the current folder if that is shorter."""
+    return f"{min(file, os.path.relpath(file), key=len)}:{line}"
+
+
+def _why(verdict: Verdict) -> str:
+    """Which rules failed, or how many could not be judged."""
+    if verdict.answer in ("fail", "error"):
+        found = [f for f in verdict.findings if f.status == verdict.answer and not f.warns]
+        first = [f.rule for f in found if not f.consequence] or [f.rule for f in found]
+        named = list(dict.fromkeys(first))
+        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        return f"{named[0]}{more}; " if named else ""
+    if verdict.answer != "inconclusive":
+        return ""
+    unsure = [f for f in verdict.findings if f.status == "inconclusive" and f.required]
+    return f"{count(len(unsure), 'rule')} could not be judged; " if unsure else ""
+
+
+def _parts(facts: Facts) -> Iterator[str]:
+    parts = facts["parts"]
+    left = [name for name, one in parts.items() if not one["done"] and one["file"]]
+    # a script that does not save cannot resume: only the first of these says something
+    for name in [name for name in OPTIONS if name in left][:1]:
+        yield _part(name, parts[name], OPTIONS[name])
+    for name in (name for name in left if name not in OPTIONS):
+        yield _part(name, parts[name], parts[name]["option"])
+
+
+def _part(name: str, one: Facts, option: str) -> str:
+    where = place(one["file"], one["line"])
+    return f"{name} ({where}, {option})" if option else f"{name} ({where})"
+
+
+def _branch(one: Facts) -> str:
+    """A branch that no run reached, by its condition; the side of an expression; a later step."""
+    late = f", after step {one['after_step']}" if one["after_step"] is not None else ""
+    return f"{one.get('side') or one['code']} ({place(one['file'], one['first'])}{late})"
+
+
+def _steps(facts: Facts) -> Iterator[str]:
+    last, made = facts["steps"][-1][1], facts["made"]
+    if facts["one_process"] is not None:
+        yield f"one process after step {facts['one_process']}"
+    if made > last:
+        yield f"steps {last + 1}-{made}"
+
+
+def _reasons(findings: Sequence[Finding], facts: Facts) -> Iterator[str]:
+    """What else no run did, for which rules judged nothing."""
+    others = dict.fromkeys(f.part for f in findings if f.status == "not_covered")
+    yield from (part for part in others if part not in facts["parts"])
