@@ -1,5 +1,6 @@
-"""The corpus: each spec in spec-files/ is valid, or its problems are exactly what stands below it in
-its file: `negative/NAME.case` holds a spec, byte for byte, the line ERROR, and what is printed.
+"""The corpus: each spec in spec-files/ is valid, or its problems are exactly what stands below it.
+
+`negative/NAME.case` holds a spec, byte for byte, the line ERROR, and what is printed.
 """
 
 from collections.abc import Iterator

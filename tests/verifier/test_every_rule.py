@@ -60,4 +60,9 @@ def test_an_error_in_a_rule_is_an_error_finding(name: str) -> None:
 def test_a_right_run_fails_nothing(name: str) -> None:
     train = run(recorded(0), recorded(1))
     evidence = Evidence(train=train, full_precision=train, provoked=replace(train, role="provoked"))
-    assert judge_one(RULES[name], evidence).status in ("pass", "not_applicable", "not_covered", "inconclusive")
+    assert judge_one(RULES[name], evidence).status in (
+        "pass",
+        "not_applicable",
+        "not_covered",
+        "inconclusive",
+    )

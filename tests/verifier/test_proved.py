@@ -1,0 +1,161 @@
+"""What a verdict proved and left out: the two first lines, in every format, and what a team
+requires.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_formats import valid, verdict
+from test_laws import of
+
+from records import cases, micro, model, step, stepped
+from verified_fsdp2.verifier.analysis.coverage import coverage
+from verified_fsdp2.verifier.config.parts import PARTS
+from verified_fsdp2.verifier.config.policy import Policy
+from verified_fsdp2.verifier.config.target import resolve
+from verified_fsdp2.verifier.config.verify_file import FORM
+from verified_fsdp2.verifier.errors import UserError
+from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.finding import Finding, Uncovered
+from verified_fsdp2.verifier.judge import apply_policy
+from verified_fsdp2.verifier.report import RENDERERS
+from verified_fsdp2.verifier.report.proved import headline
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.verdict import Verdict, verdict_of
+
+PARTS_DONE = {name: {"done": True, "file": None, "line": None, "option": ""} for name in PARTS}
+ACCUMULATION = {"done": False, "file": "/a/repo/train.py", "line": 88, "option": "--accum"}
+CPU = {"gpu": {**PARTS_DONE["gpu"], "done": False}}
+
+
+def compared(*findings: Finding, lines: Any = (), **changes: Any) -> Verdict:
+    """A verdict with coverage: steps 1 to 9 of 120 on 2 ranks, 1 and 4, without accumulation."""
+    parts = {**PARTS_DONE, **CPU, "accumulation": ACCUMULATION}
+    found = {"steps": [[1, 9]], "one_process": None, "made": 120, "whole": True}
+    facts = {"coverage": {**found, "ranks": [2, 1, 4], "parts": parts, **changes}}
+    if lines:
+        facts["horizon"] = {"steps": 120, "ended": True, "seconds": 30.0, "lines": list(lines)}
+    made = verdict(*(findings or (Finding("matches-ddp", "pass", "agrees"),)))
+    return replace(made, facts=facts)
+
+
+@cases(
+    "changes, expected",
+    ({}, "pass: steps 1-9 of 120, on 2 ranks, 1, 4; CPU"),
+    ({"whole": False}, "pass: steps 1-9 of 120 or more, on 2 ranks, 1, 4; CPU"),
+    ({"made": 0}, "pass: steps 1-9, on 2 ranks, 1, 4; CPU"),
+    ({"steps": [[1, 9], [31, 33], [120, 120]]}, "pass: steps 1-9, 31-33 and 120 of 120, on"),
+    ({"parts": PARTS_DONE, "ranks": [1]}, "pass: steps 1-9 of 120, on 1 rank; GPU"),
+)
+def test_the_first_line(changes: dict[str, Any], expected: str) -> None:
+    assert headline(compared(**changes))[0].startswith(expected)
+
+
+def test_the_first_line_of_a_verdict_that_is_none_of_a_pass() -> None:
+    failed = [Finding("matches-ddp", "fail", "differs", consequence=True)]
+    failed += [Finding(name, "fail", "built early") for name in ("optim-before-shard", "b")]
+    assert headline(compared(*failed))[0].startswith("fail: optim-before-shard and 1 more; steps 1")
+    unsure = Finding("matches-ddp", "inconclusive", "not finite")
+    first = headline(compared(unsure))[0]
+    assert first.startswith("inconclusive: 1 rule could not be judged; steps 1-9")
+
+
+def test_the_second_line() -> None:
+    lines = [
+        {"file": "/a/repo/train.py", "first": 41, "last": 43, "code": "if c:", "after_step": None},
+        {"file": "/a/repo/train.py", "first": 50, "last": 50, "code": "if d:", "after_step": 89},
+    ]
+    made = compared(
+        Finding("ending-same-in-one-process", "not_covered", "no end", part="the end"),
+        Finding("no-sync-idiom", "not_covered", "one micro-batch", part="accumulation"),
+        lines=lines,
+        one_process=5,
+    )
+    second = headline(made)[1]
+    assert "accumulation (" in second and "train.py:88, --accum)" in second
+    assert "if c: (" in second and "train.py:50, after step 89)" in second
+    assert second.endswith(", 3 more")  # one process after step 5, steps 10-120, the end
+    assert len(headline(compared(parts=PARTS_DONE, made=9))) == 1
+
+
+@pytest.mark.parametrize("format", sorted(RENDERERS))
+def test_every_format_says_it(format: str) -> None:
+    text = RENDERERS[format](compared())
+    whole = " ".join(text.replace("&#39;", "'").split())
+    assert "steps 1-9 of 120, on 2 ranks, 1, 4; CPU" in whole, whole[:2000]
+    assert "not covered: accumulation (" in whole or "accumulation (" in whole
+    valid(format, text)
+
+
+def test_what_no_run_did_is_no_obstacle_and_no_proof() -> None:
+    passed = Finding("a", "pass", "fine")
+    left = Finding("b", "not_covered", "no run saved", part="checkpoint")
+    assert verdict_of([passed, left]) == "pass"
+    assert verdict_of([left, Finding("c", "not_applicable", "none")]) == "inconclusive"
+
+
+def test_a_reason_that_says_that_no_run_did_it() -> None:
+    rule = RULES["resume-is-exact"]
+    found = rule.unknown(Uncovered("give --resume-args", "resume"))
+    assert (found.status, found.part) == ("not_covered", "resume")
+    assert rule.not_applicable(Uncovered("no end", "the end")).status == "not_covered"
+    assert rule.unknown("it stopped").status == "inconclusive"
+
+
+@cases(
+    "require, answer, evidence",
+    ((), "pass", ""),
+    (("bf16",), "pass", ""),
+    (("accumulation",), "inconclusive", "train.py:88: give arguments with which the script does"),
+    (("gpu",), "inconclusive", "--device cuda"),
+)
+def test_what_a_team_requires(require: Any, answer: str, evidence: str) -> None:
+    made = apply_policy(compared(), Policy(require=require), ())
+    assert made.verdict == answer
+    found = [f.evidence for f in made.findings if f.rule == "required"]
+    assert len(found) == bool(evidence) and all(evidence in text for text in found)
+    report = json.loads(valid("json", RENDERERS["json"](made)))
+    assert report["verdict"] == answer
+
+
+def test_a_required_rule_that_no_run_judged_is_inconclusive() -> None:
+    left = Finding("resume-is-exact", "not_covered", "no run resumed", part="resume")
+    made = compared(Finding("matches-ddp", "pass", "agrees"), left)
+    assert apply_policy(made, Policy(), ()).verdict == "pass"
+    assert apply_policy(made, Policy(required=("parity",)), ()).verdict == "inconclusive"
+
+
+def test_the_option_adds_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print()\n")
+    (tmp_path / "verify.yaml").write_text("require: [bf16]\n")
+    target = resolve(tmp_path, {"require": "resume, checkpoint"})
+    assert target.policy.require == ("bf16", "checkpoint", "resume")
+    with pytest.raises(UserError, match="--require: expected some of checkpoint, "):
+        resolve(tmp_path, {"require": "resumes"})
+
+
+def test_the_schema_names_the_parts() -> None:
+    named = FORM.root["definitions"]["require"]["items"]["enum"]
+    assert tuple(named) == PARTS
+
+
+TEXT = """
+model.eval()
+with torch.autocast("cuda", torch.bfloat16):
+    for micro in range(args.accum):
+        torch.compile(model)
+pattern = re.compile("x")
+"""
+
+
+def test_which_parts_the_sources_have_and_the_runs_did() -> None:
+    rank = [model(), micro(), micro(), step(), stepped()]
+    evidence: Evidence = replace(of(rank, rank), sources=Sources({"t.py": TEXT}, ("t.py",)))
+    found = coverage(evidence, gpus=False)
+    assert found is not None and (found.last, found.ranks, found.whole) == (1, (2,), False)
+    left = {name: part.line for name, part in found.parts.items() if part.left_out}
+    assert left == {"bf16": ("t.py", 3), "compile": ("t.py", 5), "evaluation": ("t.py", 2)}
+    assert found.parts["accumulation"].done and not found.parts["checkpoint"].done
