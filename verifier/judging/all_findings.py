@@ -13,7 +13,7 @@ from ..evidence import Evidence
 from ..finding import Finding
 from ..rules import RULES
 from ..rules.naming import is_named
-from ..rules.policies import ShownBy
+from ..rules.policies import OnlyExplained, ShownBy
 from ..source.suppress import RULE as UNUSED
 from ..source.suppress import covering
 from ..trace.roles import OF_CHECKPOINTS
@@ -106,8 +106,13 @@ def with_consequences(findings: list[Finding], evidence: Evidence) -> list[Findi
     after_resume = {f.rule: bool(RULES[f.rule].needs & OF_CHECKPOINTS) for f in failed}
     causes = [after_resume[f.rule] for f in failed if f not in effects]
     explained = {name for f in failed for name in RULES[f.rule].explains}
+    seen_in_a_run = {n for f in failed if f.tier != "static" for n in RULES[f.rule].explains}
 
     def follows(finding: Finding) -> bool:
+        # A crash stood as the consequence of an unrelated line of the sources (seven reports on
+        # public scripts).
+        if RULES[finding.rule].policy(OnlyExplained):
+            return finding.rule in seen_in_a_run
         caused = any(after_resume[finding.rule] or not cause for cause in causes)
         return finding.rule in explained or (finding in effects and caused)
 
@@ -175,6 +180,26 @@ def must_hold(findings: list[Finding], policy: Policy) -> list[Finding]:
         return f.warns and is_named(f.rule, policy.required)
 
     return [replace(f, required=True) if named(f) else f for f in findings]
+
+
+def in_order(findings: list[Finding], policy: Policy) -> list[Finding]:
+    """Failures in the order in which a person must act: a crash, then what is wrong in every run,
+    then what only a crash in the middle of a save shows, then warnings; then all else as it was.
+    """
+
+    def key(finding: Finding) -> int:
+        if finding.status not in ("fail", "error"):
+            return 5
+        if finding.warns:
+            return 4
+        rule = RULES.get(finding.rule)
+        if finding.consequence:
+            return 3
+        if rule is not None and rule.needs & {"crash", "damaged"}:
+            return 2
+        return 0 if rule is not None and rule.policy(OnlyExplained) else 1
+
+    return sorted(findings, key=key)
 
 
 def expired(findings: list[Finding], policy: Policy) -> list[Finding]:
@@ -251,6 +276,11 @@ OF_A_TEAM: tuple[Pass[OfATeam], ...] = (
     Pass(
         expired,
         "a skip with a date is a promise",
-        "last: what it adds decides already, and replaces a pass of the rule on suppressions",
+        "after what decides: it adds a failure in place of a pass of the rule on suppressions",
+    ),
+    Pass(
+        in_order,
+        "a reader acts on the first finding: a crash was shown behind static findings",
+        "last: the passes before it say what fails, and what only warns",
     ),
 )

@@ -13,7 +13,7 @@ from ..analysis.steps_to_compare import steps_differ
 from ..analysis.wording import count
 from ..evidence import Evidence
 from ..finding import Finding
-from ..rules.base import Rule
+from ..rules.base import Rule, seen
 from ..rules.policies import BesideTheWeights, OnlyOnCpu
 from ..trace.events import End, ProbeError
 from .passes import Pass
@@ -145,7 +145,7 @@ def seen_in_the_sources(rule: Rule, evidence: Evidence, found: Finding) -> Findi
     hits = evidence.hits.get(rule.name)
     if found.status not in ("inconclusive", "not_covered", "not_applicable") or not hits:
         return found
-    return rule.failed(hits[0].message, hits[0].location, tier="static")
+    return seen(rule, evidence, hits)
 
 
 QUESTIONS: tuple[Pass[Question], ...] = (

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from ..analysis.applicability import never_sharded, trainings, unnamed, went_through, without_steps
 from ..analysis.checkpoints import no_checkpoint, only_exports, own_files, unseen_save
+from ..analysis.reached import reached_hit
 from ..analysis.root_cause import RootCause, root_cause
 from ..analysis.wording import count, some
 from ..evidence import Evidence
@@ -16,7 +17,7 @@ from ..finding import Finding, Hit, Status, Uncovered
 from ..source.events import Event, Flow
 from ..source.registry import DETECTORS
 from ..trace import Run
-from ..trace.events import Place, Shard, Visited
+from ..trace.events import Place, Shard
 from ..trace.roles import OF_CHECKPOINTS
 from .policies import AfterSharding, JudgesExports, NeedsSharding, OnlyWarns, Policy
 
@@ -210,14 +211,7 @@ class SourceRule(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         if hits := evidence.hits.get(self.name, ()):
-            # Code of a package that no rank of the run reached trained nothing wrong here: the
-            # finding warns, and names the line (public trainers' packages).
-            reached = next((hit for hit in hits if not _not_reached(evidence, hit.location)), None)
-            if reached is not None:
-                return self.failed(reached.message, reached.location, tier="static")
-            # In a package of a public trainer, code that nothing calls trains nothing wrong.
-            message = f"{hits[0].message}; no rank of the train run reached this line"
-            return self.failed(message, hits[0].location, tier="static", required=False)
+            return seen(self, evidence, hits)
         # Where following the script came to no training, the sources prove nothing.
         if not evidence.followed:
             what = "following the calls from the script on, no training was found"
@@ -239,18 +233,16 @@ def lines_to_reach(evidence: Evidence, rules: Iterable[Rule]) -> dict[str, list[
     return found
 
 
-def _not_reached(evidence: Evidence, place: Place) -> bool:
-    """Whether the train run was asked to watch a line, and made its steps without it."""
-    train, file = evidence.train, place.file
-    seen = (
-        [record.lines[file] for record in train.all(Visited) if file in record.lines]
-        if train
-        else []
-    )
-    made = train is not None and train.steps() > 0
-    # Only a run that was asked to watch the file, and that made steps, shows that a line is not
-    # reached.
-    return made and bool(seen) and not any(place.line in lines for lines in seen)
+def seen(rule: Rule, evidence: Evidence, hits: tuple[Hit, ...]) -> Finding:
+    """The failure that the sources show. Code that no rank of a run reached trained nothing wrong:
+    the finding warns, and names the line (public trainers' packages; an optimizer that was not
+    chosen, in tang0389/himuon).
+    """
+    hit = reached_hit(evidence, hits)
+    if hit is not None:
+        return rule.failed(hit.message, hit.location, tier="static")
+    message = f"{hits[0].message}; no rank of the runs reached this line"
+    return rule.failed(message, hits[0].location, tier="static", required=False)
 
 
 class RaisedRule(Rule):
@@ -261,6 +253,7 @@ class RaisedRule(Rule):
     before it has shown whether the rule applies, the text of the error decides.
     """
 
+    explains = ("run-completes",)
     wants = "nothing"
     simulated = True
     reads = frozenset({"resume"})

@@ -67,3 +67,10 @@ class AfterSharding(Policy):
     """Of an error of torch: its text is this rule's only after a call of `fully_shard`
     (RaisedRule.fits).
     """
+
+
+@dataclass(frozen=True)
+class OnlyExplained(Policy):
+    """Its failure is a consequence only of a rule that says so, and has seen it in a run; not of
+    any cause that happens to fail beside it (judging/).
+    """

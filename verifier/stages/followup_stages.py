@@ -25,6 +25,10 @@ from .train import SURVEYED
 Found = Callable[[str], Finding]  # what a rule finds in the runs so far
 
 
+# No difference to judge: its noise need not be known.
+SETTLED = ("pass", "not_covered", "not_applicable")
+
+
 def completed(settings: Settings, evidence: Evidence) -> Evidence:
     """The evidence with the reasons for runs that were not made, without faults that decide
     nothing.
@@ -60,7 +64,7 @@ def perturbed(settings: Settings, evidence: Evidence, found: Found) -> list[Plan
         return []
     rules = map(RULES.__getitem__, settings.chosen)
     deciding = [rule.name for rule in rules if "perturbed" in rule.needs | rule.reads]
-    if all(found(rule).status in ("pass", "not_applicable") for rule in deciding):
+    if all(found(rule).status in SETTLED for rule in deciding):
         return []
     options = {
         "full_precision": needs_full_precision(train),

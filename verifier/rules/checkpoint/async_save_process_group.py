@@ -28,6 +28,7 @@ class AsyncSaveProcessGroup(SaveRule):
     PR#1703.
     """
 
+    explains = ("run-completes",)
     kind = "asynchronous save"
 
     def about(self, save: Save) -> bool:

@@ -1,5 +1,7 @@
 """Why ranks wait for one another, from the logs of what each rank has called."""
 
+from typing import ClassVar
+
 from ...analysis.divergence import Parting, fork, location, parting, place
 from ...analysis.rank_guards import leaving_branch, loop_of, rank_guard, skipping_branch
 from ...evidence import Evidence, Sources
@@ -12,6 +14,7 @@ Named = tuple[str, str, Place]  # rule, message, the user's line
 class HangRule(Rule):
     """One of the reasons why ranks wait for one another."""
 
+    explains: ClassVar[tuple[str, ...]] = ("run-completes",)
     wants = "nothing"
     one_rank = "it waits for no other"
 

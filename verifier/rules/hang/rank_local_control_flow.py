@@ -34,7 +34,7 @@ class RankLocalControlFlow(HangRule):
     # of a step that only some ranks make, each clips its own
     # Of a step that only some ranks make, each clips its own: the uneven clip is a consequence
     # (exam round 10).
-    explains = ("manual-local-norm-clip",)
+    explains = (*HangRule.explains, "manual-local-norm-clip")
 
     def detect(self, flow: Flow) -> Hits:
         """A step left out, or the end, on ranks whose own loss is not finite, or small enough."""

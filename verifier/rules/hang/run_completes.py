@@ -1,6 +1,7 @@
 from ...analysis.applicability import without_steps
 from ...analysis.root_cause import root_cause
 from ..base import Evidence, Finding, Rule, count
+from ..policies import OnlyExplained
 
 
 class RunCompletes(Rule):
@@ -27,6 +28,7 @@ class RunCompletes(Rule):
 
     wants = "nothing"
     names_a_cause = False
+    policies = (OnlyExplained(),)
     simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:

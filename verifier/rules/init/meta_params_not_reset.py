@@ -38,6 +38,8 @@ class MetaParamsNotReset(EmptyRule):
     with NaN.
     """
 
+    # Buffers do not: shards are equal since parameters were drawn so (two faults in one script).
+    explains = (*EmptyRule.explains, "dtensor-rng-identical-shards-cpu")
     kind = "parameter"
 
     def parts(self, run: Run) -> list[tuple[str, bool]]:

@@ -26,7 +26,7 @@ class Rank0SdWithoutBroadcast(Rule):
     Source: verl-project/verl#6365; axolotl-ai-cloud/axolotl#3476; huggingface/accelerate PR#3921.
     """
 
-    explains = ("meta-params-not-reset",)
+    explains = ("meta-params-not-reset", "run-completes")
     reads = frozenset({"resume"})
     wants = "run"
     policies = (SkippedWith("checkpoint"),)

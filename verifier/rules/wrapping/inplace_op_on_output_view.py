@@ -24,6 +24,7 @@ class InplaceOpOnOutputView(ShardedModelRule):
     Source: pytorch#181832, PR#181850; the UserWarning of torch 2.13 (`returned a view tensor`).
     """
 
+    explains = ("run-completes",)
     stops = re.compile(r"setStorage|out of bounds for storage of size 0")
 
     def judge(self, evidence: Evidence) -> Finding:

@@ -42,7 +42,9 @@ class ModelGatheredEveryStep(ShardedModelRule):
         # step gathers is waste (zoo/checkpoint_full_state.py).
         steps = [r for r in run.places(Traffic) if r.step > 1 and r.step not in saved]
         if not steps:
-            reason = "every counted step saves: save less often, or compare more --steps"
+            reason = (
+                "no step without a checkpoint was counted: save less often, or compare more --steps"
+            )
             return self.unknown(Uncovered(reason, "a step without a checkpoint"))
         # Gathered gradients, features and factors are no weights: only bytes of parameters count
         # (exam round 2 f_07_gnn_select twin, round 3 g_10_factored_optimizer twin).

@@ -22,6 +22,8 @@ class RankDivergentParamUse(ShardedModelRule):
     Source: pytorch#158719, PR#170667, PR#174862; pytorch/torchtitan#2747; THUDM/slime PR#1010.
     """
 
+    explains = ("run-completes",)
+
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         if run.world_size == 1:
