@@ -5,6 +5,7 @@ it, one after the other.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..analysis.ending import comes_to_the_same_end
 from ..analysis.platform import NOT_HERE, beyond_cuda_on_cpu, not_installed, replicas_not_reduced
@@ -15,7 +16,7 @@ from ..evidence import Evidence
 from ..finding import Finding
 from ..rules.base import Rule, seen
 from ..rules.policies import BesideTheWeights, OnlyOnCpu
-from ..trace.events import End, ProbeError
+from ..trace.events import End, ProbeError, Shard
 from .passes import Pass
 
 Question = Callable[[Rule, Evidence], Finding | None]
@@ -148,6 +149,17 @@ def seen_in_the_sources(rule: Rule, evidence: Evidence, found: Finding) -> Findi
     return seen(rule, evidence, hits)
 
 
+def at_the_cause(rule: Rule, evidence: Evidence, found: Finding) -> Finding:
+    """At the line that the static tier knows, where the run knows only the sharding call."""
+    hits, train, place = evidence.hits.get(rule.name), evidence.train, found.location
+    if found.status != "fail" or not hits or train is None or place is None:
+        return found
+    calls = {(r.at_line.file, r.at_line.line) for r in train.places(Shard) if r.at_line}
+    if (place.file, place.line) not in calls:
+        return found
+    return replace(found, location=hits[0].location)
+
+
 QUESTIONS: tuple[Pass[Question], ...] = (
     Pass(
         caused_by_the_cpu,
@@ -211,5 +223,10 @@ OF_ONE: tuple[Pass[OfOne], ...] = (
         seen_in_the_sources,
         "what the sources show counts where the runs find nothing out",
         "last: it replaces every way of being inconclusive or not applicable above",
+    ),
+    Pass(
+        at_the_cause,
+        "bf16-master-weights stood at `fully_shard`, and lint knew the line that makes the weights",
+        "anywhere in this table: it changes only where a failure stands",
     ),
 )

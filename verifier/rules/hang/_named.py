@@ -61,7 +61,8 @@ def _by_rank(sources: Sources, part: Parting) -> Named | None:
                     f"only some ranks call {event.op}, under `{guard.text}` (line {guard.line}):"
                     f" {part.text()}"
                 )
-                return "rank-conditional-collective", what, location(frame)
+                at = location((frame[0], guard.line, frame[2]))
+                return "rank-conditional-collective", what, at
     return None
 
 

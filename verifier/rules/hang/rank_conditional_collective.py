@@ -1,9 +1,11 @@
 import re
 
-from ...source.events import CALL, Event, Flow, exclusive
+from ...analysis.syntax import walk
+from ...source.events import CALL, Event, Flow, Guard, exclusive
 from ...source.flow_queries import GETTERS, SETTERS, said, text
 from ...source.values import Value, reach
-from ..base import Hits
+from ...trace.events import Place
+from ..base import Hits, count
 from ._named import HangRule
 
 _COLLECTIVE = re.compile(
@@ -35,18 +37,30 @@ class RankConditionalCollective(HangRule):
     """
 
     def detect(self, flow: Flow) -> Hits:
-        seen: set[int] = set()
+        under: dict[int, tuple[Guard, list[tuple[str, Event]]]] = {}
         for event in flow.events:
             guard = event.on_some_ranks
-            what = (
-                _collective(flow, event) if guard is not None and id(event.node) not in seen else ""
-            )
+            what = _collective(flow, event) if guard is not None else ""
             # If the other branch calls the same collective, all ranks meet (pairs.yaml
             # rank-conditional-collective).
             if what and guard is not None and not _in_opposite_branch(flow, event):
-                seen.add(id(event.node))
-                line = getattr(guard.node, "lineno", event.line)
-                yield f"{what} is called only on ranks that meet {said(guard)} (line {line})", event
+                under.setdefault(id(guard.node), (guard, []))[1].append((what, event))
+        for guard, calls in under.values():
+            yield _under(guard, calls)
+
+
+def _under(guard: Guard, calls: list[tuple[str, Event]]) -> tuple[str, Event | Place]:
+    """One hit for all collectives under a condition, at the condition: that is the line to edit."""
+    first, event = calls[0]
+    others = {call.line for _, call in calls} - {event.line}
+    more = f" (line {event.line}, and {count(len(others), 'other line')})" if others else ""
+    at = getattr(guard.node, "lineno", event.line)
+    message = f"{first}{more} is called only on ranks that meet {said(guard)} (line {at})"
+    if not any(node is guard.node for node in walk(event.module.tree)):
+        return message, event  # the condition stands in another file
+    code = event.module.code(at)
+    path = str(event.module.path)
+    return message, Place(file=path, line=at, function=event.function, code=code)
 
 
 def _collective(flow: Flow, event: Event) -> str:
