@@ -207,28 +207,35 @@ def comparison(held: Comparison, answer: str) -> str:
 
 def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """Inconclusive rules, those with one reason together; without `verbose` the first of them, and
-    one line for a run without a step.
+    one line for a run without a step, or with a fault: it may be what they could not be judged for.
     """
     reasons = inconclusive(verdict.findings)
     rules = sum(map(len, reasons.values()))
-    if (stopped := stopped_early(verdict)) and not verbose:
-        yield from (*_text(f"NOT CHECKED {count(rules, 'rule')}: {stopped} (-v lists them)"), "")
-        return
+    faulty = "judge them again when what failed is repaired" if verdict.verdict == "fail" else ""
+    if rules and not verbose and (why := stopped_early(verdict) or faulty):
+        yield from (*_text(f"NOT CHECKED {count(rules, 'rule')}: {why} (-v lists them)"), "")
+    else:
+        yield from _reasons(reasons, verbose)
+    if verdict.suggestion:
+        yield from _text(SUGGESTED)
+        yield from (f"{INDENT}{shown(verdict.suggestion)}", "")
+
+
+def _reasons(reasons: Mapping[str, list[str]], verbose: bool) -> Iterator[str]:
+    """Each reason with its rules; without `verbose` the first REASONS of them."""
     shown_reasons = list(reasons.items())[: None if verbose else REASONS]
     for reason, own in shown_reasons:
         kept = own if verbose else own[:RULES_OF_ONE]
         more = [f"{len(own) - len(kept)} more (-v)"] if len(own) > len(kept) else []
         yield from _text(", ".join([*kept, *more]), "NOT CHECKED ", INDENT)
         yield from _text(reason, INDENT)
-    if left := rules - sum(len(own) for _, own in shown_reasons):
+    left = sum(map(len, reasons.values())) - sum(len(own) for _, own in shown_reasons)
+    if left:
         yield from _text(
             f"NOT CHECKED {count(left, 'more rule')} for other reasons (-v lists them)"
         )
     if reasons:
         yield ""
-    if verdict.suggestion:
-        yield from _text(SUGGESTED)
-        yield from (f"{INDENT}{shown(verdict.suggestion)}", "")
 
 
 def stopped_early(verdict: Verdict) -> str:
