@@ -139,7 +139,7 @@ def with_texts(evidence: Evidence) -> Evidence:
 
 def is_distributed(script: Path) -> bool:
     """Whether a script, or what it imports from its own folder, uses torch.distributed."""
-    files = Files()
+    files = Files()  # it is a reference: its files are not those of the script that is verified
     return any("distributed" in files.text(path) for path in project_files(script, files=files))
 
 
