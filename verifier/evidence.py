@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
 from typing import Any, Self
 
 from .config.option import Option
@@ -24,11 +23,13 @@ class Sources:
     """Source files, each as it was when it was first read. Judging reads no other file.
 
     `texts`: {absolute path: text} of the project's files and of every file that a frame names;
-    `project`: the project's own, the script first.
+    `project`: the project's own, the script first; `trees`: {text: its syntax tree} of what is
+    parsed so far, handed on from one verification step to the next.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
     project: tuple[str, ...] = ()
+    trees: dict[str, ast.Module] = field(default_factory=dict, compare=False, repr=False)
 
     def line(self, file: str, number: int) -> str:
         """Line `number` (from 1) of a file, stripped; "" where there is none."""
@@ -37,15 +38,14 @@ class Sources:
 
     def tree(self, file: str) -> ast.Module:
         """The syntax tree of a file; an empty one if it cannot be parsed."""
-        return _parsed(self.texts.get(file, ""))
-
-
-@lru_cache(maxsize=1024)
-def _parsed(text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module(body=[], type_ignores=[])
+        text = self.texts.get(file, "")
+        if text not in self.trees:
+            try:
+                # Not read as Python before: a file that only a frame of a run names.
+                self.trees[text] = ast.parse(text)
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                self.trees[text] = ast.Module(body=[], type_ignores=[])
+        return self.trees[text]
 
 
 @dataclass(frozen=True)

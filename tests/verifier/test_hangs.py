@@ -19,7 +19,7 @@ from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.hang._named import HangRule
-from verified_fsdp2.verifier.source.sources import read_sources
+from verified_fsdp2.verifier.source.sources import with_named_files
 from verified_fsdp2.verifier.trace import Ended, Run, read_run
 from verified_fsdp2.verifier.trace.events import ProgressEvent
 
@@ -74,7 +74,7 @@ class Script:
 
     def named(self, *logs: str, **more: Any) -> Finding | None:
         run = self.hung(*logs, **more)
-        evidence = Evidence(train=run, sources=read_sources((), [run]))
+        evidence = Evidence(train=run, sources=with_named_files(Sources(), [run]))
         failed = [f for name in NAMES if (f := judge_one(RULES[name], evidence)).status == "fail"]
         assert len(failed) <= 1
         return failed[0] if failed else None
@@ -277,7 +277,7 @@ def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
     assert root_cause(left).rank == 1
-    evidence = Evidence(train=left, sources=read_sources((), [left]))
+    evidence = Evidence(train=left, sources=with_named_files(Sources(), [left]))
     assert [n for n in NAMES if judge_one(RULES[n], evidence).status == "fail"] == [
         "rank-local-control-flow"
     ]
@@ -330,7 +330,7 @@ def test_lengths_foreseen(
     done = run(
         steps(), steps(), progress={rank: script.events(log) for rank, log in enumerate(logs)}
     )
-    found = judge("uneven-batches-hang", done, sources=read_sources((), [done]))
+    found = judge("uneven-batches-hang", done, sources=with_named_files(Sources(), [done]))
     assert (found.status, "8, 6" in found.evidence) == (status, "data=6@D" in logs[1])
     assert status == "pass" or found.location.line == 3
 

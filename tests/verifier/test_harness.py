@@ -28,6 +28,7 @@ from verified_fsdp2.verifier.launch.rank_slots import free_memory, room
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.source import environment as settings
+from verified_fsdp2.verifier.source.project import Files
 from verified_fsdp2.verifier.source.sources import project_files
 
 TRAIN = """\
@@ -247,13 +248,16 @@ assert torch.get_num_threads() == 2, torch.get_num_threads()
 
 def test_settings_before_torch_are_noted(tmp_path: Path) -> None:
     script = written(tmp_path, EARLY, "script.py")
-    assert settings.before_torch(script) == [
+    sources = Files().sources((script,))
+    assert settings.before_torch(sources.tree(str(script))) == [
         (2, "OMP_NUM_THREADS"),
         (3, "TORCH_SHOW_CPP_STACKTRACES"),
     ]
-    assert "script.py:2 sets OMP_NUM_THREADS, TORCH_SHOW_CPP_STACKTRACES" in settings.note(script)
+    assert "script.py:2 sets OMP_NUM_THREADS, TORCH_SHOW_CPP_STACKTRACES" in settings.note(
+        script, sources
+    )
     script.write_text(EARLY.replace("import os\n", "import os\nimport torch\n"))
-    assert settings.note(script) == ""
+    assert settings.note(script, Files().sources((script,))) == ""
 
 
 @pytest.mark.full

@@ -29,7 +29,7 @@ from verified_fsdp2.verifier.evidence import Course
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
 from verified_fsdp2.verifier.source.lines import find_shard_use
-from verified_fsdp2.verifier.source.sources import read_sources
+from verified_fsdp2.verifier.source.project import Files
 from verified_fsdp2.verifier.trace import Run
 
 Records = list[dict[str, Any]]
@@ -374,10 +374,10 @@ def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_o
 ) -> None:
     muon = "class Muon:\n    def step(self, p):\n        return p._local_tensor\n"
     script = written(tmp_path, f"def clip(p):\n    return p.to_local()\n\n{muon}")
-    found = [find_shard_use(read_sources((script,), ()), name) for name in ("Muon", "Other")]
+    found = [find_shard_use(Files().sources((script,)), name) for name in ("Muon", "Other")]
     assert [place.line for place in found if place is not None] == [6, 2]
     script.write_text("def clip(p):\n    return p.full_tensor()\n")
-    assert find_shard_use(read_sources((script,), ()), "Muon") is None
+    assert find_shard_use(Files().sources((script,)), "Muon") is None
 
 
 @cases("loss, status", (0.0, "pass"), (1e-3, "fail"))

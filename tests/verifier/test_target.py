@@ -11,7 +11,8 @@ from trees import build_file_tree
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.source.lines import find_local_norm
-from verified_fsdp2.verifier.source.sources import project_files, read_sources
+from verified_fsdp2.verifier.source.project import Files
+from verified_fsdp2.verifier.source.sources import project_files
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_only_imported_files_belong_to_the_project(project: Path) -> None:
         "model.py",
         "parts/block.py",
     ]
-    place = find_local_norm(read_sources(files, ()))
+    place = find_local_norm(Files().sources(files))
     assert (Path(place.file).name, place.line, place.function) == ("block.py", 2, "clip")
 
 

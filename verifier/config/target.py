@@ -193,7 +193,7 @@ def _one(
             )
     else:
         script = where
-    parse(script)
+    parse(script)  # whether it is Python; what is verified is read later, by source/project.py
     cwd = base if where.is_dir() else Path.cwd()
     target = _build(script.resolve(), values, cwd.resolve())
     for words in (target.save_args, target.resume_args, target.single_args, target.reshard_args):

@@ -113,6 +113,7 @@ def line_at(file: str, line: int, function: str) -> Line:
 @lru_cache(maxsize=16)
 def tree_of(file: str) -> tuple[ast.AST, ...]:
     """Every node of a file's syntax; () if it has none."""
+    # In the user's process, which holds nothing of what the verifier has read.
     try:
         return tuple(ast.walk(ast.parse("".join(linecache.getlines(file)))))
     except SyntaxError:

@@ -71,7 +71,7 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
 
     `forked`: the script, if its ranks were forked; `files`: notes on files.
     """
-    early = settings.note(forked) if forked is not None else ""
+    early = settings.note(forked, evidence.sources) if forked is not None else ""
     adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
     libraries = dict.fromkeys(record.text for record in adapted)
     platform = _of_a_capacity_run(evidence) or (NOTE if evidence.cuda_on_cpu else "")

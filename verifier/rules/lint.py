@@ -15,7 +15,7 @@ from ..finding import Finding, Hit
 from ..report.redacted import redacted
 from ..source.files import files_of
 from ..source.lint import Seen, look
-from ..source.project import Module, parse
+from ..source.project import Files
 from ..source.registry import DETECTORS
 from ..source.suppress import RULE, problems, uses
 from ..verdict import Verdict
@@ -42,7 +42,7 @@ def lint(
     """
     started = time.monotonic()
     scripts = files_of(paths)
-    parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
+    files = Files(scripts)
     chosen = choose(only, skip) if only or skip else None
     target = {
         "command": command,
@@ -51,7 +51,9 @@ def lint(
         **_NOTHING_IS_RUN,
     }
     target["cwd"] = os.getcwd()  # noqa: PTH109
-    seen = look(scripts, chosen, parsed)
+    # Those to start from come first: what they import is followed in full from there.
+    scripts.sort(key=lambda path: "__main__" not in files.text(path))
+    seen = look(scripts, chosen, files)
     return redacted(_verdict(target, seen, chosen, training_required, started))
 
 

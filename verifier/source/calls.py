@@ -1,5 +1,5 @@
-"""Following calls: into the project's functions and classes; for torch's, the properties of the
-results that detectors need.
+"""Following calls: into the project's functions and classes; for methods of torch's objects, the
+properties of the results that detectors need.
 """
 
 from __future__ import annotations
@@ -7,29 +7,19 @@ from __future__ import annotations
 import ast
 
 from .coverage import LIMIT
-from .events import CALL, NEW, SHARD, STORE, Event
+from .events import CALL, NEW, Event
 from .expressions import mesh_rank
+from .external_calls import Call, ExternalCalls, free
 from .names import Frame
 from .project import ClassInfo
-from .torch_names import (
-    ASKS_NAMES,
-    COLLECTIONS,
-    COMPUTES,
-    GROWS,
-    LAUNCHERS,
-    PLAIN,
-    SAME_MODULE,
-    STARTERS,
-    SYNCS,
-)
-from .unresolved_calls import Noting
-from .values import GLOBAL, RANK_NAMES, SUB, Value, choices, const, either, spread
+from .torch_names import ASKS_NAMES, GROWS, LAUNCHERS, SAME_MODULE
+from .values import GLOBAL, SUB, Value, choices, const, either
 
 INLINED = 14  # calls of project functions within one another
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-class Calls(Noting):
+class Calls(ExternalCalls):
     """The part of the follower that evaluates calls."""
 
     def _call(self, node: ast.Call) -> Value:
@@ -53,61 +43,53 @@ class Calls(Noting):
                 kwargs |= {key[1:-1]: item for key, item in value.attrs.items()}
             else:
                 is_open = True
-        return self.apply(callee, args, kwargs, node, is_open)
+        return self._apply(callee, Call(node, args, kwargs, is_open))
 
-    def apply(
-        self,
-        callee: Value,
-        args: list[Value],
-        kwargs: dict[str, Value],
-        node: ast.AST,
-        is_open: bool = False,
-    ) -> Value:
+    def _apply(self, callee: Value, call: Call) -> Value:
         """Call a value."""
-        self.note(callee, node)
-        if callee.kind == "either":
-            saved, self.forked = self.forked, True
-            value = either(
-                [self.apply(part, args, kwargs, node, is_open) for part in callee.parts[:3]]
-            )
-            self.forked = saved
-            return value
-        if callee.kind == "def":
-            if callee.name.endswith(".forward") and isinstance(callee.const, Value):
-                self.emit("", node, "forward", callee.const, args)
-            return self.call_function(callee, args, kwargs, node)
-        if callee.kind == "class":
-            return self._instantiate(callee, args, kwargs, node)
-        if callee.kind == "made" and callee.event is not None:
-            inner = callee.event.args[0] if callee.event.args else None
-            if callee.name == "functools.partial" and inner is not None:
-                more = callee.event
-                return self.apply(
-                    inner,
-                    [*more.args[1:], *args],
-                    {**more.kwargs, **kwargs},
-                    node,
-                    is_open or more.open,
-                )
-            if inner is not None and inner.kind == "def" and callee.name not in LAUNCHERS:
-                return self.call_function(inner, args, kwargs, node)
-        if callee.kind == "name":
-            if callee.name in ("dcp.save", "dcp.load", "dcp.async_save"):
-                self._ask_stateful(args[0] if args else kwargs.get("state_dict"), node)
-            return self._external(self._event(callee.name, node, args, kwargs, is_open))
-        if callee.kind == "attr" and callee.owner is not None:
-            event = self._event("", node, args, kwargs, is_open)
-            event.method, event.on = callee.name, callee.owner
-            self.flow.by_method.setdefault(event.method, []).append(event)
-            return self._method(event)
-        if callee.kind == "object" and not self.is_module(callee):
-            method = self.class_attribute(callee, "__call__", node)
-            if method is not None:
-                return self.call_function(method, args, kwargs, node)
-        event = self._event(CALL, node, args, kwargs, is_open)
+        self.note(callee, call.node)
+        function: Value | None = None
+        match callee.kind:
+            case "either":
+                return self._apply_each(callee.parts[:3], call)
+            case "class":
+                return self._instantiate(callee, call)
+            case "name":
+                if callee.name in ("dcp.save", "dcp.load", "dcp.async_save"):
+                    state = call.args[0] if call.args else call.kwargs.get("state_dict")
+                    self._ask_stateful(state, call.node)
+                return self._external(self._event(callee.name, call))
+            case "attr" if callee.owner is not None:
+                event = self._event("", call)
+                event.method, event.on = callee.name, callee.owner
+                self.flow.by_method.setdefault(event.method, []).append(event)
+                return self._method(event)
+            case "def":
+                if callee.name.endswith(".forward") and isinstance(callee.const, Value):
+                    self.emit("", call.node, "forward", callee.const, call.args)
+                function = callee
+            case "made" if callee.event is not None and callee.event.args:
+                inner, *bound = callee.event.args
+                if callee.name == "functools.partial":
+                    return self._apply(inner, call.after(bound, callee.event))
+                if inner.kind == "def" and callee.name not in LAUNCHERS:
+                    function = inner
+            case "object" if not self.is_module(callee):
+                function = self.class_attribute(callee, "__call__", call.node)
+        if function is not None:
+            return self.call_function(function, call.args, call.kwargs, call.node)
+        event = self._event(CALL, call)
         event.on = callee
-        event.result = Value("derived", "forward", args, node=node, local=True, event=event)
+        event.result = Value(
+            "derived", "forward", call.args, node=call.node, local=True, event=event
+        )
         return event.result
+
+    def _apply_each(self, callees: list[Value], call: Call) -> Value:
+        saved, self.forked = self.forked, True
+        value = either([self._apply(one, call) for one in callees])
+        self.forked = saved
+        return value
 
     def _ask_stateful(self, state: Value | None, node: ast.AST) -> None:
         """Call `state_dict` of the stateful objects in a state dict, as a checkpoint does."""
@@ -118,80 +100,6 @@ class Calls(Noting):
                 method = self.class_attribute(one, "state_dict", node)
                 if method is not None and method.kind == "def":
                     one.parts.append(self.call_function(method, [], {}, node))
-
-    def _event(
-        self, op: str, node: ast.AST, args: list[Value], kwargs: dict[str, Value], is_open: bool
-    ) -> Event:
-        event = self.emit(op, node, args=args)
-        event.kwargs, event.open, event.forked = kwargs, is_open, self.forked
-        return event
-
-    def _made(self, event: Event, name: str) -> Value:
-        event.result = made = Value(
-            "made", name, [*event.args, *event.kwargs.values()], node=event.node, event=event
-        )
-        if event.op.startswith(COMPUTES) or not event.op:
-            made.rank, made.local = spread(made.parts)
-        return made
-
-    def _external(self, event: Event) -> Value:
-        """The result of an external function."""
-        op, args = event.op, event.args
-        first = args[0] if args else None
-        if op == SHARD:
-            event.result = event.arg(0, "module") or Value("unknown")
-            return event.result
-        if op in SYNCS:
-            self._sync(event.arg(0, "tensor") or event.arg(0, "object_list"))
-        if op in ("dist.get_rank", "dist.get_node_local_rank"):
-            self._made(event, op).rank = SUB if event.arg(0, "group") is not None else GLOBAL
-            return event.result
-        if op in ("os.environ.get", "os.getenv", "os.environ.pop") and first is not None:
-            return self.variable(first)
-        if op == "builtins.getattr" and len(args) > 1 and isinstance(args[1].const, str):
-            return self.attribute(args[0], args[1].const, event.node)
-        if op == "builtins.setattr" and len(args) > 2 and isinstance(args[1].const, str):
-            self.store(args[0], args[1].const, args[2], event.node)
-        if op in COLLECTIONS and first is not None:
-            if first.kind in ("list", "tuple", "dict") and op != "builtins.dict":
-                return Value("list", first.name, first.parts, rank=first.rank, local=first.local)
-            inside = self.element(first) if first.kind != "dict" else None
-            return first if inside is None else Value("list", "many", [inside])
-        if op == "builtins.dict":
-            value = Value("dict", "open" if event.open else "")
-            for key, item in event.kwargs.items():
-                self.put(value, const(key), item)
-            return value
-        if op == "builtins.super":
-            owner = self.frame.names.get("self")
-            return Value("super", home=owner) if owner is not None else Value("unknown")
-        if op == "importlib.import_module" and first is not None and isinstance(first.const, str):
-            module = self.project.find(first.const, event.module.path)
-            if module is not None:
-                self.load(module)
-                return Value("file", first.const, home=module)
-        if op in LAUNCHERS and first is not None and first.kind == "def":
-            given = event.arg(1, "args")
-            self.call_function(
-                first, [free("rank"), *(given.parts if given is not None else [])], {}, event.node
-            )
-            return self._made(event, op)
-        if op in STARTERS and first is not None:
-            return self.call_function(first, [], {}, event.node) if first.kind == "def" else first
-        if event.given_rank and op not in PLAIN and not op.startswith(("logging.", "builtins.")):
-            self.flow.rank_uses.append(event.node)
-        value = self._made(event, op)
-        if op in ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ModuleDict"):
-            for part in (
-                p
-                for given in args
-                for p in (given.parts if given.kind in ("list", "dict") else [given])
-            ):
-                for one in choices(part):
-                    one.owner = one.owner or value
-        if op == "torch.nn.utils.clip_grad_norm_":
-            value.local = False
-        return value
 
     def _method(self, event: Event) -> Value:
         """The result of a method of a value that is not a project's object."""
@@ -264,36 +172,9 @@ class Calls(Noting):
                 )
         return self._made(event, event.method)
 
-    def _sync(self, value: Value | None) -> None:
-        """After a collective in place."""
-        for one in choices(value) if value is not None else ():
-            one.local, one.rank, one.synced = False, 0, True
-            if one.kind in ("list", "tuple"):
-                one.parts, one.attrs = (
-                    [Value("unknown", "synced", synced=True) for _ in one.parts],
-                    {},
-                )
-
-    def store(self, base: Value, attr: str, value: Value, node: ast.AST) -> None:
-        """`base.attr = value`."""
-        event = self.emit(STORE, node, attr, base, [value])
-        for one in choices(base):
-            old = one.attrs.get(attr)
-            keep = old is not None and old.kind != "const" and bool(event.guards)
-            one.attrs[attr] = either([old, value]) if keep and old is not None else value
-            if one.kind != "object" or self.is_module(one):
-                for part in choices(value):
-                    if (
-                        part.owner is None
-                        and part is not one
-                        and (part.kind in ("made", "object", "list"))
-                    ):
-                        part.owner = one
-
-    def _instantiate(
-        self, callee: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST
-    ) -> Value:
-        event = self._event(NEW, node, args, kwargs, False)
+    def _instantiate(self, callee: Value, call: Call) -> Value:
+        node, args, kwargs, _ = call
+        event = self._event(NEW, call._replace(is_open=False))
         event.result = value = Value(
             "object", callee.cls.name, node=node, cls=callee.cls, event=event
         )
@@ -377,8 +258,3 @@ class Calls(Noting):
                 if key not in known:
                     self.put(rest, const(key), item)
             frame.names[spec.kwarg.arg] = rest
-
-
-def free(name: str) -> Value:
-    """A parameter that no visible call passes."""
-    return Value("free", name, rank=GLOBAL if name in RANK_NAMES else 0)

@@ -1,4 +1,4 @@
-"""What a script sets in the environment before it imports torch. Reads the source, runs nothing."""
+"""What a script sets in the environment before it imports torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..config.reading import inputs
+from ..evidence import Sources
 
 # Read when torch is imported, so without effect in a rank that is forked from a process that has it
 # already.
@@ -16,22 +16,12 @@ _READ_AT_IMPORT = re.compile(
 )
 
 
-def before_torch(script: Path) -> list[tuple[int, str]]:
+def before_torch(tree: ast.Module) -> list[tuple[int, str]]:
     """(line, variable) of what the module-level code sets, before its first import of torch, for
     torch's import to read.
     """
     found: list[tuple[int, str]] = []
-    try:
-        body = ast.parse(inputs.whole(script, inputs.SCRIPT)).body
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # it has changed since it was run
-        return found
-    for statement in body:
+    for statement in tree.body:
         nodes = list(ast.walk(statement))
         modules = [
             alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
@@ -74,9 +64,9 @@ def _text(node: ast.AST) -> Iterator[str]:
         yield node.value
 
 
-def note(script: Path) -> str:
+def note(script: Path, sources: Sources) -> str:
     """A note on forked runs of this script for the report, or ""."""
-    found = before_torch(script)
+    found = before_torch(sources.tree(str(script)))
     if not found:
         return ""
     line, _ = found[0]

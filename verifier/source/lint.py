@@ -13,7 +13,7 @@ from ..finding import Hit, Suppression
 from .coverage import Coverage, Missed, merged
 from .entry_points import follow
 from .follow import Follower
-from .project import Module, Project, Shared
+from .project import Files, Module, Project
 from .registry import DETECTORS
 from .suppress import covering, read
 
@@ -42,23 +42,23 @@ class Seen:
 def look(
     scripts: Iterable[Path],
     only: Collection[str] | None = None,
-    parsed: dict[Path, Module | None] | None = None,
+    files: Files | None = None,
     shown: bool = False,
 ) -> Seen:
     """What the detectors see, each fault once.
 
-    `only`: the rules that are looked for; `parsed`: files that were already read; `shown`: a run
-    has shown that their training is distributed, so that every function is followed to its end.
+    `only`: the rules that are looked for; `files`: those that were already read; `shown`: a
+    run has shown that their training is distributed, so that every function is followed to its end.
     """
-    shared = Shared(parsed)
+    files = Files() if files is None else files
     wanted = {rule: found for rule, found in DETECTORS.items() if only is None or rule in only}
     found: dict[tuple[str, str, int], Hit] = {}
     modules: dict[Path, Module] = {}
     missed: list[tuple[ast.AST, Missed]] = []
     followed: set[ast.AST] = set()
     trained: dict[Path, bool] = {}
-    for script in sorted(scripts, key=lambda path: not _is_main(shared.parsed.get(path))):
-        project = Project(script, shared, lazy=script in modules)
+    for script in scripts:
+        project = Project(script, files, lazy=script in modules)
         traces = follow(project, Follower if shown else None, followed if project.lazy else ())
         trained[script] = any(flow.distributed for flow in traces) and any(
             flow.training for flow in traces
@@ -80,10 +80,3 @@ def look(
     untrained = tuple(path for path, trains in trained.items() if not trains)
     coverage = Coverage(tuple(trained), functions, merged(missed, followed), untrained)
     return Seen(visible, hidden, suppressions, coverage)
-
-
-def _is_main(module: Module | None) -> bool:
-    """Whether a file is one to start from: what such files import is followed in full from
-    there.
-    """
-    return module is not None and "__main__" in module.source

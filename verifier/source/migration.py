@@ -21,7 +21,7 @@ from .follow import Follower
 from .migration_loop import FINDERS as LOOP
 from .migration_model import FINDERS as MODEL
 from .migration_scene import DATA_PARALLEL, DDP, FSDP1, MODULE, WRAPPERS, Scene
-from .project import Module, Project, Shared, parse
+from .project import Files, Project
 from .values import Value
 
 STEPS = ("device", "model", "optimizer", "training step", "data", "checkpoint")
@@ -118,8 +118,7 @@ def constructs(scripts: Sequence[Path]) -> Iterator[tuple[str, str, Event | None
     """(kind of script, row of the table, event, values of its $names) of each construct; first of
     each kind one without an event.
     """
-    parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
-    for traces in _entries(scripts, Shared(parsed)):
+    for traces in _entries(scripts, Files(scripts)):
         kind, partly = kind_of(traces)
         if kind:
             yield kind, "", None, {}
@@ -129,12 +128,12 @@ def constructs(scripts: Sequence[Path]) -> Iterator[tuple[str, str, Event | None
                     yield kind, name, event, values
 
 
-def _entries(scripts: Sequence[Path], shared: Shared) -> list[list[Flow]]:
+def _entries(scripts: Sequence[Path], files: Files) -> list[list[Flow]]:
     """The traces of each script; a file that another one imports is followed from there."""
     found: dict[Path, list[Flow]] = {}
     imported: set[Path] = set()
     for script in scripts:
-        project = Project(script, shared)
+        project = Project(script, files)
         found[script] = follow(project, _Follower)
         imported |= {module.path for module in project.modules if module is not project.script}
     return [found[script] for script in scripts if script not in imported] or list(found.values())

@@ -1,5 +1,5 @@
-"""A script and the modules of its repository that it imports: each parsed once, its imports
-resolved to dotted names.
+"""The files of a verification, each read and parsed once, and a script with the modules of its
+repository that it imports.
 """
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 import ast
 import functools
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.reading import script
+from ..config.reading import inputs, script
 from ..errors import UserError
+from ..evidence import Sources
 from . import roots
 from .values import Value
 
@@ -130,6 +132,14 @@ def parse(path: Path) -> Module:
     return Module(path, *script.parse(path))
 
 
+def text_of(path: Path) -> str:
+    """The text of a file; "" if it cannot be read."""
+    try:
+        return inputs.text(path, inputs.SCRIPT)
+    except (OSError, ValueError):
+        return ""
+
+
 class Module:
     """One parsed file."""
 
@@ -153,15 +163,48 @@ class Module:
         return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
 
 
-class Shared:
-    """The parsed files and module locations that several projects have in common."""
+class Files:
+    """The files of one verification, each read and parsed once, and where modules lie: what all
+    its projects ask.
+    """
 
-    def __init__(self, parsed: dict[Path, Module | None] | None = None) -> None:
-        self.parsed = {} if parsed is None else parsed
+    def __init__(self, scripts: Iterable[Path] = ()) -> None:
+        """Raises UserError if one of the scripts cannot be read as Python."""
+        self._read: dict[Path, Module | None] = {path: parse(path) for path in scripts}
         self.places: dict[tuple[str, str], Path | None] = {}
         self.packages: dict[tuple[str, str], bool] = {}
         self.roots: dict[Path, list[Path]] = {}  # of the scripts in a folder
         self._entries: dict[str, frozenset[str]] = {}
+
+    @classmethod
+    def of(cls, sources: Sources) -> Files:
+        """Those of the project that were read before; what lies where is looked up anew."""
+        files = cls()
+        for name in sources.project:
+            tree, path = sources.tree(name), Path(name)
+            if tree.body:  # else it may be no Python
+                files._read[path] = Module(path, sources.texts[name], tree)
+        return files
+
+    def module(self, path: Path) -> Module | None:
+        """The parsed file, or None if it cannot be read as Python."""
+        if path not in self._read:
+            try:
+                self._read[path] = parse(path)
+            except UserError:
+                self._read[path] = None
+        return self._read[path]
+
+    def text(self, path: Path) -> str:
+        """The text of a file, Python or not; "" if it cannot be read."""
+        module = self.module(path)
+        return text_of(path) if module is None else module.source
+
+    def sources(self, project: Sequence[Path]) -> Sources:
+        """What judging needs of the files of a project, the script first."""
+        texts = {str(path): self.text(path) for path in project}
+        read = (module for path in project if (module := self.module(path)) is not None)
+        return Sources(texts, tuple(texts), {module.source: module.tree for module in read})
 
     def has(self, base: Path, top: str) -> bool:
         """Whether a package or module of that name lies in a folder."""
@@ -197,16 +240,15 @@ class Shared:
 class Project:
     """A script and what can be imported from its repository, parsed when it is needed.
 
-    `shared` has what several projects read. A `lazy` project follows what it imports only as far as
-    it uses it.
+    A `lazy` project follows what it imports only as far as it uses it.
     """
 
-    def __init__(self, script: Path, shared: Shared | None = None, lazy: bool = False) -> None:
+    def __init__(self, script: Path, files: Files | None = None, lazy: bool = False) -> None:
         self.folder, self.lazy = script.parent, lazy
-        self.shared = Shared() if shared is None else shared
-        if self.folder not in self.shared.roots:
-            self.shared.roots[self.folder] = roots.roots(script)
-        self.bases = [*self.shared.roots[self.folder]]
+        self.files = Files() if files is None else files
+        if self.folder not in self.files.roots:
+            self.files.roots[self.folder] = roots.roots(script)
+        self.bases = [*self.files.roots[self.folder]]
         self.modules: list[Module] = []
         self._met: set[Module] = set()  # the same
         self.unread: dict[str, str] = {}  # by dotted name: why a file that is there was not read
@@ -217,14 +259,8 @@ class Project:
         self.script = self.module_at(script)
 
     def module_at(self, path: Path) -> Module | None:
-        """The parsed file, or None if it cannot be read as Python."""
-        parsed = self.shared.parsed
-        if path not in parsed:
-            try:
-                parsed[path] = parse(path)
-            except UserError:
-                parsed[path] = None
-        module = parsed[path]
+        """The parsed file, or None if it cannot be read as Python or lies beyond the limit."""
+        module = self.files.module(path)
         if module is not None and module not in self._met:
             if len(self.modules) >= LIMIT:
                 return None
@@ -249,11 +285,11 @@ class Project:
 
     def _find(self, dotted: str, importer: Path, level: int) -> Module | None:
         for base in self._bases(dotted, importer, level):
-            path = self.shared.file_of(base, dotted)
+            path = self.files.file_of(base, dotted)
             if path is not None:
                 module = self.module_at(path)
                 if module is None:
-                    full = self.shared.parsed[path] is not None
+                    full = self.files.module(path) is not None
                     why = f"lies beyond the limit of {LIMIT} files" if full else "is not Python"
                     self.unread["." * level + dotted] = why
                 return module
@@ -261,7 +297,7 @@ class Project:
 
     def has(self, top: str) -> bool:
         """Whether a package or module of that name lies in the project."""
-        return any(self.shared.has(base, top) for base in self.bases)
+        return any(self.files.has(base, top) for base in self.bases)
 
     def _bases(self, dotted: str, importer: Path, level: int) -> list[Path]:
         """Where a module of this name may lie.
@@ -273,5 +309,5 @@ class Project:
         top = dotted.partition(".")[0]
         if top not in self._having:
             bases = [self.folder] if roots.is_known(top) else self.bases
-            self._having[top] = [base for base in bases if self.shared.may_have(base, top)]
+            self._having[top] = [base for base in bases if self.files.may_have(base, top)]
         return self._having[top]

@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..errors import UserError
-from ..evidence import LOADS, Evidence
+from ..evidence import LOADS, Evidence, Sources
 from ..finding import Hit, Suppression
 from ..trace.events import Checkpoint, Micro, Place, Step
 from ..trace.origin import is_user
 from .events import hit_at
 from .lint import look
-from .project import Module, canonical, parse
-from .sources import project_files, read_sources, text_of
+from .project import Files, Module, canonical
+from .sources import project_files, with_named_files
 
 _SAVES = (
     "torch.save",
@@ -54,7 +53,7 @@ _GRADIENT_WORDS = ("clip", "grad_norm", "total_norm")
 class Scan:
     """The files of the target's own code, what the detectors find in them, and what they can do."""
 
-    files: tuple[Path, ...] = ()
+    sources: Sources = field(default_factory=Sources)
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)
     suppressions: tuple[Suppression, ...] = ()
     followed: str = ""  # from where the detectors have come to its training; "" if they have not
@@ -68,15 +67,16 @@ def scan(script: Path, root: Path | None = None) -> Scan:
     """Read the sources of a script; absolute imports are looked up below `root` first, where there
     is one.
     """
-    seen = look([script])
-    files = project_files(script, root)
-    parsed = list(_parsed(files))
+    files = Files()
+    seen = look([script], files=files)
+    project = project_files(script, root, files)
+    parsed = [module for path in project if (module := files.module(path)) is not None]
     loading = tuple(place for module_ in parsed for place in _loading(module_))
     saving, exporting = (
         next((p for m in parsed for p in _saving(m, exports)), None) for exports in (False, True)
     )
     return Scan(
-        files,
+        files.sources(project),
         seen.by_rule(),
         seen.suppressions,
         followed="" if seen.coverage.without_training else "from the script on",
@@ -89,9 +89,7 @@ def scan(script: Path, root: Path | None = None) -> Scan:
 
 def with_sources(evidence: Evidence, script: Path, root: Path | None = None) -> Evidence:
     """The evidence with what the sources show."""
-    seen = scan(script, root)
-    shown = {one.name: getattr(seen, one.name) for one in fields(seen) if one.name != "files"}
-    return replace(evidence, sources=read_sources(seen.files, evidence.runs), **shown)
+    return replace(evidence, **vars(scan(script, root)))
 
 
 def with_training(evidence: Evidence, script: Path) -> Evidence:
@@ -117,8 +115,9 @@ def with_training(evidence: Evidence, script: Path) -> Evidence:
         r.at_line for r in (*train.places(Step), *train.places(Micro)) if r.at_line is not None
     ]
     lines = (line for place in places for line in (place, *place.through, *place.callers))
-    files = {Path(line.file) for line in lines if is_user(line.file)} - {script}
-    seen = look([script, *sorted(file for file in files if file.is_file())], shown=True)
+    trained = {Path(line.file) for line in lines if is_user(line.file)} - {script}
+    scripts = [script, *sorted(file for file in trained if file.is_file())]
+    seen = look(scripts, files=Files.of(evidence.sources), shown=True)
     loops = ", ".join(sorted({Path(place.file).name for place in places if place.library is None}))
     followed = (
         f"from where the run trained ({loops})"
@@ -135,22 +134,13 @@ def with_training(evidence: Evidence, script: Path) -> Evidence:
 
 def with_texts(evidence: Evidence) -> Evidence:
     """The evidence with the source files that its runs name."""
-    held = evidence.sources
-    project = tuple(map(Path, held.project))
-    return replace(evidence, sources=read_sources(project, evidence.runs, held.texts))
+    return replace(evidence, sources=with_named_files(evidence.sources, evidence.runs))
 
 
 def is_distributed(script: Path) -> bool:
     """Whether a script, or what it imports from its own folder, uses torch.distributed."""
-    return any("distributed" in text_of(file) for file in project_files(script))
-
-
-def _parsed(files: tuple[Path, ...]) -> Iterator[Module]:
-    for file in files:
-        try:
-            yield parse(file)
-        except UserError:
-            continue
+    files = Files()  # it is a reference: its files are not those of the script that is verified
+    return any("distributed" in files.text(path) for path in project_files(script, files=files))
 
 
 def _loading(module: Module) -> Iterator[Place]:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ..config.reading import inputs
 from ..evidence import Sources
 from ..trace import Run
+from .project import Files, text_of
 from .roots import added, is_known, roots
 
 _LIMIT = 200
 _FILE = re.compile(r'File "([^"<]+)", line')
 
 
-def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
+def project_files(
+    script: Path, root: Path | None = None, files: Files | None = None
+) -> tuple[Path, ...]:
     """The script and the files of its repository that it imports, directly or through one another;
     at most 200.
 
     `root` is where absolute imports are looked up first, where that is not the script's folder (a
     script run as a module).
     """
+    files = Files() if files is None else files
     found = [script]
     if root is not None:
         packages = [
@@ -33,11 +37,13 @@ def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
     queue = list(found)
     while queue and len(found) < _LIMIT:
         path = queue.pop()
-        tree = Sources({str(path): text_of(path)}).tree(str(path))
-        if more := [folder for folder in added(tree, path) if folder not in bases]:
+        module = files.module(path)
+        if module is None:
+            continue
+        if more := [folder for folder in added(module.tree, path) if folder not in bases]:
             bases += more
             queue = [file for file in found if file != path]  # their imports may lead further now
-        for file in _imported(tree, path, bases):
+        for file in _imported(module.tree, path, bases):
             if file not in found:
                 found.append(file)
                 queue.append(file)
@@ -76,19 +82,9 @@ def _below(bases: Sequence[Path], name: str) -> Iterator[Path]:
             return
 
 
-def text_of(path: Path) -> str:
-    """The text of a file; "" if it cannot be read."""
-    try:
-        return inputs.text(path, inputs.SCRIPT)
-    except (OSError, ValueError):
-        return ""
-
-
-def read_sources(
-    project: tuple[Path, ...], runs: Iterable[Run], known: Mapping[str, str] | None = None
-) -> Sources:
-    """The project's files, and every file that a frame of the runs names; what is `known` is not
-    read again.
+def with_named_files(sources: Sources, runs: Iterable[Run]) -> Sources:
+    """The sources of a project, with every file that a frame of the runs names; what was read is
+    not read again.
     """
     runs = list(runs)
     frames = (
@@ -102,7 +98,7 @@ def read_sources(
     named = {str(frame[0]) for frame in frames} | {
         file for text in stacks for file in _FILE.findall(text)
     }
-    files = dict.fromkeys([*map(str, project), *sorted(named)])
+    files = dict.fromkeys([*sources.project, *sorted(named)])
     # a file that was empty or not there may have been written by a run
-    texts = {file: (known or {}).get(file) or text_of(Path(file)) for file in files}
-    return Sources(texts, tuple(map(str, project)))
+    texts = {file: sources.texts.get(file) or text_of(Path(file)) for file in files}
+    return replace(sources, texts=texts)

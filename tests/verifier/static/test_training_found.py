@@ -1,11 +1,15 @@
 """Sources that calls do not lead to are followed from where the run trained."""
 
+import ast
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from records import cases, micro, run, step, stepped
 from verified_fsdp2.verifier.analysis.checkpoints import only_exports, unseen_save
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.source.scan import with_sources, with_training
+from verified_fsdp2.verifier.source.scan import with_sources, with_texts, with_training
 
 TRAINER = """\
 import torch
@@ -75,6 +79,23 @@ def test_nothing_is_followed_twice(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text(TRAINER)
     evidence = with_sources(Evidence(train=run([step()])), script)
     assert evidence.followed and with_training(evidence, script) is evidence
+
+
+def test_each_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, trainer = tmp_path / "train.py", tmp_path / "trainer.py"
+    script.write_text(f"import helper\n{SCRIPT}")
+    (tmp_path / "helper.py").write_text("import torch\n")
+    trainer.write_text(TRAINER)
+    line = {"file": str(trainer), "line": 15, "function": "fit", "code": "self.optimizer.step()"}
+    evidence = Evidence(train=run([micro(at_line=line), step(at_line=line)]))
+    parsed: list[Any] = []
+    parse = ast.parse
+    monkeypatch.setattr(
+        ast, "parse", lambda *a, **more: (parsed.append(a[0]), parse(*a, **more))[1]
+    )
+    evidence = with_texts(with_training(with_sources(evidence, script), script))
+    assert all(evidence.sources.tree(file).body for file in evidence.sources.project)
+    assert parsed == [path.read_bytes() for path in (script, tmp_path / "helper.py", trainer)]
 
 
 EXPORTS = """\

@@ -50,7 +50,12 @@ def whole(path: Path, limit: int) -> bytes:
 
 def text(path: Path, limit: int) -> str:
     """`whole` as UTF-8 text. Raises UnicodeDecodeError, too."""
-    return whole(path, limit).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return normalised(whole(path, limit).decode("utf-8"))
+
+
+def normalised(text: str) -> str:
+    """The text with every end of a line as `\\n`."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def head(path: Path, most: int) -> bytes:

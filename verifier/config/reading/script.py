@@ -28,4 +28,4 @@ def parse(path: Path) -> tuple[str, ast.Module]:
         raise UserError(f"{path}:1:1: this is not Python: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return data.decode("utf-8-sig", errors="replace"), tree
+    return inputs.normalised(data.decode("utf-8-sig", errors="replace")), tree
