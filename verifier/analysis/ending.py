@@ -37,6 +37,11 @@ class Ended:
     line: Place | None
     shown: str
 
+    @property
+    def key(self) -> str:
+        """By what it is known in every run that is compared with the same other one."""
+        return self.shown or self.what
+
 
 def both_end(evidence: Evidence) -> bool:
     """Whether the survey run came to the end of the script, and one process has made the same first
