@@ -1,4 +1,4 @@
-"""What a script prints and writes behind its last step, on N ranks (the survey run) and in one
+"""What a script prints and writes after its last step, on N ranks (the survey run) and in one
 process (the ending run).
 """
 

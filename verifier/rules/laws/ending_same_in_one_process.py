@@ -7,10 +7,10 @@ from ._one_process import OneProcessRule
 
 
 class EndingSameInOneProcess(OneProcessRule):
-    """What a script prints and writes behind its training loop is the same on N ranks and in one
+    """What a script prints and writes after its training loop is the same on N ranks and in one
     process.
 
-    Why: a final evaluation, a restored best model, a merge or an export happens once, behind the
+    Why: a final evaluation, a restored best model, a merge or an export happens once, after the
     last step that any oracle compares. A wrong one leaves losses, gradients and checkpoints right,
     and delivers a wrong model.
     Wrong:
@@ -27,8 +27,8 @@ class EndingSameInOneProcess(OneProcessRule):
     Fix: Compute what is reported and exported from whole tensors, and from sums over the samples of
     all ranks; restore a model in place, outside of `summon` or `unshard` regions whose changes are
     dropped.
-    Source: law L10: rank 0's `print` and `logging` calls and the files written behind the last step
-    of the survey run are held against those of one process that makes all steps from the same
+    Source: law L10: rank 0's `print` and `logging` calls and the files written after the last step
+    of the survey run are compared with those of one process that makes all steps from the same
     weights.
     """
 
