@@ -4,7 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from .config.option import Option
@@ -76,21 +76,36 @@ class Course:
     stale: str = ""  # which checkpoint it loaded that was there before
 
 
-class _Of:
-    """The run in the role that the attribute is named after, or None."""
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All runs, by their roles (trace/roles.py), and what is known beside them.
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._role = name
+    `full_precision` is what the oracles are compared with: the train run, or its twin without mixed
+    precision, autocast and dropout. `plain` is the script in its own dtype without dropout (the
+    train run, or its twin), and `rounded_weights` the first step of the full-precision run from
+    weights rounded to that dtype; only where there is low precision. `resume_full_precision` is
+    what resharded runs are compared with: the train run itself, or a resume made in full precision.
+    """
 
-    def __get__(self, evidence: "Evidence", owner: type) -> Run | None:
-        return evidence.by_role.get(self._role)
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """The runs by role, those of which a role has several, and what else is known."""
-
-    by_role: Mapping[str, Run] = field(default_factory=dict)
+    survey: Run | None = None
+    train: Run | None = None
+    provoked: Run | None = None
+    full_precision: Run | None = None
+    plain: Run | None = None
+    rounded_weights: Run | None = None
+    reference: Run | None = None
+    perturbed: Run | None = None
+    original: Run | None = None
+    scaled: Run | None = None
+    layers: Run | None = None
+    layers_reference: Run | None = None
+    single: Run | None = None
+    ending: Run | None = None
+    ending_perturbed: Run | None = None
+    resume: Run | None = None
+    resume_full_precision: Run | None = None
+    resumed_ending: Run | None = None
+    inspect: Run | None = None
     reshards: tuple[Run, ...] = ()
     resharded_endings: tuple[Run, ...] = ()  # these, run to the end of the script
     # a run with a rank killed in a save, and the resume from what it left
@@ -119,36 +134,15 @@ class _Facts:
     tolerances: Mapping[str, Widening] = field(default_factory=dict)
     suppressions: tuple[Suppression, ...] = ()  # the comments in the sources that ignore a rule
 
-
-class Evidence(_Facts):
-    """All runs, by their roles (trace/roles.py), and what is known beside them.
-
-    `Evidence(train=run)` stands for `Evidence(by_role={"train": run})`; so does `replace`. A role
-    that has no attribute here is asked for with `evidence.by_role.get(role)`.
-
-    `full_precision` is what the oracles are compared with: the train run, or its twin without mixed
-    precision, autocast and dropout. `plain` is the script in its own dtype without dropout (the
-    train run, or its twin), and `rounded_weights` the first step of the full-precision run from
-    weights rounded to that dtype; only where there is low precision. `resume_full_precision` is
-    what resharded runs are compared with: the train run itself, or a resume made in full precision.
-    """
-
-    survey, train, provoked = _Of(), _Of(), _Of()
-    full_precision, plain, rounded_weights = _Of(), _Of(), _Of()
-    reference, perturbed, original = _Of(), _Of(), _Of()
-    scaled, layers, layers_reference = _Of(), _Of(), _Of()
-    single, ending, ending_perturbed = _Of(), _Of(), _Of()
-    resume, resume_full_precision, resumed_ending, inspect = _Of(), _Of(), _Of(), _Of()
-
-    def __init__(self, **given: Any) -> None:
-        runs = dict(given.pop("by_role", {}))
-        several = {one.name for one in fields(_Facts)}
-        runs |= {role: given.pop(role) for role in PLACES if role in given and role not in several}
-        super().__init__({role: run for role, run in runs.items() if run is not None}, **given)
+    def of_role(self, role: str) -> Run | None:
+        """The run in a role; None if there is none, or if the role has several."""
+        run = getattr(self, role, None)
+        return run if isinstance(run, Run) else None
 
     def having(self, role: str, run: Run) -> Self:
         """This evidence with a run in a role."""
-        return replace(self, by_role={**self.by_role, role: run})
+        changed: dict[str, Any] = {role: run}
+        return replace(self, **changed)
 
     def times(self, rule: str) -> float:
         """The factor on the limit of a rule."""
@@ -165,7 +159,7 @@ class Evidence(_Facts):
         }
         found: list[Run] = []
         for role in PLACES:
-            one = self.by_role.get(role)
+            one = self.of_role(role)
             for run in several.get(role, () if one is None else (one,)):
                 if run not in found:
                     found.append(run)

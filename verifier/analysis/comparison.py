@@ -234,7 +234,7 @@ def changes(run: Run, step: int) -> dict[str, Sketch]:
 
 
 def changes_between(run: Run, step: int) -> dict[str, Sketch]:
-    """{parameter: sketch of its change behind the optimizer step before `step`, until that of
+    """{parameter: sketch of its change after the optimizer step before `step`, until that of
     `step`}.
     """
     return apart_by_name(run.whole(Stepped, "weights", step - 1), run.whole(Step, "weights", step))

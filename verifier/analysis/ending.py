@@ -1,4 +1,4 @@
-"""What a script prints and writes behind its last step, on N ranks (the survey run) and in one
+"""What a script prints and writes after its last step, on N ranks (the survey run) and in one
 process (the ending run).
 """
 
@@ -36,6 +36,11 @@ class Ended:
     rounded: float
     line: Place | None
     shown: str
+
+    @property
+    def key(self) -> str:
+        """By what it is known in every run that is compared with the same other one."""
+        return self.shown or self.what
 
 
 def both_end(evidence: Evidence) -> bool:

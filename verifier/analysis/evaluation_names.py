@@ -56,46 +56,38 @@ def from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple[
     functions, or from such values.
     """
     top = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    for scope, body in [
-        ("", top),
-        *((function.name, function.body) for function in functions(tree)),
-    ]:
+    scopes = [("", top), *((function.name, function.body) for function in functions(tree))]
+    for scope, body in scopes:
         inside = [n for stmt in body for n in walk(stmt)]
-        blocks = [
-            n
-            for n in inside
-            if isinstance(n, ast.With) and any(_switches(item) for item in n.items)
-        ]
-        without = {id(n) for block in blocks for n in walk(block)}
-        looped = {
-            id(n) for loop in inside if isinstance(loop, ast.For | ast.While) for n in walk(loop)
-        }
-        stored = [n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        # What was computed before the loop is as good as a constant: a distance to it is the
-        # evaluation's (exam round 12, missed: a distance that the loop computes of samples and of a
-        # constant).
-        steady = {n.id for n in stored if id(n) not in looped} - {
-            n.id for n in stored if id(n) in looped
-        }
-        known: set[str] = set()
-        for _ in range(
-            2
-        ):  # the second time finds what is assigned from what a later line of the loop assigns
-            for node in (
-                n
-                for n in inside
-                if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value
-            ):
-                evaluated = (
-                    scope in evaluations or id(node) in without or called(node) & evaluations
-                )
-                if evaluated or _made_of(
-                    node.value, known, steady if id(node) in looped else set()
-                ):
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    known |= {text for target in targets for text in read_in(target)}
-        for expression in known:
+        for expression in _evaluated(inside, evaluations, scope in evaluations):
             yield ("" if expression.startswith("self.") else scope), expression
+
+
+def _evaluated(inside: list[ast.AST], evaluations: set[str], whole: bool) -> set[str]:
+    """What the nodes of one scope assign so; `whole`: the scope itself is an evaluation."""
+    blocks = [
+        n for n in inside if isinstance(n, ast.With) and any(_switches(item) for item in n.items)
+    ]
+    without = {id(n) for block in blocks for n in walk(block)}
+    loops = [n for n in inside if isinstance(n, ast.For | ast.While)]
+    looped = {id(n) for loop in loops for n in walk(loop)}
+    stored = [n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    # What was computed before the loop is as good as a constant: a distance to it is the
+    # evaluation's (exam round 12, missed: a distance that the loop computes of samples and of a
+    # constant).
+    changing = {n.id for n in stored if id(n) in looped}
+    steady = {n.id for n in stored} - changing
+    assignments = [n for n in inside if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign)]
+    known: set[str] = set()
+    # The second time finds what is assigned from what a later line of the loop assigns.
+    for _ in range(2):
+        for node in assignments:
+            constants = steady if id(node) in looped else set()
+            evaluated = whole or id(node) in without or called(node) & evaluations
+            if node.value and (evaluated or _made_of(node.value, known, constants)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                known |= {text for target in targets for text in read_in(target)}
+    return known
 
 
 def _made_of(node: ast.expr | None, known: set[str], steady: set[str]) -> bool:

@@ -57,17 +57,16 @@ def for_a_resume(train: Run, after: int | None) -> dict[str, Any]:
     }
     if len(found) > 1:
         last = train.steps()
-        before, behind = (
-            _held(train, 1, after or 0),
-            _held(train, min((after or 0) + 1, last), last),
-        )
+        saved = after or 0
+        before = _held(train, 1, saved)
+        later = _held(train, min(saved + 1, last), last)
         retired = [
             root
             for root in found
             # A resume does not make models of earlier stages: without this the later one got the
             # earlier one's number (exam round 12: models of stages with the same shapes
             # (nc_14_stagewise_boost)).
-            if _inside(root, found, before) and not _inside(root, found, behind)
+            if _inside(root, found, before) and not _inside(root, found, later)
         ]
         given |= {"models": found, "retired": retired}
     return given

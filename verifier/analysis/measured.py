@@ -82,7 +82,7 @@ def _of(trace: Trace) -> dict[Key, Number]:
         # evaluation's number.
         if calls[record.step, record.function, record.caller] == 1
         for path, value in record.values.items()
-        # NaN and infinity have no difference that could be held against a limit.
+        # NaN and infinity have no difference that could be compared with a limit.
         if abs(value) < float("inf")
     }
 

@@ -1,5 +1,5 @@
-"""Low precision: the dtypes, which one a run computes in, and whether an oracle can be held against
-it.
+"""Low precision: the dtypes, which one a run computes in, and whether an oracle can be compared
+with it.
 """
 
 from ..trace import Run

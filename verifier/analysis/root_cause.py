@@ -11,7 +11,6 @@ from ..trace.events import End, Place
 from ..trace.origin import is_user, within_torch
 from .wording import cut
 
-# What a rank raises when it loses a peer: it is a victim.
 # What gloo, the store and NCCL raise on ranks that lose a peer: such a rank is never the first
 # cause.
 _VICTIM = re.compile(
@@ -21,7 +20,7 @@ _VICTIM = re.compile(
 )
 # Paths below torch's own folder in which a rank waits; a user's folder may have any of these names
 # (projects in folders named torch or distributed).
-_WAITS = re.compile(r"(distributed|autograd|_functorch)/|_C|utils/_contextlib")  # paths below torch
+_WAITS = re.compile(r"(distributed|autograd|_functorch)/|_C|utils/_contextlib")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 QUOTED = 160  # characters of an error that are quoted
@@ -33,6 +32,7 @@ _ELSEWHERE = (
     "Write the script's files to a folder of its own. The records of this run cannot be trusted and"
     " are not judged."
 )
+_NODE = "Look at that machine: it, its network or its scheduler ended its ranks."
 _REPORT = "This is a bug in fsdp2, not in your code: report it and attach the run folder."
 _ARGUMENTS = "Pass the required script arguments after `--`, or under `args` in verify.yaml."
 _STAGER = (
@@ -141,56 +141,51 @@ def _fault(trace: Trace) -> End | None:
 
 
 def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
-    errors = run.stderr.get(rank, "")
-    if end is None and (gone := next((item.lost for item in run.ended if item.rank == rank), "")):
-        text = f"node {gone} stopped answering, and rank {rank} with it"
-        return RootCause(
-            rank,
-            text,
-            None,
-            "Look at that machine: it, its network or its scheduler ended its ranks.",
-        )
-    if end is None and code < 0:
-        name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
-        frames, last = _frames(run.stacks.get(rank, "")), _last_line(errors)
-        text = f"rank {rank} was ended by {name}{f' ({last})' if last else ''}{_stack_text(frames)}"
-        return RootCause(
-            rank, text, _own(frames), _MISMATCH if "collective mismatch" in errors else _NATIVE
-        )
     if end is None:
-        text = f"rank {rank} exited with code {code} without recording a result"
-        return RootCause(rank, text, None, "Check its output.")
-    frames = end.frames
+        return _without_record(run, rank, code)
     if end.how == "exception":
-        text = (
-            f"rank {rank} raised {end.error}:"
-            f" {cut(_gist(str(end.message)), QUOTED)}{_stack_text(frames)}"
-        )
-        lost = any(is_victim(trace) for trace in run.traces)
-        fix = (
-            "Fix the error at that"
-            f" line{'; the other ranks failed because they lost this one' if lost else ''}."
-        )
-        # The DefaultStager of torch 2.11 and 2.12 serves one save only; its second one raises this
-        # KeyError (torch 2.11 and 2.12 (asynchronous saves)).
-        fix = _STAGER if f"{end.error}: {end.message}" == "KeyError: <class 'type'>" else fix
-        return RootCause(
-            rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames)
-        )
-    if (
-        end.how == "sys.exit"
-        and run.steps() == 0
-        and all((t.end or end).how == "sys.exit" for t in run.traces)
-    ):
-        why = str(end.message or "") or _last_line(errors)
+        return _raised(run, rank, end)
+    hows = {end.how, *(trace.end.how for trace in run.traces if trace.end is not None)}
+    if hows == {"sys.exit"} and run.steps() == 0:
+        why = str(end.message or "") or _last_line(run.stderr.get(rank, ""))
         text = f"the script exited during startup with status {end.code}{f': {why}' if why else ''}"
-        return RootCause(rank, text, _first(frames), _ARGUMENTS)
+        return RootCause(rank, text, _first(end.frames), _ARGUMENTS)
     message = f" ({end.message})" if end.message else ""
     text = (
-        f"rank {rank} called {end.how}({end.code}){message}{_stack_text(frames)}, while the others"
-        " went on"
+        f"rank {rank} called {end.how}({end.code}){message}{_stack_text(end.frames)}, while the"
+        " others went on"
     )
-    return RootCause(rank, text, _first(frames), _TOGETHER)
+    return RootCause(rank, text, _first(end.frames), _TOGETHER)
+
+
+def _without_record(run: Run, rank: int, code: int) -> RootCause:
+    """Of a rank that could not record its end: its node was lost, a signal ended it, or it left."""
+    if gone := next((item.lost for item in run.ended if item.rank == rank), ""):
+        text = f"node {gone} stopped answering, and rank {rank} with it"
+        return RootCause(rank, text, None, _NODE)
+    if code >= 0:
+        text = f"rank {rank} exited with code {code} without recording a result"
+        return RootCause(rank, text, None, "Check its output.")
+    name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+    errors, frames = run.stderr.get(rank, ""), _frames(run.stacks.get(rank, ""))
+    last = _last_line(errors)
+    text = f"rank {rank} was ended by {name}{f' ({last})' if last else ''}{_stack_text(frames)}"
+    fix = _MISMATCH if "collective mismatch" in errors else _NATIVE
+    return RootCause(rank, text, _own(frames), fix)
+
+
+def _raised(run: Run, rank: int, end: End) -> RootCause:
+    error = f"{end.error}: {end.message}"
+    text = f"rank {rank} raised {end.error}: {cut(_gist(str(end.message)), QUOTED)}"
+    lost = any(is_victim(trace) for trace in run.traces)
+    others = "; the other ranks failed because they lost this one" if lost else ""
+    fix = f"Fix the error at that line{others}."
+    # The DefaultStager of torch 2.11 and 2.12 serves one save only; its second one raises this
+    # KeyError (torch 2.11 and 2.12 (asynchronous saves)).
+    if error == "KeyError: <class 'type'>":
+        fix = _STAGER
+    frames = end.frames
+    return RootCause(rank, text + _stack_text(frames), _first(frames), fix, error, tuple(frames))
 
 
 def is_victim(trace: Trace) -> bool:

@@ -121,14 +121,14 @@ def of_one_branch(sources: Sources) -> set[tuple[str, str]]:
                 if isinstance(stmt, ast.Assign) and all(
                     isinstance(target, ast.Name) for target in stmt.targets
                 ):
-                    behind = {id(n) for later in branch.body[number + 1 :] for n in walk(later)}
+                    after = {id(n) for other in branch.body[number + 1 :] for n in walk(other)}
                     names = {last_name(target) for target in stmt.targets}
                     found |= {
                         (function.name, x)
                         for x in names
                         # A sum for a log that one branch of the loop makes and reads is no state
                         # (exam r7 fa_05_moe_balance_bias twin: `main.stats`).
-                        if all(id(n) in behind for n in reads if n.id == x)
+                        if all(id(n) in after for n in reads if n.id == x)
                     }
     return found
 

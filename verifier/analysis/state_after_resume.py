@@ -76,54 +76,58 @@ def _of_rank(
     """What one rank must have again and has not, what else of its objects is not the same, and how
     many values must be the same.
     """
+    sources = evidence.sources
     mine, theirs = whole(resume, 1, rank), whole(train, step, rank)
-    later, without = whole(resume, 2, rank), whole(train, step + 1, rank)
-    both = {
-        path for path in mine.keys() & theirs.keys() if not (rank and theirs[path].sharded)
-    }  # compared once, whole
-    sources, results = evidence.sources, results_of_calls(evidence.sources)
-    anew, functions = assigned_anew(sources) | of_one_branch(sources), begun_anew(sources)
-    paths = {path for path in evolving(train, rank) if path.partition(".")[0] not in functions}
-    deciding = decisive(sources, paths)
+    # What is sharded is compared once, whole.
+    both = {path for path in mine.keys() & theirs.keys() if not (rank and theirs[path].sharded)}
+    functions, results = begun_anew(sources), results_of_calls(sources)
+    changing = {path for path in evolving(train, rank) if path.partition(".")[0] not in functions}
+    anew, deciding = assigned_anew(sources) | of_one_branch(sources), decisive(sources, changing)
     # If the resumed step has other samples, tensors of the loop may be those samples; that is
     # another rule's finding.
-    same_samples = resume.global_batch(1) == train.global_batch(
-        step
-    )  # else tensors of the loop may be those samples
-    lost: dict[str, tuple[Held, Held]] = {}
-    compared = 0
-    for path in sorted(paths & both):
-        now, then = mine[path], theirs[path]
-        known = same_samples or then.holder in KEPT or then.sketch is None
+    same_samples = resume.global_batch(1) == train.global_batch(step)
+
+    def due(path: str) -> bool:
+        """Whether a resume must bring a value back."""
+        held = theirs[path]
         # Results of the last forward are made again by the next: no state that a resume must bring
         # back (exam r4 k_12_moe_balance, r8 ga_16_vqvae_codebook_ema).
-        known = known and not (then.holder == "module" and attribute(path) in results)
-        if tuple(path.rsplit(".", 1)) in anew or not restorable(path, then, deciding) or not known:
-            continue
-        compared += 1
-        # what the loop or a forward sets in each step, before anything reads it
-        again = then.holder in ("optimizer", "module") and path in later and path in without
-        # What the loop sets in each step before anything reads it (a seed in param_groups, round 2
-        # f_15) is right one step later (exam r2 f_15_sgld twin: `param_groups[0]['seed']`).
-        set_again = again and apart(later[path], without[path]) <= SAME_STATE
-        if apart(now, then) > SAME_STATE and not set_again:
-            lost[path] = (now, then)
-    apart_now = {path for path in both if apart(mine[path], theirs[path]) > SAME_STATE}
-    missing = (theirs.keys() - mine.keys()) & paths
+        if held.holder == "module" and attribute(path) in results:
+            return False
+        known = same_samples or held.holder in KEPT or held.sketch is None
+        named_anew = tuple(path.rsplit(".", 1)) in anew
+        return known and not named_anew and restorable(path, held, deciding)
+
+    must = {path for path in changing & both if due(path)}
+    unlike = {path for path in both if apart(mine[path], theirs[path]) > SAME_STATE}
+    lost = (must & unlike) - _set_again(train, resume, step, rank)
+    gone = (theirs.keys() - mine.keys()) & changing
     objects = {
         path
         for path, held in theirs.items()
         if held.holder in _OWNED and attribute(path) not in results
     }
-    unlike = (apart_now | missing) & objects - lost.keys()
-    return (
-        lost,
-        {
-            path: (mine.get(path), theirs.get(path))
-            for path in sorted(unlike - measuring(sources, unlike))
-        },
-        compared,
-    )
+    other = ((unlike | gone) & objects) - lost
+    other -= measuring(sources, other)
+
+    def pairs(paths: set[str]) -> Pairs:
+        return {path: (mine.get(path), theirs.get(path)) for path in sorted(paths)}
+
+    return pairs(lost), pairs(other), len(must)
+
+
+def _set_again(train: Run, resume: Run, step: int, rank: int) -> set[str]:
+    """The paths of optimizers and modules that are right one step later: the loop or a forward sets
+    them in each step, before anything reads them.
+    """
+    # A seed in param_groups (exam r2 f_15_sgld twin: `param_groups[0]['seed']`).
+    mine, theirs = whole(resume, 2, rank), whole(train, step + 1, rank)
+    return {
+        path
+        for path in mine.keys() & theirs.keys()
+        if theirs[path].holder in ("optimizer", "module")
+        and apart(mine[path], theirs[path]) <= SAME_STATE
+    }
 
 
 def named(lost: Pairs) -> list[str]:

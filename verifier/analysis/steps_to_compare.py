@@ -179,8 +179,8 @@ def prepares_before_sharding(train: Run) -> bool:
         return False
     trace = train.traces[0]
     called, trained = trace.first(Model), trace.first(Micro)
-    # An initialisation by the data calls the model before it is sharded (round 6 t_07, u_04): runs
-    # start behind it (exam r6 t_07_flow_actnorm, u_04_flow_init twins).
+    # An initialisation by the data calls the model before it is sharded: runs start after it (exam
+    # r6 t_07_flow_actnorm, u_04_flow_init twins).
     return called is not None and trained is not None and called.seq < shard.seq < trained.seq
 
 

@@ -1,5 +1,6 @@
 """What a run that resumed after a crash, or from a damaged checkpoint, started from."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -8,6 +9,8 @@ from ...analysis.saves import all_saves
 from ...trace.events import Saving, Step
 from ..base import Evidence, Finding, Rule, Run
 from ._resumed import first_steps, load_line, save_line
+
+_Held = dict[int, dict[int, dict[str, list[Any]]]]  # {step: {rank: {tensor: its values}}}
 
 
 @dataclass(frozen=True)
@@ -112,62 +115,66 @@ def outcome_of(saved: Run, resumed: Run, intact: Run | None = None) -> Outcome:
     anew.
     """
     found = resumed.at_step(Step, 1)
-    expected = (
-        [_flat(record).keys() for record in intact.at_step(Step, 1)] if intact is not None else []
-    )
     if not found:
         return Outcome(0, {}, 0)
-    held, given = _held(saved), _given(saved)
-    shares: dict[int, int] = {}
-    # a tensor that never changes is the same in every save: it shows none of them
-    telling: set[int] = set()
-    units: set[tuple[int, str]] = set()
-    ranks = []
+    held = _held(saved)
+    origins = _origins(saved, held, found)
+    all_origins = [steps for own in origins for steps in own.values()]
+    counts = Counter(step for steps in all_origins for step in steps)
+    # A tensor that never changes is the same in every save: only one that is of a single save
+    # shows which one was loaded (frozen weights (zoo/lora_adapters.py)).
+    telling = {steps[0] for steps in all_origins if len(steps) == 1}
+    shares = {step: n for step, n in counts.items() if step > 0 and step in telling}
+    restarted = counts[0] == len(all_origins)
+    moved = not shares and not restarted and not any(record.cls for record in found)
+    exact = intact.at_step(Step, 1) if intact is not None else []
+    tensors = 0
+    for rank, own in enumerate(origins):
+        saved_names = {name for step in shares for name in held[step].get(rank, ())}
+        due = {name for name in saved_names if _shows(found[rank], name)}
+        # What even the resume from the intact checkpoint does not hold, the script makes anew: its
+        # absence after a crash is no mixture.
+        if rank < len(exact):
+            due &= _flat(exact[rank]).keys()
+        tensors += len(due | own.keys())
+    ranks = (max(set(held).intersection(*own.values()), default=0) for own in origins)
+    return Outcome(len(found), shares, tensors, moved, tuple(ranks))
+
+
+def _origins(saved: Run, held: _Held, found: list[Step]) -> list[dict[str, list[int]]]:
+    """For each rank of a resumed run {tensor: the saves that have its value, and 0 for the
+    beginning}.
+    """
+    given = _given(saved)
+    origins = []
     for rank, record in enumerate(found):
-        whole = set(held)
+        own = {}
         for name, value in _flat(record).items():
-            units.add((rank, name))
             key = tuple(value) if isinstance(value, list) else None
-            known = [(k, ranks.get(rank, {}).get(name, [])) for k, ranks in held.items()]
             # A save may hold other values than the next step begins with (an average put into the
             # model): what was given to the save counts as well (exam: averages in the model during
             # a save).
-            same = [k for k, values in known if value in values or key in given.get((k, rank), ())]
-            shares |= {k: shares.get(k, 0) + 1 for k in same}
-            # A tensor that never changes is the same in every save: only one that is of a single
-            # save shows which one was loaded (frozen weights (zoo/lora_adapters.py)).
-            telling |= set(same) if len(same) == 1 else set()
-            whole &= set(same)
-        ranks.append(max(whole, default=0))
-    restarted = shares.get(0, 0) == len(units)
-    moved = (
-        not any(record.cls for record in found)
-        and not restarted
-        and not any(k in telling for k in shares if k > 0)
-    )
-    shares = {k: number for k, number in shares.items() if k > 0 and k in telling}
-    for k in shares:
-        for rank, values in held[k].items():
-            # Of a GAN resumed after a crash only the optimizer that steps first is recorded: the
-            # state of the second one is no missing part of the save (exam round 4
-            # l_12_coroutine_gan).
-            own = found[rank].held  # another optimizer's state is recorded when it steps
-            # A model whose first call comes after the first step has no record there: its weights
-            # are not counted as missing.
-            found_here = found[rank].weights  # a model that is called later is not known yet
-            # What even the resume from the intact checkpoint does not hold, the script makes anew:
-            # its absence after a crash is no mixture.
-            known_here = [n for n in values if rank >= len(expected) or n in expected[rank]]
-            units |= {
-                (rank, n)
-                for n in known_here
-                if (n.rpartition("/")[0] in own if "/" in n else n in found_here)
-            }
-    return Outcome(len(found), shares, len(units), moved, tuple(ranks))
+            own[name] = [
+                step
+                for step, ranks in held.items()
+                if value in ranks.get(rank, {}).get(name, ()) or key in given.get((step, rank), ())
+            ]
+        origins.append(own)
+    return origins
 
 
-def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:
-    """{step: {rank: {tensor: its values}}} of every save and, under 0, of the beginning.
+def _shows(record: Step, name: str) -> bool:
+    """Whether the first step of a resumed run records a tensor, if that was restored."""
+    # Of a GAN resumed after a crash only the optimizer that steps first is recorded: the state of
+    # the second one is no missing part of the save (exam round 4 l_12_coroutine_gan).
+    if "/" in name:
+        return name.rpartition("/")[0] in record.held
+    # The weights of a model whose first call comes after the first step are not recorded there.
+    return name in record.weights
+
+
+def _held(run: Run) -> _Held:
+    """What the ranks hold at every save and, under 0, at the beginning.
 
     A rank has a value at the call of the save, and one at its next step: they differ where it puts
     others into the model for the save, such as an average, or where it does not call the save
@@ -178,7 +185,7 @@ def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:
     ]
     steps = {0, *(step for step, _, _ in records)}
     records += [(r.step - 1, t.rank, r) for t in run.traces for r in t.steps if r.step - 1 in steps]
-    out: dict[int, dict[int, dict[str, list[Any]]]] = {step: {} for step in steps}
+    out: _Held = {step: {} for step in steps}
     for step, rank, record in records:
         values = out[step].setdefault(rank, {})
         for name, value in _flat(record).items():

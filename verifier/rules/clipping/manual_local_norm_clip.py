@@ -56,7 +56,7 @@ class ManualLocalNormClip(Rule):
                 "the script updates its weights without an optimizer of torch: its updates are"
                 " compared with one process"
             )
-        # Hooks that step within the backward leave no gradient behind it; the rule was
+        # Hooks that step within the backward leave no gradient after it; the rule was
         # inconclusive. The sources decide: without a norm of local shards there is no local clip
         # (exam round 8 gc_13_backward_fused_diffusion, ge_14_step_in_backward).
         if not seen and find_local_norm(evidence.sources) is None:

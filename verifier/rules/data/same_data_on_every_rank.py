@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from dataclasses import dataclass
 from itertools import combinations
 
 from ...analysis.probability import log_equal_batches
@@ -56,42 +57,32 @@ class SameDataOnEveryRank(Rule):
             )
         if not seen:
             return self.unknown("the model was given no tensor with distinguishable rows")
-        pairs = list(combinations(run.sample_ranks, 2))
-        right = _batches_of_one_process(evidence)
-        # Steps whose samples over all ranks are those of one process are right: what two ranks
-        # share is twice in the data (exam round 6 w_18_sam_swa).
-        steps = [(step, own) for step, own in enumerate(rows, 1) if step not in right]
-        same = {
-            (a, b): [step for step, own in steps if own[a] and own[a] == own[b]] for a, b in pairs
-        }
-        often, (a, b) = max((len(steps), pair) for pair, steps in same.items())
-        if not often:
-            shared = sum((rows[0][a] & rows[0][b]).total() for a, b in pairs)
+        alike = _most_alike(evidence, rows)
+        if alike is None:
+            shared = sum(
+                (rows[0][a] & rows[0][b]).total() for a, b in combinations(run.sample_ranks, 2)
+            )
             samples = f"{rows[0][run.sample_ranks[0]].total()} samples on each rank in step 1"
             return self.passed(f"{samples}, {shared} of them shared with another rank")
-        first = same[a, b][0]
-        batch = rows[first - 1][a]
+        ranks, same = f"ranks {alike.a} and {alike.b}", count(alike.batch.total(), "sample")
         # Ranks given the same whole graph that compute losses of other nodes train on other targets
         # (exam round 2 f_07_gnn_select twin).
-        if _other_targets(evidence.full_precision or run, a, b, same[a, b]):
-            inputs = count(batch.total(), "sample")
+        if _other_targets(evidence.full_precision or run, alike):
             return self.passed(
-                f"ranks {a} and {b} are given the same {inputs} and compute other losses: other"
-                " targets"
+                f"{ranks} are given the same {same} and compute other losses: other targets"
             )
-        always = often == len(rows)
-        when = (
-            f"each of {count(often, 'step')}"
-            if always
-            else f"{often} of {len(rows)} steps, first in step {first}"
-        )
-        text = f"ranks {a} and {b} were given the same {count(batch.total(), 'sample')} in {when}"
-        if not always and _by_chance(batch, len(seen), len(pairs) * len(rows)) > EQUAL_BATCHES:
-            chance = (
-                f"random draws from {count(len(seen), 'sample')} may give this: make more steps, or"
-                " larger batches"
+        often = len(alike.steps)
+        if often == len(rows):
+            text = f"{ranks} were given the same {same} in each of {count(often, 'step')}"
+            return self.failed(text, run.data_line())
+        when = f"{often} of {len(rows)} steps, first in step {alike.steps[0]}"
+        text = f"{ranks} were given the same {same} in {when}"
+        trials = math.comb(len(run.sample_ranks), 2) * len(rows)
+        if _by_chance(alike.batch, len(seen), trials) > EQUAL_BATCHES:
+            return self.unknown(
+                f"{text}; random draws from {count(len(seen), 'sample')} may give this: make more"
+                " steps, or larger batches"
             )
-            return self.unknown(f"{text}; {chance}")
         return self.failed(text, run.data_line())
 
     def detect(self, flow: Flow) -> Hits:
@@ -143,6 +134,33 @@ _BY_RANK = (
 _MAPS = ("data.TensorDataset", "data.Subset", "data.random_split", "data.ConcatDataset")
 
 
+@dataclass(frozen=True)
+class _Alike:
+    """Two ranks and the steps in which they train on the same samples; `batch`: those of the first
+    such step.
+    """
+
+    a: int
+    b: int
+    steps: list[int]
+    batch: Counter[int]
+
+
+def _most_alike(evidence: Evidence, rows: list[list[Counter[int]]]) -> _Alike | None:
+    """The ranks that have the same samples in most steps; None if no two have in any."""
+    right = _batches_of_one_process(evidence)
+    # Steps whose samples over all ranks are those of one process are right: what two ranks share is
+    # twice in the data (exam round 6 w_18_sam_swa).
+    steps = [(step, own) for step, own in enumerate(rows, 1) if step not in right]
+    same = {
+        (a, b): [step for step, own in steps if own[a] and own[a] == own[b]]
+        for a, b in combinations(evidence.trained.sample_ranks, 2)
+    }
+    a, b = max(same, key=lambda pair: (len(same[pair]), pair))
+    equal = same[a, b]
+    return _Alike(a, b, equal, rows[equal[0] - 1][a]) if equal else None
+
+
 def _trained_on(run: Run, step: int) -> list[Counter[int]]:
     """For each rank its samples of a step, without those of a loss of exactly zero (dummy
     batches).
@@ -169,12 +187,14 @@ def _batches_of_one_process(evidence: Evidence) -> set[int]:
     }
 
 
-def _other_targets(run: Run, a: int, b: int, steps: list[int]) -> bool:
-    """Whether two ranks compute other losses from equal samples and equal states of the generators,
-    as parts of a graph do.
+def _other_targets(run: Run, alike: _Alike) -> bool:
+    """Whether the two ranks compute other losses from equal samples and equal states of the
+    generators, as parts of a graph do.
     """
-    made = [run.micros(step) for step in steps if step <= run.steps()]
-    pairs = [pair for micros in made for pair in zip(micros[a], micros[b], strict=False)]
+    made = [run.micros(step) for step in alike.steps if step <= run.steps()]
+    pairs = [
+        pair for micros in made for pair in zip(micros[alike.a], micros[alike.b], strict=False)
+    ]
     # Other losses of equal samples mean other targets only where dropout could not make them
     # differ: the generators are in the same state.
     losses = [(x.loss, y.loss) for x, y in pairs if x.random == y.random]

@@ -62,7 +62,7 @@ class AverageWithoutBuffers(Rule):
                     and apart(begun, last[mine]) == 0.0
                 ):
                     kept.append(mine)
-        # A script may recalibrate its average's statistics behind the training: what never changes
+        # A script may recalibrate its average's statistics after the training: what never changes
         # in the compared steps is a fault only if the end of the survey run has the same value
         # (exam round 11 mc_12_sam_swa_series).
         kept = [name for name in kept if not changes_later(evidence, name)]

@@ -1,4 +1,4 @@
-from ...analysis.ending import comparable_end, ended, same_models
+from ...analysis.ending import Ended, comparable_end, ended, same_models
 from ...analysis.limits import times_noise
 from ...tolerances import ENDING, MULTIPLE, PRINTED
 from ...trace.events import Printed, Written
@@ -9,10 +9,10 @@ END = "what follows the training loop"
 
 
 class EndingSameInOneProcess(OneProcessRule):
-    """What a script prints and writes behind its training loop is the same on N ranks and in one
+    """What a script prints and writes after its training loop is the same on N ranks and in one
     process.
 
-    Why: a final evaluation, a restored best model, a merge or an export happens once, behind the
+    Why: a final evaluation, a restored best model, a merge or an export happens once, after the
     last step that any oracle compares. A wrong one leaves losses, gradients and checkpoints right,
     and delivers a wrong model.
     Wrong:
@@ -29,8 +29,8 @@ class EndingSameInOneProcess(OneProcessRule):
     Fix: Compute what is reported and exported from whole tensors, and from sums over the samples of
     all ranks; restore a model in place, outside of `summon` or `unshard` regions whose changes are
     dropped.
-    Source: law L10: rank 0's `print` and `logging` calls and the files written behind the last step
-    of the survey run are held against those of one process that makes all steps from the same
+    Source: law L10: rank 0's `print` and `logging` calls and the files written after the last step
+    of the survey run are compared with those of one process that makes all steps from the same
     weights.
     """
 
@@ -70,45 +70,41 @@ class EndingSameInOneProcess(OneProcessRule):
         survey, ending = evidence.survey, evidence.ending
         assert survey is not None
         assert ending is not None
-        again = evidence.ending_perturbed
         noise: dict[str, float] = {}
+        again = evidence.ending_perturbed
         for one in ended(evidence, again, ending) if again is not None else ():
-            noise[one.shown or one.what] = max(noise.get(one.shown or one.what, 0.0), one.apart)
-        compared, times, multiple = (
-            0,
-            evidence.times(self.name),
-            # A training that multiplies rounding (LoRA with alpha 200) ends as many times its noise
-            # apart as the compared steps are: the limit grows by that factor (a right LoRA with
-            # alpha 200).
-            MULTIPLE * times_noise(evidence, run, single),
-        )
-        for one in ended(evidence, survey, ending):
-            compared += 1
+            noise[one.key] = max(noise.get(one.key, 0.0), one.apart)
+        times = evidence.times(self.name)
+        # A training that multiplies rounding (LoRA with alpha 200) ends as many times its noise
+        # apart as the compared steps are: the limit grows by that factor (a right LoRA with
+        # alpha 200).
+        multiple = MULTIPLE * times_noise(evidence, run, single)
+        compared = list(ended(evidence, survey, ending))
+        for one in compared:
             least = PRINTED if one.shown else ENDING
-            limit = (
-                # A printed number has only the digits that it shows: half a unit of its last digit
-                # is no difference.
-                times * max(least, multiple * noise.get(one.shown or one.what, 0.0)) + one.rounded
-            )
+            # A printed number has only the digits that it shows: half a unit of its last digit is
+            # no difference.
+            limit = times * max(least, multiple * noise.get(one.key, 0.0)) + one.rounded
             if one.apart > limit:
-                where = (
-                    f"on {survey.world_size} ranks, and {one.shown} in one process"
-                    if one.shown
-                    else "differs from that of one process"
-                )
-                text = (
-                    f"behind the last step: {one.what} {where}, from the same weights and samples"
-                )
-                return self.failed(
-                    f"{text} ({one.apart:.2g} apart, allowed: {limit:.1g})",
-                    one.line,
-                    measured=one.apart,
-                    limit=limit,
-                )
+                return self._differs(one, limit, survey.world_size)
         if not compared:
             reason = "nothing that is printed or written behind the last step is comparable"
             return self.unknown(Uncovered(reason, END))
         return self.passed(
-            f"{count(compared, 'value')} printed or written behind the last step are those of one"
-            " process"
+            f"{count(len(compared), 'value')} printed or written behind the last step are those of"
+            " one process"
+        )
+
+    def _differs(self, one: Ended, limit: float, ranks: int) -> Finding:
+        where = (
+            f"on {ranks} ranks, and {one.shown} in one process"
+            if one.shown
+            else "differs from that of one process"
+        )
+        text = f"behind the last step: {one.what} {where}, from the same weights and samples"
+        return self.failed(
+            f"{text} ({one.apart:.2g} apart, allowed: {limit:.1g})",
+            one.line,
+            measured=one.apart,
+            limit=limit,
         )

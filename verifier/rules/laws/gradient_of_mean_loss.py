@@ -22,7 +22,7 @@ class GradientOfMeanLoss(Rule):
     Fix: Divide each micro-batch's mean loss by the number of micro-batches of the step, or the
     gradients before they are clipped; FSDP averages over ranks.
     Source: law L2: the losses that go into backward, added up over ranks and micro-batches, are
-    held against the mean of the cross entropies of the same samples.
+    compared with the mean of the cross entropies of the same samples.
     """
 
     needs = frozenset({"train", "full_precision"})

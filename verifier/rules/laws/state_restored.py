@@ -87,7 +87,7 @@ def parting(train: Run, resume: Run, after: int) -> list[str]:
     paths = {path for path in paths if first[path].sketch and first[path].numel >= LEAST_ELEMENTS}
     for step in range(1, LATER):
         mine, theirs = whole(resume, step + 1), whole(train, after + step + 1)
-        # State is compared while samples and weights are still the same ones: behind the first
+        # State is compared while samples and weights are still the same ones: after the first
         # other update it differs for that reason.
         same = all(_same_step(train, resume, after, k) for k in (step, step + 1))
         if not (mine and theirs and same):

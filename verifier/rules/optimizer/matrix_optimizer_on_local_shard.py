@@ -83,9 +83,9 @@ class MatrixOptimizerOnLocalShard(Rule):
     def _hidden(self, evidence: Evidence, cls: str, line: Place) -> Finding | None:
         """The first update of a parameter differs, though the sum of all updates does not.
 
-        The sum of all updates hid the trust ratio of local shards behind the noise of parameters
-        that begin at zero: each parameter has its own limit (exam round 8 ga_02_vision_lamb:
-        missed).
+        In the sum of all updates the noise of parameters that begin at zero is larger than what the
+        trust ratio of local shards changes: each parameter has its own limit (exam round 8
+        ga_02_vision_lamb: missed).
         """
         hidden = first_updates_apart(evidence, self.name)
         if not hidden:

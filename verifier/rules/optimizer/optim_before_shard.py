@@ -94,9 +94,7 @@ def _listed(flow: Flow, model: Value) -> list[Event]:
 
 
 def _done_before(flow: Flow, event: Event, shard: Event) -> bool:
-    """Whether the optimizer makes its steps before `fully_shard`, and none behind it: a training of
-    its own.
-    """
+    """Whether the optimizer makes all its steps before `fully_shard`: a training of its own."""
     steps = [e.index for e in flow.methods("step") if e.on is event.result]
     return bool(steps) and max(steps) < shard.index
 

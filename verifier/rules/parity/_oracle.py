@@ -123,7 +123,7 @@ def judge_against(
     `same_batch`: the advice where their global batches differ.
     """
     run: Run | None = evidence.full_precision
-    oracle = evidence.by_role.get(role)
+    oracle = evidence.of_role(role)
     pair = None
     if run is not None and oracle is not None:
         pair = Against(rule, evidence, run, oracle, role, label, same_batch)
@@ -313,7 +313,7 @@ def _not_finite(evidence: Evidence, run: Run) -> str:
 def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | None:
     """Whether the other oracle "agrees" or "differs"; None if it cannot decide."""
     role, name = _SECOND.get(label, ("", ""))
-    other = evidence.by_role.get(role)
+    other = evidence.of_role(role)
     if other is None or incomparable(run, other, role, name) is not None:
         return None
     measures = compare(run, other).measures

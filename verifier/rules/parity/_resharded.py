@@ -34,7 +34,7 @@ class Resumed:
 
     @property
     def offset(self) -> int:
-        """The step of `base` behind which the resumed run begins."""
+        """The step of `base` after which the resumed run begins."""
         return self.after if self.base is self.evidence.train else 0
 
     @property

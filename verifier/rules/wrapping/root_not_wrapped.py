@@ -1,3 +1,5 @@
+from collections.abc import Collection
+
 from ...analysis.unusual_parallelism import divided_by_script
 from ...source.events import STORE, Event, Flow
 from ...source.flow_queries import has_parameters, inner, is_known, made_by, parts_of, trains
@@ -39,20 +41,12 @@ class RootNotWrapped(Rule):
             return self.unknown(NOT_USED)
         if run.world_size == 1:
             return self.unknown(ONE_RANK)
-        first = {name: entries[0] for name, entries in run.parameters.items()}
-        others = {
-            # Parameters registered after the sharding are params-added-after-shard's (fault
-            # params_added_after_shard*.yaml).
-            *late_parameters(run),
-            # Parameters of which the script gives each rank a part are plain on purpose, with other
-            # gradients on each rank (exam round 6 w_14_rowparallel_table).
-            *divided_by_script(evidence),
-        }  # params-added-after-shard judges the late ones
-        plain = [
-            n
-            for n, e in first.items()
-            if e.trainable and not e.managed and not e.sharded and n not in others
-        ]
+        # Parameters registered after the sharding are params-added-after-shard's (fault
+        # params_added_after_shard*.yaml). Those of which the script gives each rank a part are
+        # plain on purpose, with other gradients on each rank (exam round 6 w_14_rowparallel_table).
+        others = {*late_parameters(run), *divided_by_script(evidence)}
+        first = {name: entries[0] for name, entries in run.parameters.items() if name not in others}
+        plain = [n for n, e in first.items() if e.trainable and not e.managed and not e.sharded]
         if not plain:
             return self.passed(
                 f"{count(len(run.parameters) - len(others), 'parameter')} managed by FSDP"
@@ -75,46 +69,23 @@ class RootNotWrapped(Rule):
         return self.passed(f"{what}, with the same gradient on every rank")
 
     def detect(self, flow: Flow) -> Hits:
-        if not flow.certain or not trains(flow):
+        if not flow.certain or not trains(flow) or _script_reduces(flow):
             return
         for root in flow.roots.values():
             events = [(e, m) for e, m in flow.shards if root_of(m) is root]
-            if not is_known(flow, root) or any(m is root for _, m in events):
-                continue
-            chosen = {
-                one.name: one for e, m in events if m.kind == "item" for one in _classes_of(e, m)
-            }
-            if (
-                any(m.kind == "item" and not _classes_of(e, m) for e, m in events)
-                or root.name in chosen
-            ):
-                continue
-            if (
-                not flow.forwards(root)
-                or id(root) not in flow.trained
-                or flow.escapes(root)
-                or _script_reduces(flow)
-            ):
+            classes = [_classes_of(e, m) for e, m in events if m.kind == "item"]
+            chosen = {one.name for own in classes for one in own}
+            # Whether the calls may shard more than is seen.
+            known = is_known(flow, root) and all(classes) and not any(e.open for e, _ in events)
+            whole = root.name in chosen or any(m is root for _, m in events)
+            trained = flow.forwards(root) and id(root) in flow.trained and not flow.escapes(root)
+            if not known or whole or not trained:
                 continue
             managed = {id(m) for _, m in events}
-            managed |= {
-                id(part)
-                for _, part in parts_of(root)
-                for one in _modules(part)
-                if one.name in chosen
-            }
-            plain = [
-                n
-                for n, part in parts_of(root)
-                if not _inside(part, managed) and has_parameters(flow, part)
-            ]
-            if plain and not any(e.open for e, _ in events):
-                names = ", ".join(dict.fromkeys(plain))
+            if plain := _plain_parts(flow, root, managed, chosen):
                 yield (
-                    (
-                        f"only parts of the model are sharded: {names} of {root.name} stay plain"
-                        " tensors"
-                    ),
+                    f"only parts of the model are sharded: {', '.join(plain)} of {root.name} stay"
+                    " plain tensors",
                     events[-1][0],
                 )
 
@@ -122,6 +93,20 @@ class RootNotWrapped(Rule):
 # Names of calls by which a script reduces gradients itself (zoo/ignored_params.py).
 _REDUCE = ("all_reduce", "reduce_scatter", "replicate", "DistributedDataParallel")
 _CONTAINERS = ("torch.nn.ModuleList", "torch.nn.Sequential")
+
+
+def _plain_parts(flow: Flow, root: Value, managed: set[int], chosen: set[str]) -> Collection[str]:
+    """The names of the parts with parameters that are neither `managed` modules nor of the `chosen`
+    classes.
+    """
+    parts = list(parts_of(root))
+    managed = managed | {
+        id(part) for _, part in parts if any(one.name in chosen for one in _modules(part))
+    }
+    names = (
+        name for name, part in parts if not _inside(part, managed) and has_parameters(flow, part)
+    )
+    return dict.fromkeys(names)
 
 
 def _classes_of(event: Event, module: Value) -> list[Value]:
