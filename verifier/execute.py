@@ -224,16 +224,7 @@ class Executor:
         argv, copies = applied(planned.arguments, planned.cwd, world.checkpoint, folder)
         for path, text in copies.items():
             path.write_text(text, encoding="utf-8")
-        here = str(self.files.checkpoint)
-        saved = [
-            path.replace(here, world.checkpoint, 1) for path in (*planned.damaged, *planned.opens)
-        ]
-        inside = [world.inside(path) for path in saved]
-        damage = (
-            {"paths": inside[: len(planned.damaged)], "kind": planned.damage}
-            if planned.damage
-            else {}
-        )
+        damage = {"paths": self._saved(planned.damaged, world), "kind": planned.damage}
         probe = dict(planned.probe)
         if "lines" in probe:
             probe["lines"] = {world.inside(file): lines for file, lines in probe["lines"].items()}
@@ -247,13 +238,18 @@ class Executor:
             timeout=self.timeout(planned),
             secret=self._secret,
             starting_point=str(self.work / planned.weights) if planned.starting_point else "",
-            open=inside[len(planned.damaged) :],
-            damage=damage,
+            open=self._saved(planned.opens, world),
+            damage=damage if planned.damage else {},
             checkpoint=world.checkpoint,
             world=world.as_dict(),
             **same,
             **probe,
         )
+
+    def _saved(self, paths: Sequence[str], world: World) -> list[str]:
+        """Paths of checkpoints, as a run sees them."""
+        here = str(self.files.checkpoint)
+        return [world.inside(path.replace(here, world.checkpoint, 1)) for path in paths]
 
     def _finish(self, going: _Going) -> Made:
         """Wait for the end of a run."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from made_up import made_up_plan
 
 from records import Patch, cases
 from scripts import FAULTS, TORCHRUN, ZOO, Command, Verify, python, training, written
@@ -356,16 +357,13 @@ class WithGPUs:
 
 def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
     launcher: Any = WithGPUs(1)
-    flags = {
-        "oversubscribe": True,
-        "device": "cuda",
-        "nproc": 2,
-        "reference": [str(written(tmp_path, "", "old.py"))],
-    }
-    target = resolve(written(tmp_path, ""), flags)
+    old = [str(written(tmp_path, "", "old.py"))]
+    settings = made_up_plan(
+        tmp_path, "matches-original", oversubscribe=True, device="cuda", nproc=2, reference=old
+    )
     work = tmp_path / "work"
-    backend = backend_for(launcher, target.nproc, target.oversubscribe, work)
-    original = stages.original(planned(target, ["matches-original"]), exact=False)
+    backend = backend_for(launcher, 2, True, work)
+    original = stages.original(settings, exact=False)
     Executor(launcher, work, Worlds(work), backend=backend).make([original])
     assert [(Path(r.script).name, r.backend) for r in launcher.requests] == [
         ("trial.py", "nccl"),
@@ -375,9 +373,7 @@ def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
 
 def test_runs_side_by_side_have_no_gpu_in_common(tmp_path: Path) -> None:
     launcher: Any = WithGPUs(4)
-    settings = planned(
-        resolve(written(tmp_path, ""), {"device": "cuda", "nproc": 2}), ["matches-ddp"]
-    )
+    settings = made_up_plan(tmp_path, "matches-ddp", device="cuda", nproc=2)
     runs = [
         settings.run(role, world)
         for role, world in (("full_precision", 2), ("single", 1), ("reference", 2))
@@ -508,12 +504,8 @@ def test_later_runs_wait_no_longer_than_the_first_makes_likely(
         "from torch import nn, optim\nm = nn.Linear(1, 1)\no = optim.SGD(m.parameters(),"
         " 0.1)\nm(m.weight).sum().backward()\no.step()\n"
     )
-    script = written(
-        tmp_path,
-        f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}",
-        "script.py",
-    )
-    settings = planned(resolve(script, {"nproc": 1}), ["run-completes"])
+    script = f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}"
+    settings = made_up_plan(tmp_path, "run-completes", script=script, nproc=1)
     failing, good = settings.run("train", 1, "fail"), settings.run("reference", 1)
     files = Worlds(tmp_path / "work")
     executor = Executor(launcher, tmp_path / "work", files)
@@ -567,7 +559,7 @@ def test_a_run_that_native_code_ended_is_made_once_more(
             return {"ranks": [rank], "timed_out": False, "seconds": 1.0}
 
     launcher, work = Dies(1), tmp_path / "work"
-    one = planned(resolve(written(tmp_path, ""), {"nproc": 1}), ["matches-ddp"]).run("single", 1)
+    one = made_up_plan(tmp_path, "matches-ddp", nproc=1).run("single", 1)
     made = Executor(cast("Launcher", launcher), work, Worlds(work)).make([one])
     assert (len(launcher.requests), [item.run.ended[0].code for item in made if item.run]) == (
         launches,

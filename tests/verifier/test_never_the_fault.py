@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import made_up_rule
 
 from records import Patch, cases, end, run, steps, trace
 from scripts import ZOO, edited, written
@@ -270,11 +271,9 @@ def test_an_error_in_a_rule_is_ours(monkeypatch: Patch) -> None:
     def raises(evidence: Evidence) -> Finding:
         raise KeyError("renamed")
 
-    monkeypatch.setattr(RULES["optim-before-shard"], "judge", raises)
-    broken, other = judge(
-        Evidence(train=run(RIGHT, RIGHT)), ["optim-before-shard", "run-completes"]
-    )
-    assert (broken.rule, broken.status) == ("optim-before-shard", "error")
+    monkeypatch.setitem(RULES, "broken", made_up_rule("broken", raises))
+    broken, other = judge(Evidence(train=run(RIGHT, RIGHT)), ["broken", "run-completes"])
+    assert (broken.rule, broken.status) == ("broken", "error")
     assert "KeyError: 'renamed'" in broken.evidence and "(verifier/judging/" in broken.evidence
     assert (other.rule, other.status) == ("run-completes", "pass")
     assert Verdict("error", {}, {}, (), (broken, other)).exit_code == OUR_FAULT == 3

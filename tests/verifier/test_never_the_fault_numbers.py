@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import made_up_plan
 from test_rules_checkpoint import A, B, C, saving
 
 from corpus import TESTS
@@ -33,9 +34,8 @@ from verified_fsdp2.verifier import stages
 from verified_fsdp2.verifier.analysis.comparison import MEASURES, compare
 from verified_fsdp2.verifier.analysis.gradient_scale_causes import NOT_DIVIDED, readings
 from verified_fsdp2.verifier.analysis.limits import limits
-from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Evidence, Sources
-from verified_fsdp2.verifier.pipeline import planned, so_far
+from verified_fsdp2.verifier.pipeline import so_far
 from verified_fsdp2.verifier.tolerances import FLOOR, GROSS
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Micro, Renamed, Step, Stepped
@@ -93,8 +93,7 @@ def test_numbers_that_are_not_finite_say_from_when_and_what_would_show_why() -> 
 def test_the_noise_is_measured_where_it_decides(
     length: float, made: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text("")
-    settings = planned(resolve(tmp_path / "train.py", {}), [SINGLE, DDP])
+    settings = made_up_plan(tmp_path, SINGLE, DDP)
     evidence = Evidence(
         train=off(length),
         full_precision=off(length),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from made_up import made_up_rule
 
 from corpus import faults
 from documents import diagnosis
@@ -60,11 +61,9 @@ def _matches(rule: RaisedRule, text: str) -> bool:
     return re.search(rule.pattern, f"SomeError: {text.replace('...', 'x')}") is not None
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = type(RULES["sharded-twice"])()
-    monkeypatch.setattr(rule, "name", "new-rule", raising=False)
-    monkeypatch.setattr(type(rule), "__doc__", "What holds.\n\nWhy: a reason.\nFix: Do it.\n")
-    said = "\n".join(lacks(rule))
+def test_what_is_missing_is_named() -> None:
+    page = "What holds.\n\nWhy: a reason.\nFix: Do it.\n"
+    said = "\n".join(lacks(made_up_rule("new-rule", page=page)))
     for words in (
         "section `Wrong:`",
         "section `Seen:`",
@@ -72,7 +71,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "run `make references`",
     ):
         assert words in said
-    assert "verifier/rules/wrapping/sharded_twice.py" in said
+    assert "verifier/rules/laws/new_rule.py" in said
 
 
 def test_every_fault_names_a_rule() -> None:

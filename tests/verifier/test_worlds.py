@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_up import made_up_plan
 from test_rules_checkpoint import saving, tensor
 
 from records import cases, model, run, step, stepped
@@ -21,7 +22,7 @@ from verified_fsdp2.verifier.isolation.world import CHECKPOINT, FILES, World
 from verified_fsdp2.verifier.isolation.worlds import Worlds, wish
 from verified_fsdp2.verifier.launch import manager
 from verified_fsdp2.verifier.launch.client import Launcher
-from verified_fsdp2.verifier.pipeline import planned, select, verify_with
+from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.trace import read_run
 from verified_fsdp2.verifier.trace.events import Checkpoint
 from verified_fsdp2.verifier.trace.writer import Writer
@@ -151,11 +152,7 @@ def test_the_folder_of_every_run_reads_as_the_common_one(tmp_path: Path) -> None
 def test_no_save_of_a_crash_goes_to_files_of_the_user(
     path: str, made: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text("")
-    settings = planned(
-        resolve(tmp_path / "train.py", {"resume_args": "--resume"}),
-        ["incomplete-checkpoint-chosen"],
-    )
+    settings = made_up_plan(tmp_path, "incomplete-checkpoint-chosen", resume_args="--resume")
     save = saving({"w": tensor()}, "torch.save", path)
     train = run([model(), step(), stepped(), save, step(2), stepped(2)])
     evidence = Evidence(train=train, course=Course(checkpoint="/c"))

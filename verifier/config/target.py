@@ -178,28 +178,13 @@ def _one(
             raise UserError(f"{config}: target {entry.name}: {base}: no such folder")
         entry = entry.over(_only(base, unknown_rule))
     values = {**entry.values, **{key: value for key, value in flags.items() if value is not None}}
-    own = values.pop("script", None)
-    module = str(values.get("module", ""))
-    if module and not where.is_dir():
-        raise UserError(f"-m {module}: give a module or a script, not both")
-    if module:
-        script = modules.find(module, base)
-    elif where.is_dir():
-        script = base / (own or "train.py")
-        if not script.is_file():
-            raise UserError(
-                f"{script}: no such file (a folder is verified through its {CONFIG} or its"
-                " train.py)"
-            )
-    else:
-        script = where
+    script = _script(where, base, values.pop("script", None), str(values.get("module", "")))
     parse(script)  # whether it is Python; what is verified is read later, by source/project.py
     cwd = base if where.is_dir() else Path.cwd()
     target = _build(script.resolve(), values, cwd.resolve())
+    # what is wrong with them is known before anything runs
     for words in (target.save_args, target.resume_args, target.single_args, target.reshard_args):
-        applied(
-            (*target.args, *words), target.cwd, "", Path()
-        )  # what is wrong with them is known before anything runs
+        applied((*target.args, *words), target.cwd, "", Path())
     command = _command(path, flags, config, entry.name)
     target = replace(
         target, reference=_reference(target, cwd), prepare=_other("prepare", target.prepare, cwd)
@@ -218,6 +203,22 @@ def _parts(text: str) -> tuple[Part, ...]:
         if name not in PARTS:
             raise UserError(f"--require: expected some of {', '.join(PARTS)}, found {name!r}")
     return tuple(part for part in PARTS if part in names)
+
+
+def _script(where: Path, base: Path, own: str | None, module: str) -> Path:
+    """The file of the module; of a folder its own script, or `train.py`; or what was given."""
+    if module and not where.is_dir():
+        raise UserError(f"-m {module}: give a module or a script, not both")
+    if module:
+        return modules.find(module, base)
+    if not where.is_dir():
+        return where
+    script = base / (own or "train.py")
+    if not script.is_file():
+        raise UserError(
+            f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)"
+        )
+    return script
 
 
 def _only(folder: Path, unknown_rule: CheckName) -> Entry:

@@ -101,40 +101,16 @@ def _serve(request: dict[str, Any], given: str, live: Live) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    host = (
-        request["hosts"][number]
-        if request["hosts"]
-        else os.environ.get("SLURMD_NODENAME", socket.gethostname())
-    )
-    about = {"ranks": ranks, "host": host, "time": time.time(), "python": platform.python_version()}
-    about |= {
-        name: _version(package)
-        for name, package in (("torch", "torch"), ("fsdp2", "verified-fsdp2"))
-    }
-    place(folder / f"node{number}.json", json.dumps(about))
-    if 0 in ranks:
-        place(
-            folder / RENDEZVOUS,
-            json.dumps({"host": _address(host, request["nodes"]), "port": _free_port()}),
-        )
+    _announce(request, number, ranks)
     if (rendezvous := _rendezvous(folder)) is None:
         return 1
     captures = Captures()
     pids: dict[int, int] = {}
-    for index, rank in enumerate(ranks):
+    for local, rank in enumerate(ranks, int(names["LOCAL_RANK"])):
         pid = captures.fork(request["folder"], f"rank{rank}")
         if pid == 0:
-            processes.die_with_parent()
-            os.setsid()
-            own = {
-                **environment(request, rank, rendezvous["port"]),
-                **names,
-                "MASTER_ADDR": rendezvous["host"],
-            }
-            own["LOCAL_RANK"] = str(int(names["LOCAL_RANK"]) + index)
-            del own["TORCHELASTIC_USE_AGENT_STORE"]  # rank 0 itself holds the store
-            os.environ.update(own)
-            processes.become(partial(live, request, rank), PROBE_FAILED)
+            own = {**names, "LOCAL_RANK": str(local), "MASTER_ADDR": rendezvous["host"]}
+            _be_rank(request, rank, rendezvous["port"], own, live)
         pids[pid] = rank
     try:
         _watch(folder, number, pids, captures)
@@ -142,6 +118,39 @@ def _serve(request: dict[str, Any], given: str, live: Live) -> int:
         processes.end_below(wait=captures.wait)
         captures.close()
     return 0
+
+
+def _announce(request: dict[str, Any], number: int, ranks: list[int]) -> None:
+    """Write what this node is; that of rank 0 says where all ranks meet."""
+    folder = Path(request["folder"])
+    if request["hosts"]:
+        host = request["hosts"][number]
+    else:
+        host = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    about = {
+        "ranks": ranks,
+        "host": host,
+        "time": time.time(),
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "fsdp2": _version("verified-fsdp2"),
+    }
+    place(folder / f"node{number}.json", json.dumps(about))
+    if 0 in ranks:
+        meeting = {"host": _address(host, request["nodes"]), "port": _free_port()}
+        place(folder / RENDEZVOUS, json.dumps(meeting))
+
+
+def _be_rank(
+    request: dict[str, Any], rank: int, port: int, own: dict[str, str], live: Live
+) -> NoReturn:
+    """`own`: what the environment of this rank has beside or in place of the common one."""
+    processes.die_with_parent()
+    os.setsid()
+    names = {**environment(request, rank, port), **own}
+    del names["TORCHELASTIC_USE_AGENT_STORE"]  # rank 0 itself holds the store
+    os.environ.update(names)
+    processes.become(partial(live, request, rank), PROBE_FAILED)
 
 
 def _watch(folder: Path, number: int, pids: dict[int, int], captures: Captures) -> None:

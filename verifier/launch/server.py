@@ -58,54 +58,23 @@ def serve(
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    # all that the imports make stays: looking for garbage among it takes a sixth of their time
-    gc.disable()
-    try:
-        versions = _import_torch()
-    except Exception as error:
-        said = starving(text_of(error))
-        _answer(
-            answers, {"fault": "machine" if said else "torch", "message": said or text_of(error)}
-        )
-        return 1
-    try:
-        prepare()
-    except Exception as error:  # in the probe: a name that this version of torch does not have
-        traceback.print_exc()
-        if said := starving(text_of(error)):
-            _answer(answers, {"fault": "machine", "message": said})
-            return 1
-        _answer(
-            answers, {"fault": "probe", "message": f"{text_of(error)} (torch {versions['torch']})"}
-        )
+    versions = _loaded(prepare)
+    if "fault" in versions:
+        _answer(answers, versions)
         return 1
     if device == "auto" and 0 < versions["devices"] < ranks:
         if trial is not None:
             trial.end()
         os.dup2(answers.fileno(), 1)
-        again = [
-            sys.executable,
-            "-u",
-            sys.argv[0],
-            "cpu",
-            str(ranks),
-            wish,
-            str(versions["devices"]),
-        ]
-        os.execv(sys.executable, again)
-    gc.freeze()  # nor does a rank look among it
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        # nor take apart, at its end, the libraries of operators that torch has made
-        finalizer.atexit = False
-    gc.enable()
+        again = ["cpu", str(ranks), wish, str(versions["devices"])]
+        os.execv(sys.executable, [sys.executable, "-u", sys.argv[0], *again])
     processes.outlive_parent()
     isolation = asdict(trial.choice()) if trial is not None else {}
     _answer(answers, {**versions, "unused": unused, "isolation": isolation})
     _Server(answers, live, spare=[isolation["holder"]] if isolation.get("holder") else []).loop()
     processes.end_below()
-    return processes.leave(
-        0
-    )  # finalising an interpreter with torch takes long, and the client waits
+    # finalising an interpreter with torch takes long, and the client waits
+    return processes.leave(0)
 
 
 def _is_alone() -> bool:
@@ -115,6 +84,34 @@ def _is_alone() -> bool:
     listener = select.poll()
     listener.register(0, 0)
     return bool(listener.poll(0))
+
+
+def _loaded(prepare: Callable[[], None]) -> dict[str, Any]:
+    """The versions of what was imported, or the fault that is the answer."""
+    # all that the imports make stays: looking for garbage among it takes a sixth of their time
+    gc.disable()
+    try:
+        versions = _import_torch()
+    except Exception as error:
+        return _fault("torch", error)
+    try:
+        prepare()
+    except Exception as error:  # in the probe: a name that this version of torch does not have
+        traceback.print_exc()
+        return _fault("probe", error, f" (torch {versions['torch']})")
+    gc.freeze()  # nor does a rank look among it
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        # nor take apart, at its end, the libraries of operators that torch has made
+        finalizer.atexit = False
+    gc.enable()
+    return versions
+
+
+def _fault(kind: str, error: Exception, about: str = "") -> dict[str, Any]:
+    """Of the machine, if it refused what an import needs; otherwise of this kind."""
+    if said := starving(text_of(error)):
+        return {"fault": "machine", "message": said}
+    return {"fault": kind, "message": f"{text_of(error)}{about}"}
 
 
 def _import_torch() -> dict[str, Any]:

@@ -46,20 +46,10 @@ def render(
 
     `command`: the line that makes it again; `spec`: the file whose keys the compared settings are.
     """
-    from markupsafe import Markup
-
-    record, word = found.record, verdict(found)
-    figures = (
-        {"memory": capacity_plots.memory(record, found.memory)}
-        if record is not None and record.course
-        else {}
-    )
-    if compared is not None and ordered(compared.candidates):
-        figures["settings"] = capacity_plots.settings(compared)
-    page = (
-        environment(TEXT)
-        .get_template("plan.html.j2")
-        .render(
+    word = verdict(found)
+    page = environment(TEXT).get_template("plan.html.j2")
+    return in_xml(
+        page.render(
             word=word,
             symbol=SYMBOLS[word],
             tone=TONES.get(word, "no_findings"),
@@ -67,7 +57,7 @@ def render(
             name=name,
             command=command,
             found=found,
-            record=record,
+            record=found.record,
             top=found.highest,
             place=place,
             size=size,
@@ -75,9 +65,7 @@ def render(
             reserve=RESERVE,
             bound=least,
             tables=tables(found, least, compared),
-            figures={
-                key: {**figure, "svg": Markup(figure["svg"])} for key, figure in figures.items()
-            },
+            figures=_figures(found, compared),
             compared=compared,
             summary=settings_search.summary(compared) if compared is not None else "",
             advice=settings_search.advice(compared, spec) if compared is not None else [],
@@ -85,7 +73,18 @@ def render(
             rows=ROWS,
         )
     )
-    return in_xml(page)
+
+
+def _figures(found: CapacityPlan, compared: Explored | None) -> dict[str, dict[str, Any]]:
+    """The plots that have something to show, by name."""
+    from markupsafe import Markup
+
+    made = {}
+    if found.record is not None and found.record.course:
+        made["memory"] = capacity_plots.memory(found.record, found.memory)
+    if compared is not None and ordered(compared.candidates):
+        made["settings"] = capacity_plots.settings(compared)
+    return {name: {**figure, "svg": Markup(figure["svg"])} for name, figure in made.items()}
 
 
 def verdict(found: CapacityPlan) -> str:

@@ -8,13 +8,12 @@ light and dark mode.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..analysis.settings_search import NO, Candidate, Explored, frontier, ordered, recommended
 from ..trace.events import CapacityRecord, Moment
 from .capacity import GIB, size
-from .html_plots import BOTTOM, COLOURS, LEFT, RIGHT, TOP, WIDTH, round_step
+from .html_plots import AXES, BOTTOM, COLOURS, LEFT, RIGHT, TOP, Axis, axes, grid, head, round_step
 
 Figure = dict[str, Any]
 OTHERS = "others"
@@ -30,21 +29,6 @@ LASTING = (
 NARROW = 60  # of a phase in the drawing, below which its name does not fit
 
 
-@dataclass(frozen=True)
-class Axis:
-    """From values to places of the drawing."""
-
-    low: float
-    high: float
-    first: float
-    last: float
-
-    def __call__(self, value: float) -> float:
-        return round(
-            self.first + (value - self.low) / (self.high - self.low) * (self.last - self.first), 1
-        )
-
-
 def memory(record: CapacityRecord, limit: int | None) -> Figure:
     """The course of memory as areas over each other; the line is the memory of the device."""
     peak = max((moment.bytes for moment in record.course), default=0)
@@ -53,7 +37,7 @@ def memory(record: CapacityRecord, limit: int | None) -> Figure:
     x, y = Axis(0, len(record.course), LEFT, RIGHT), Axis(0, top, BOTTOM, TOP)
     names = _kinds(record.course)
     parts = [
-        *_start("memory", "Memory over time", "Bytes of tensors on the device, by kind"),
+        *head("memory", "Memory over time", "Bytes of tensors on the device, by kind"),
         *_grid(y, top),
     ]
     below = [0.0] * len(record.course)
@@ -67,7 +51,7 @@ def memory(record: CapacityRecord, limit: int | None) -> Figure:
         )
         below = above
     parts += _phases(record.course, x)
-    parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
+    parts += [AXES]
     if shown is not None:
         parts += _limit(y, shown)
     far = (
@@ -103,22 +87,19 @@ def settings(found: Explored) -> Figure:
         f"Memory of a rank, with expandable segments, against {title}; the numbers are the rows of"
         " the table"
     )
-    parts = [*_start("settings", "Settings", about), *_grid(y, top)]
     step = round_step((x.high - x.low) / 6)
     marks = [number * step for number in range(int(x.low / step) + 1, int(x.high / step) + 1)]
-    parts += [
-        f'<text x="{x(mark)}" y="{BOTTOM + 20}" text-anchor="middle">{mark:.4g}</text>'
-        for mark in marks
-    ]
-    parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
-    parts += [
-        f'<text x="{(LEFT + RIGHT) // 2}" y="{BOTTOM + 42}" text-anchor="middle">{title}</text>'
-    ]
+    parts = [*head("settings", "Settings", about), *_grid(y, top)]
+    parts += axes(x, [(mark, f"{mark:.4g}") for mark in marks], title)
     parts += _limit(y, shown) if shown is not None else []
-    front = [(x(_across(one) / scale), y(one.memory)) for one in frontier(found.candidates)]
+
+    def at(one: Candidate) -> tuple[float, float]:
+        return x(_across(one) / scale), y(one.memory)
+
+    front = [at(one) for one in frontier(found.candidates)]
     if found.gpu and len(front) > 1:
         parts.append(f'<polyline class="front" points="{" ".join(f"{a},{b}" for a, b in front)}"/>')
-    parts += _points(rows, found, [(x(_across(one) / scale), y(one.memory)) for one in rows])
+    parts += _points(rows, found, [at(one) for one in rows])
     legend = [("recommended", _colour(2), 10)] if found.memory is not None else []
     legend += [("fits" if found.memory is not None else "tried", _colour(0), 10)]
     legend += [("does not fit", _colour(1), 10)] if found.memory is not None else []
@@ -234,26 +215,15 @@ def _phases(course: Sequence[Moment], x: Axis) -> list[str]:
     return parts
 
 
-def _start(name: str, title: str, about: str) -> list[str]:
-    head = (
-        f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title'
-        f' {name}-desc">'
-    )
-    return [head, f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>']
-
-
 def _grid(y: Axis, top: float) -> list[str]:
     """Lines at round numbers of a binary unit, which is written at the top."""
     unit, shift = next(
         ((u, s) for u, s in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if top >= 2 << s), ("B", 0)
     )
     step = round_step(top / (1 << shift) / 5)
-    parts = []
-    for mark in range(int(top / (1 << shift) / step) + 1):
-        at = y(mark * step * (1 << shift))
-        parts.append(f'<path class="grid" d="M{LEFT} {at}H{RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{mark * step:g}</text>')
-    return [*parts, f'<text x="{LEFT + 5}" y="{TOP + 12}">{unit}</text>']
+    marks = [mark * step for mark in range(int(top / (1 << shift) / step) + 1)]
+    lines = grid(y, [(mark * (1 << shift), f"{mark:g}") for mark in marks])
+    return [*lines, f'<text x="{LEFT + 5}" y="{TOP + 12}">{unit}</text>']
 
 
 def _colour(number: int) -> str:

@@ -7,6 +7,7 @@ follow its light and dark mode.
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from .html_tables import curves, label, offset
@@ -14,14 +15,27 @@ from .html_tables import curves, label, offset
 Report = dict[str, Any]
 Line = tuple[str, list[int], list[float]]  # name, steps, values
 Ticks = list[tuple[float, str]]  # position, label
-LINES, POINTS, MARKED = (
-    16,
-    200,
-    30,
-)  # lines of one figure; points of one line; points of a line that has markers
+LINES, POINTS = 16, 200  # lines of one figure; points of one line
+MARKED = 30  # points of a line that has markers
 LEAST = 1e-17  # a smaller difference is drawn as this one
 LEFT, RIGHT, TOP, BOTTOM, WIDTH = 70, 630, 12, 260, 640  # the axes, and the width of the drawing
+AXES = f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>'
 COLOURS = 8
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From values to places of the drawing. `low` and `high` are in `unit`."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+    unit: float = 1.0
+
+    def __call__(self, value: float) -> float:
+        share = (value / self.unit - self.low) / (self.high - self.low)
+        return round(self.first + share * (self.last - self.first), 1)
 
 
 def figures(report: Report) -> list[Report]:
@@ -130,50 +144,70 @@ def _svg(
     steps = [step for _, line, _ in lines for step in line]
     first, last = min(steps), max(steps)
     first, last = (first - 1, last + 1) if first == last else (first, last)
-    unit = max(
-        abs(ticks[0][0]), abs(ticks[-1][0])
-    )  # the difference of two floats may overflow, that of ratios not
-    bottom, top = ticks[0][0] / unit, ticks[-1][0] / unit
-
-    def x(step: float) -> float:
-        return round(LEFT + (step - first) / (last - first) * (RIGHT - LEFT), 1)
-
-    def y(value: float) -> float:
-        return round(BOTTOM - (value / unit - bottom) / (top - bottom) * (BOTTOM - TOP), 1)
-
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title'
-        f' {name}-desc">'
+    low, high = ticks[0][0], ticks[-1][0]
+    unit = max(abs(low), abs(high))  # high - low may overflow, the difference of ratios not
+    x, y = Axis(first, last, LEFT, RIGHT), Axis(low / unit, high / unit, BOTTOM, TOP, unit)
+    stride = math.ceil(max(1.0, round_step((last - first) / 8)))
+    marks = [(step, str(step)) for step in range(-(-first // stride) * stride, last + 1, stride)]
+    parts = [*head(name, title, about), *grid(y, ticks), *axes(x, marks, "optimizer step")]
+    parts += [
+        f'<text transform="translate(14 {(TOP + BOTTOM) // 2}) rotate(-90)"'
+        f' text-anchor="middle">{axis}</text>'
     ]
-    parts += [f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>']
+    parts += _allowed(y(allowed)) if allowed is not None else []
+    for k, (_, line, values) in enumerate(lines):
+        parts += _curve(k, list(zip(map(x, line), map(y, values), strict=True)))
+    return "\n".join([*parts, "</svg>"])
+
+
+def head(name: str, title: str, about: str) -> list[str]:
+    """The head of a drawing, with what a screen reader says of it."""
+    return [
+        f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title'
+        f' {name}-desc">',
+        f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>',
+    ]
+
+
+def grid(y: Axis, ticks: Ticks) -> list[str]:
+    """A line across the drawing at each tick."""
+    parts = []
     for value, text in ticks:
         parts += [f'<path class="grid" d="M{LEFT} {y(value)}H{RIGHT}"/>']
         parts += [f'<text x="{LEFT - 6}" y="{y(value) + 4}" text-anchor="end">{text}</text>']
-    stride = math.ceil(max(1.0, round_step((last - first) / 8)))
-    for step in range(-(-first // stride) * stride, last + 1, stride):
-        parts += [f'<text x="{x(step)}" y="{BOTTOM + 20}" text-anchor="middle">{step}</text>']
-    middle = (LEFT + RIGHT) // 2, (TOP + BOTTOM) // 2
-    parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
-    parts += [f'<text x="{middle[0]}" y="{BOTTOM + 42}" text-anchor="middle">optimizer step</text>']
-    parts += [
-        f'<text transform="translate(14 {middle[1]}) rotate(-90)"'
-        f' text-anchor="middle">{axis}</text>'
+    return parts
+
+
+def axes(x: Axis, marks: Iterable[tuple[float, str]], title: str) -> list[str]:
+    """Both axes; below them the marks and the title."""
+    return [
+        *(
+            f'<text x="{x(value)}" y="{BOTTOM + 20}" text-anchor="middle">{text}</text>'
+            for value, text in marks
+        ),
+        AXES,
+        f'<text x="{(LEFT + RIGHT) // 2}" y="{BOTTOM + 42}" text-anchor="middle">{title}</text>',
     ]
-    if allowed is not None:
-        parts += [f'<path class="allowed" d="M{LEFT} {y(allowed)}H{RIGHT}V{BOTTOM}H{LEFT}Z"/>']
-        parts += [f'<path class="limit" d="M{LEFT} {y(allowed)}H{RIGHT}"/>']
-        parts += [f'<text x="{RIGHT - 4}" y="{y(allowed) - 4}" text-anchor="end">allowed</text>']
-    for k, (_, line, values) in enumerate(lines):
-        colour, size = _stroke(k)
-        points = list(zip(map(x, line), map(y, values), strict=True))
-        parts += [
-            f'<polyline stroke="{colour}" stroke-width="{size:g}"'
-            f' points="{" ".join(f"{px},{py}" for px, py in points)}"/>'
-        ]
-        if len(points) <= MARKED:
-            dots = "".join(f"M{px} {py}h0" for px, py in points)
-            parts += [f'<path stroke="{colour}" stroke-width="{size + 3:g}" d="{dots}"/>']
-    return "\n".join([*parts, "</svg>"])
+
+
+def _allowed(limit: float) -> list[str]:
+    """What is allowed, as an area below its limit."""
+    return [
+        f'<path class="allowed" d="M{LEFT} {limit}H{RIGHT}V{BOTTOM}H{LEFT}Z"/>',
+        f'<path class="limit" d="M{LEFT} {limit}H{RIGHT}"/>',
+        f'<text x="{RIGHT - 4}" y="{limit - 4}" text-anchor="end">allowed</text>',
+    ]
+
+
+def _curve(number: int, points: list[tuple[float, float]]) -> list[str]:
+    """A line, and its points where they are few."""
+    colour, size = _stroke(number)
+    corners = " ".join(f"{px},{py}" for px, py in points)
+    parts = [f'<polyline stroke="{colour}" stroke-width="{size:g}" points="{corners}"/>']
+    if len(points) <= MARKED:
+        dots = "".join(f"M{px} {py}h0" for px, py in points)
+        parts += [f'<path stroke="{colour}" stroke-width="{size + 3:g}" d="{dots}"/>']
+    return parts
 
 
 def _stroke(number: int) -> tuple[str, float]:

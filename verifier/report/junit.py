@@ -28,6 +28,27 @@ def render(verdict: Verdict) -> str:
     """The whole report."""
     suite = ET.Element("testsuite")
     properties = ET.SubElement(suite, "properties")
+    for name, value in _properties(verdict).items():
+        ET.SubElement(properties, "property", name=name, value=_clean(value))
+    _fill(suite, verdict)
+    paths = {"tests": "testcase", "failures": "testcase/failure", "errors": "testcase/error"}
+    numbers = {name: str(len(suite.findall(path))) for name, path in paths.items()}
+    seconds = _seconds(verdict.seconds)
+    suite.attrib |= {
+        "name": _clean(str(verdict.target.get("command") or f"fsdp2 {verdict.target['script']}")),
+        **numbers,
+        "skipped": str(len(suite.findall("testcase/skipped"))),
+        "time": seconds,
+    }
+    suites = ET.Element("testsuites", {"name": "fsdp2", **numbers, "time": seconds})
+    suites.append(suite)
+    ET.indent(suites)
+    text = in_xml(ET.tostring(suites, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+def _properties(verdict: Verdict) -> dict[str, str]:
+    """What holds for the whole suite, and the numbers of each rule."""
     values = {"verdict": verdict.verdict, "command": str(verdict.target.get("command", ""))}
     if verdict.baseline is not None:
         values |= {"baseline": verdict.baseline.path, "answer": verdict.answer}
@@ -36,14 +57,15 @@ def render(verdict: Verdict) -> str:
     values |= {
         name: str(verdict.environment.get(name, "")) for name in ("torch", "python", "platform")
     }
-    values |= {
+    return values | {
         f"{f.rule}.{key}": f"{value:.6g}" for f in verdict.findings for key, value in _numbers(f)
     }
-    for name, value in values.items():
-        ET.SubElement(properties, "property", name=name, value=_clean(value))
-    for finding, name in zip(
-        verdict.findings, _names(verdict.findings, verdict.linted), strict=True
-    ):
+
+
+def _fill(suite: ET.Element, verdict: Verdict) -> None:
+    """Add the test cases."""
+    names = _names(verdict.findings, verdict.linted)
+    for finding, name in zip(verdict.findings, names, strict=True):
         kind = f"fsdp2.{RULES[finding.rule].family}" if finding.rule in RULES else "fsdp2"
         _result(_case(suite, name, finding.seconds, kind), finding, verdict)
     for item in verdict.skipped:
@@ -51,29 +73,8 @@ def render(verdict: Verdict) -> str:
     if verdict.partial:
         _child(_case(suite, "the whole verification"), "error", "inconclusive", verdict.partial)
     if suite.find("testcase") is None:  # some CI systems reject an empty suite
-        _child(
-            _case(suite, "the sources"),
-            "skipped",
-            "no_findings",
-            f"no findings in {limits(verdict)}",
-        )
-    paths = {"tests": "testcase", "failures": "testcase/failure", "errors": "testcase/error"}
-    numbers = {name: str(len(suite.findall(path))) for name, path in paths.items()}
-    seconds = _seconds(verdict.seconds)
-    title = _clean(values["command"] or f"fsdp2 {verdict.target['script']}")
-    suite.attrib |= {
-        "name": title,
-        **numbers,
-        "skipped": str(len(suite.findall("testcase/skipped"))),
-        "time": seconds,
-    }
-    suites = ET.Element("testsuites", {"name": "fsdp2", **numbers, "time": seconds})
-    suites.append(suite)
-    ET.indent(suites)
-    return (
-        '<?xml version="1.0"'
-        f' encoding="UTF-8"?>\n{in_xml(ET.tostring(suites, encoding="unicode"))}\n'
-    )
+        nothing = f"no findings in {limits(verdict)}"
+        _child(_case(suite, "the sources"), "skipped", "no_findings", nothing)
 
 
 def _case(suite: ET.Element, name: str, seconds: float = 0.0, kind: str = "fsdp2") -> ET.Element:

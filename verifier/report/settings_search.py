@@ -25,6 +25,7 @@ from .wrapping import wrapped
 ROWS, REASONS = 16, 3
 SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 GIVEN = "as given"
+_SPARE = f"{ALLOWANCE:.0%} to spare"
 
 
 def text(found: Explored, spec: str = "") -> str:
@@ -142,25 +143,15 @@ def advice(found: Explored, spec: str) -> list[str]:
         return wrapped(
             "With --device-memory or --gpu one of them is recommended: the fastest that fits."
         )
-    best, least = recommended(found.candidates), smallest(found.candidates)
-    spare = f"{ALLOWANCE:.0%} to spare"
+    best = recommended(found.candidates)
     if best is None or best.measured is None:
-        if least is None or least.measured is None:
-            return ["none of them could be tried to the end of its second step"]
-        line = (
-            f"none of them fits with {spare}: {settings(least.settings, found)} needs least,"
-            f" {size(least.memory)}"
-        )
-        return wrapped(
-            f"{line}. Take more ranks to shard over, GPUs with more memory, or a smaller model or"
-            " sequence."
-        )
+        return _nothing_fits(found)
     basis = "the least to wait for and to recompute (--gpu weighs them)"
     if found.gpu:
         basis = f"the least traffic of what has a bound within {CLOSE:.0%} of the fastest"
     alone = "nothing fits without offload, " if best.last else ""
     why = (
-        f"recommended: {settings(best.settings, found)}: {alone}{basis} that fits with {spare},"
+        f"recommended: {settings(best.settings, found)}: {alone}{basis} that fits with {_SPARE},"
         f" {size(best.memory)}"
     )
     lines = wrapped(why, "", "  ")
@@ -180,6 +171,18 @@ def advice(found: Explored, spec: str) -> list[str]:
             f"with {SETTING} in the environment: by default it needs {size(best.measured.needed)}"
         )
     return lines
+
+
+def _nothing_fits(found: Explored) -> list[str]:
+    """Which one comes closest, and what else there is to change."""
+    least = smallest(found.candidates)
+    if least is None or least.measured is None:
+        return ["none of them could be tried to the end of its second step"]
+    return wrapped(
+        f"none of them fits with {_SPARE}: {settings(least.settings, found)} needs least,"
+        f" {size(least.memory)}. Take more ranks to shard over, GPUs with more memory, or a"
+        " smaller model or sequence."
+    )
 
 
 def remedy(found: Explored) -> str:

@@ -57,43 +57,42 @@ def read_run(
     progress: dict[int, list[ProgressEvent]] = {}
     foreign = ""
     ranks = sorted(e["rank"] for e in answer["ranks"])
-    for rank in ranks:
-        try:
+    try:
+        for rank in ranks:
             found[rank] = _read(folder / f"rank{rank}.jsonl", secret, places)
             progress[rank] = _progress(folder / f"rank{rank}.progress")
-        except Foreign as error:
-            foreign = foreign or str(error)
+    except Foreign as error:
+        found, progress, foreign = {rank: [] for rank in ranks}, {}, str(error)
     # a run of `fsdp2 plan`, or of a benchmark, has no role in a verification
     if role in ROLES and ROLES[role].resumes:
         found = from_the_load_on(found)
+
+    def said(ending: str) -> dict[int, str]:
+        return {rank: _renamed(_text(folder / f"rank{rank}.{ending}"), places) for rank in ranks}
+
     return Run(
         role,
         world_size,
-        tuple(
-            Trace(
-                rank,
-                (
-                    ()
-                    if foreign
-                    else tuple(_in_iterations(_without_skipped(_without_dry_runs(found[rank]))))
-                ),
-            )
-            for rank in ranks
-        ),
-        tuple(
-            Ended(e["rank"], e["code"], e["killed"], e["at"], e.get("lost", ""))
-            for e in answer["ranks"]
-        ),
+        tuple(Trace(rank, tuple(_in_training(found[rank]))) for rank in ranks),
+        _ended(answer),
         answer["timed_out"],
         answer["seconds"],
-        {rank: _renamed(_text(folder / f"rank{rank}.stacks"), places) for rank in ranks},
-        {rank: _renamed(_text(folder / f"rank{rank}.err"), places) for rank in ranks},
-        {} if foreign else progress,
+        said("stacks"),
+        said("err"),
+        progress,
         command,
         foreign,
         timeout=timeout,
         quiet=answer.get("quiet", math.inf),
         busy=tuple(answer.get("busy", ())),
+    )
+
+
+def _ended(answer: dict[str, Any]) -> tuple[Ended, ...]:
+    """How each rank ended; a script may have written further keys."""
+    return tuple(
+        Ended(e["rank"], e["code"], e["killed"], e["at"], e.get("lost", ""))
+        for e in answer["ranks"]
     )
 
 
@@ -151,6 +150,11 @@ def from_the_load_on(found: dict[int, list[Event]]) -> dict[int, list[Event]]:
         for rank, own in found.items()
     }
     return {rank: [moved(record) for record in own] for rank, own in kept.items()}
+
+
+def _in_training(records: list[Event]) -> list[Event]:
+    """The records of a rank, each micro-batch in the step that it belongs to, if any."""
+    return _in_iterations(_without_skipped(_without_dry_runs(records)))
 
 
 def _without_dry_runs(records: list[Event]) -> list[Event]:
