@@ -27,7 +27,7 @@ from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.probe.dispatcher import Call, Dispatcher
 from verified_fsdp2.verifier.probe.events.progress import Progress
 from verified_fsdp2.verifier.probe.frames import Frames
-from verified_fsdp2.verifier.probe.guard import Guard
+from verified_fsdp2.verifier.probe.probe_errors import ProbeErrors
 from verified_fsdp2.verifier.probe.stop_run import StopRun
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.rules import RULES
@@ -324,7 +324,7 @@ def test_a_script_that_exits_with_the_same_code_is_to_blame() -> None:
 
 
 def test_a_subscriber_that_fails(tmp_path: Path, monkeypatch: Patch) -> None:
-    dispatcher = Dispatcher(Guard(Writer(tmp_path / "rank0.jsonl", "secret")).report)
+    dispatcher = Dispatcher(ProbeErrors(Writer(tmp_path / "rank0.jsonl", "secret")).report)
     raised: list[BaseException] = []
 
     def fails(call: Call) -> None:

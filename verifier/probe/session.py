@@ -36,9 +36,9 @@ from .compat.groups import Slot, slots
 from .compat.tensors import own_tensors
 from .dispatcher import Call, Dispatcher, name_of
 from .frames import Frames
-from .guard import Guard
 from .line_coverage import Lines
 from .optimizer_ids import Turns
+from .probe_errors import ProbeErrors
 from .stop_run import StopRun
 
 _One = TypeVar("_One")
@@ -68,7 +68,7 @@ class Session:
         self.writer = writer
         self.frames = frames
         self.lines = lines  # those that are watched, in the survey run
-        self.report = Guard(writer).report
+        self.report = ProbeErrors(writer).report
         self.dispatcher = Dispatcher(self.report)
         self.around = self.dispatcher.around
         self.steps: int = request["steps"]
