@@ -27,7 +27,9 @@ from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.probe.dispatcher import Call, Dispatcher
 from verified_fsdp2.verifier.probe.events.progress import Progress
 from verified_fsdp2.verifier.probe.frames import Frames
+from verified_fsdp2.verifier.probe.optimizer_ids import Turns
 from verified_fsdp2.verifier.probe.probe_errors import ProbeErrors
+from verified_fsdp2.verifier.probe.session import StepProgress
 from verified_fsdp2.verifier.probe.stop_run import StopRun
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.rules import RULES
@@ -194,7 +196,7 @@ def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_pat
     class Session:
         writer = Writer(tmp_path / "rank0.jsonl", "secret")
         frames = Frames(str(Path(__file__).parent))
-        depth, in_backward = 0, False
+        progress = StepProgress(Turns())
 
     progress = Progress(Session())  # type: ignore[arg-type]
 

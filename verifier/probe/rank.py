@@ -98,11 +98,14 @@ class _Probe:
         import torch
 
         try:
+            from ..launch.request import Request
             from .install import install
             from .session import Session
 
             self.writer.write(Start(torch=torch.__version__))
-            session = Session(self._request, self._rank, self.writer, self.frames, self.lines)
+            session = Session(
+                Request(**self._request), self._rank, self.writer, self.frames, self.lines
+            )
             install(session)
             self.publish = session.publish
         except Exception as error:

@@ -73,7 +73,7 @@ class Walk:
         """What the expressions of `--watch` give, in the innermost frame of the project where they
         can be evaluated.
         """
-        for expression in self._session.request["watch"]:
+        for expression in self._session.request.watch:
             found = evaluated(expression, self._session)
             found = found.detach() if isinstance(found, torch.Tensor) else found
             self._seen.discard(id(found))

@@ -13,23 +13,22 @@ from typing import Any
 import torch
 from torch import load, nn, save  # before the probe patches them
 
+from ..launch.request import Request
 from .compat.groups import Slot
 from .compat.tensors import box, holds_others, layout, local
 
 
-def share(
-    root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int, number: int
-) -> str:
+def share(root: nn.Module, slots: list[Slot], request: Request, rank: int, number: int) -> str:
     """Save or load the starting point of root `number`, as the request says.
 
     Returns what was done, for the trace.
     """
-    folder = Path(request["starting_point"]) if request["starting_point"] else None
+    folder = Path(request.starting_point) if request.starting_point else None
     if folder is None:
         return "own"
     quantised = [slot.name for slot in slots if holds_others(slot.param)]
     slots = [slot for slot in slots if slot.name not in quantised]
-    if request["leave_starting_point"]:
+    if request.leave_starting_point:
         folder.mkdir(parents=True, exist_ok=True)
         mine = {
             s.name: (
@@ -69,11 +68,11 @@ def share(
             _, own, start = box(slot.param)
             values = (
                 _perturbed(full[_slices(start, own)])
-                if request["nudge"]
+                if request.nudge
                 else full[_slices(start, own)]
             )
             # the rounded-weights run
-            rounded = request["round_to"] if values.is_floating_point() else ""
+            rounded = request.round_to if values.is_floating_point() else ""
             local(slot.param).copy_(
                 values.to(getattr(torch, rounded)).to(values.dtype) if rounded else values
             )

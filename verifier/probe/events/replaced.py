@@ -39,7 +39,7 @@ _ABOUT = (  # what says nothing of the values
 
 def install(session: Session) -> None:
     """Subscribe to what replaces parameters, except where DDP stands in, which replaces none."""
-    if session.request["mode"] != "fsdp":
+    if session.request.mode != "fsdp":
         return
     lines: set[object] = set()
     as_plain = need(AS_PLAIN)
@@ -50,14 +50,16 @@ def install(session: Session) -> None:
             by in _ABOUT
             or by.startswith("is_")
             or not session.roots
-            or session.in_step
+            or session.progress.in_step
             or len(lines) >= _READS
         ):
             return
         place = session.here()
         if place is not None and (place.file, place.line) not in lines:
             lines.add((place.file, place.line))
-            session.write(ReplacedRead(name=name, by=by, step=session.step_number(), at_line=place))
+            session.write(
+                ReplacedRead(name=name, by=by, step=session.progress.step_number(), at_line=place)
+            )
 
     class Replaced(nn.Parameter):
         """What a replaced parameter becomes: it computes as before, and says that it was read."""

@@ -56,7 +56,7 @@ class Watch:
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
         if any(module is root for _, root in self.session.roots):
-            if torch.is_grad_enabled() or self.session.request["own_steps"] == FORWARDS:
+            if torch.is_grad_enabled() or self.session.request.own_steps == FORWARDS:
                 self._record()
             else:
                 self.evaluations += 1
@@ -71,9 +71,9 @@ class Watch:
         with torch.no_grad():
             slots = session.all_slots()
             self._found(slots)
-            if session.step_number() > session.steps:
+            if session.progress.step_number() > session.request.steps:
                 return
-            if session.micro == 0:
+            if session.progress.micro == 0:
                 self._record()  # of a model that is called in other ways than by its forward
             else:
                 self._edited(slots)
@@ -96,8 +96,8 @@ class Watch:
         session = self.session
         self.due = True
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        step = session.optimizers.of(optimizer).begun
-        if step > session.steps:
+        step = session.progress.optimizers.of(optimizer).begun
+        if step > session.request.steps:
             return
         own = {
             s.name: s.param.grad
@@ -135,7 +135,7 @@ class Watch:
     def _edited(self, slots: list[Slot]) -> None:
         factors: dict[str, float | None] = {}
         for slot in slots:
-            before, grad = self.session.grads.get(slot.name), slot.param.grad
+            before, grad = self.session.gradients.last.get(slot.name), slot.param.grad
             if before is None:
                 continue
             now = sketch(grad) if grad is not None else [0.0] * len(before)
@@ -155,8 +155,8 @@ class Watch:
             some = dict(list(factors.items())[:_NAMES])
             session.write(
                 EditedGradients(
-                    step=session.step_number(),
-                    micro=session.micro + 1,
+                    step=session.progress.step_number(),
+                    micro=session.progress.micro + 1,
                     factors=some,
                     at_line=session.here(),
                 )
@@ -166,8 +166,8 @@ class Watch:
         session = self.session
         # Gradients were thrown away: it was a dry run, and the step's state is that of the next
         # forward (zoo/dry_run).
-        begun_again = self.ran and session.micro == 0
-        if not (self.due or begun_again) or session.step_number() > session.steps:
+        begun_again = self.ran and session.progress.micro == 0
+        if not (self.due or begun_again) or session.progress.step_number() > session.request.steps:
             return
         self.due = self.ran = False
         with torch.no_grad():
@@ -211,7 +211,7 @@ class Watch:
         ]
         session.write(
             State(
-                step=session.step_number(),
+                step=session.progress.step_number(),
                 values=found,
                 gone=gone,
                 evaluations=self.evaluations,
@@ -299,7 +299,7 @@ def _token(value: Any) -> tuple[object, ...]:
 
 def install(session: Session) -> None:
     """Subscribe to backwards, steps and calls of the script."""
-    if session.request["mode"] in ONE_PROCESS:
+    if session.request.mode in ONE_PROCESS:
         return
     watch = Watch(session)
     session.subscribe("before backward", watch.before_backward)

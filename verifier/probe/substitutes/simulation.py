@@ -26,7 +26,7 @@ def install(session: Session) -> None:
 
     def started(call: Call, proceed: Callable[[], Any]) -> Any:
         os.environ.pop(_BARRIER, None)
-        world = session.request["world_size"]
+        world = session.request.world_size
         call.args, call.kwargs = ("fake",), {"rank": 0, "world_size": world, "store": fake()}
         return proceed()
 
