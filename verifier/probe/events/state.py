@@ -174,36 +174,7 @@ class Watch:
             self._write(session, Walk(session))
 
     def _write(self, session: Session, walk: Walk) -> None:
-        found: dict[str, Held] = {}
-        paths: set[str] = set()
-        for path, holder, value in chain(walk.watched(), walk.leaves()):
-            if len(paths) >= LEAVES:
-                break
-            paths.add(path)
-            if self.known.get(path) == (token := _token(value)):
-                continue
-            self.known[path] = token
-            found[path] = held = replace(
-                _held(value, holder, session.rank), lost=self._lost(path, value, walk)
-            )
-            # so is its `to_local`
-            own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
-            # Only what the loop or an object keeps as a plain tensor can be a snapshot in the
-            # memory of the weights (exam round 3, missed: two snapshots that alias the weights).
-            live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
-            if live and address(value) in walk.memory:
-                found[path] = replace(held, live=True)
-        gone = [path for path in self.known if path not in paths and not path.startswith("frozen ")]
-        for path in gone:
-            del self.known[path]
-        frozen = {}
-        for slot in session.all_slots():
-            if not slot.param.requires_grad and self.known.get(f"frozen {slot.name}") != (
-                token := _token(slot.param)
-            ):
-                self.known[f"frozen {slot.name}"] = token
-                if (lost := self._lost(f".{slot.name}", slot.param, walk)) is not None:
-                    frozen[slot.name] = lost
+        found, gone = self._changed(walk)
         trained = [
             (name, root)
             for name, root in session.roots
@@ -215,12 +186,48 @@ class Watch:
                 values=found,
                 gone=gone,
                 evaluations=self.evaluations,
-                frozen=frozen,
+                frozen=self._frozen(walk),
                 in_eval=[one for name, root in trained for one in _in_eval(name, root)][:_NAMES],
                 function=walk.function,
                 at_line=session.here(),
             )
         )
+
+    def _changed(self, walk: Walk) -> tuple[dict[str, Held], list[str]]:
+        """The values that are new or others than they were, by path; the paths that are gone."""
+        found: dict[str, Held] = {}
+        paths: set[str] = set()
+        for path, holder, value in chain(walk.watched(), walk.leaves()):
+            if len(paths) >= LEAVES:
+                break
+            paths.add(path)
+            if self._is_new(path, value):
+                found[path] = replace(
+                    _held(value, holder, self.session.rank),
+                    lost=self._lost(path, value, walk),
+                    live=_is_live(value, holder, walk),
+                )
+        gone = [path for path in self.known if path not in paths and not path.startswith("frozen ")]
+        for path in gone:
+            del self.known[path]
+        return found, gone
+
+    def _frozen(self, walk: Walk) -> dict[str, float]:
+        """What changes of frozen parameters have lost, of those in 16 bits."""
+        frozen = {}
+        for slot in self.session.all_slots():
+            if not slot.param.requires_grad and self._is_new(f"frozen {slot.name}", slot.param):
+                lost = self._lost(f".{slot.name}", slot.param, walk)
+                if lost is not None:
+                    frozen[slot.name] = lost
+        return frozen
+
+    def _is_new(self, path: str, value: object) -> bool:
+        token = _token(value)
+        if self.known.get(path) == token:
+            return False
+        self.known[path] = token
+        return True
 
     def _lost(self, path: str, value: object, walk: Walk) -> float | None:
         """Of the elements of a 16-bit tensor named like a float32 parameter and apart from it, how
@@ -270,6 +277,17 @@ def _has_modes(module: nn.Module) -> bool:
     # A container in eval mode whose forward does not ask for its mode computes the same (exam round
     # 1).
     return "training" in names or next(module.children(), None) is None
+
+
+def _is_live(value: object, holder: str, walk: Walk) -> bool:
+    """Whether what may be a snapshot lies in the memory of the weights."""
+    # so is its `to_local`
+    own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
+    # Only what the loop or an object keeps as a plain tensor can be a snapshot in the memory of the
+    # weights (exam round 3, missed: two snapshots that alias the weights).
+    if holder not in ("local", "object") or not isinstance(value, torch.Tensor) or own:
+        return False
+    return address(value) in walk.memory
 
 
 def _held(value: Any, holder: str, rank: int) -> Held:
