@@ -69,7 +69,7 @@ def _substitute(request: dict[str, Any]) -> None:
 
     try:
         session = Session(
-            Request(**request),
+            Request.of(request),
             int(os.environ.get("RANK", 0)),
             Writer(Path(os.devnull)),
             Frames(request["project"]),

@@ -104,7 +104,7 @@ class _Probe:
 
             self.writer.write(Start(torch=torch.__version__))
             session = Session(
-                Request(**self._request), self._rank, self.writer, self.frames, self.lines
+                Request.of(self._request), self._rank, self.writer, self.frames, self.lines
             )
             install(session)
             self.publish = session.publish

@@ -21,7 +21,7 @@ _BARRIER = "TORCH_DIST_INIT_BARRIER"
 
 
 def install(session: Session) -> None:
-    """Make this process rank 0 of `request["world_size"]` simulated ranks."""
+    """Make this process rank 0 of `request.world_size` simulated ranks."""
     fake = need(FAKE_STORE)
 
     def started(call: Call, proceed: Callable[[], Any]) -> Any:
