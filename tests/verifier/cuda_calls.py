@@ -363,7 +363,7 @@ def main() -> None:
             Request(folder, "t.py", folder, 2, cuda_on_cpu=True),
             Path(folder, "rank0.jsonl"),
         )
-        install(Session(request.as_dict(), 0, Writer(trace), Frames(folder)))
+        install(Session(request, 0, Writer(trace), Frames(folder)))
         checks = {
             line: lambda line=line: bool(eval(line)) for line in EXPRESSIONS.strip().splitlines()
         }

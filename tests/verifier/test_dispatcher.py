@@ -39,10 +39,10 @@ folder, mode, backend = sys.argv[1:]
 request = Request(
     folder, "t.py", folder, 2,
     mode=mode, backend=backend, steps=1, watch_saves=True, stress=True, fill=True,
+    full_precision=mode == "ddp",
 )
 writer = Writer(Path(folder, "rank0.jsonl"))
-asked = {**request.as_dict(), "full_precision": mode == "ddp"}
-session = Session(asked, 0, writer, Frames(folder))
+session = Session(request, 0, writer, Frames(folder))
 install(session)
 found, seen = {}, set()
 def walk(name, value):

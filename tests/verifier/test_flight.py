@@ -10,7 +10,7 @@ from verified_fsdp2.verifier.probe.events.collective_log import Flight
 
 
 def test_a_stopped_run_waits_for_its_uploads_and_not_for_ever(monkeypatch: Any) -> None:
-    saves = Flight(SimpleNamespace(request={"watch_saves": False}))  # type: ignore[arg-type]
+    saves = Flight(SimpleNamespace(request=SimpleNamespace(watch_saves=False)))  # type: ignore[arg-type]
     upload: Future[None] = Future()
     saves.started(SimpleNamespace(upload_completion=upload), None)
     timer = threading.Timer(0.3, upload.set_result, [None])

@@ -2,6 +2,7 @@
 of it.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,9 +86,8 @@ def test_what_a_step_reads(
         def of(self, optimizer: torch.optim.Optimizer) -> Any:
             return type("Turn", (), {"number": 0, "begun": 1})
 
-    session: Any = type(
-        "Session", (), {"optimizers": Turns(), "write": lambda self, event: written.append(event)}
-    )()
+    progress = SimpleNamespace(optimizers=Turns())
+    session: Any = SimpleNamespace(progress=progress, write=written.append)
     optimizer = cls([{"params": weights(), "rho": 0.9}], lr=0.1)
     own, watch = optimizer.param_groups[0], Unread(session)
     watch.stepping(optimizer, False)

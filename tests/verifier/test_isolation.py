@@ -23,7 +23,14 @@ from scripts import ZOO, wait_until, written
 from trees import build_file_tree
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import MachineRefuses, starving
-from verified_fsdp2.verifier.isolation import guard, leftovers, mirror, mounts, refusal, seccomp
+from verified_fsdp2.verifier.isolation import (
+    leftovers,
+    mirror,
+    mounts,
+    refusal,
+    seccomp,
+    write_supervisor,
+)
 from verified_fsdp2.verifier.isolation.choose import Choice, Trial, Wish, in_words, must_isolate
 from verified_fsdp2.verifier.isolation.enter import enter
 from verified_fsdp2.verifier.isolation.inside import in_world
@@ -230,13 +237,13 @@ def test_libraries_keep_what_they_cache_for_all_runs(project: Path, tmp_path: Pa
 
 
 def stopped(act: Act, folder: Path, allowed: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What the guard records of a write; {} if it lets it happen."""
+    """What the supervisor records of a write; {} if it lets it happen."""
     (folder / "run").mkdir(exist_ok=True)
     pid = os.fork()
     if pid == 0:
         try:
             world = World("guard", str(folder / "run"), str(folder / "run"), "", allowed=allowed)
-            guard.supervised(guard.Paths(world), str(folder / "run"))
+            write_supervisor.supervised(write_supervisor.Paths(world), str(folder / "run"))
             act(folder)
         finally:
             os._exit(0)
@@ -527,7 +534,7 @@ def test_shared_memory_of_others_is_no_place_to_write(project: Path) -> None:
 )
 def test_which_places_of_an_overlay_are_guarded(path: str, own: bool) -> None:
     places = {"/home": True, "/net": False, "/net/u": True, "/mnt": False}
-    assert guard.Paths(World("overlay", "/w", "/w/1", ""), places).own(path) == own
+    assert write_supervisor.Paths(World("overlay", "/w", "/w/1", ""), places).own(path) == own
 
 
 def test_a_trial_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

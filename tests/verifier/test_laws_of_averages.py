@@ -275,7 +275,7 @@ class Session(Recorder):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.progress = module, self
 
     def here(self) -> Place:
         return replace(LINE, file=__file__)

@@ -28,7 +28,9 @@ from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.probe.dispatcher import Call, Dispatcher
 from verified_fsdp2.verifier.probe.events.progress import Progress
 from verified_fsdp2.verifier.probe.frames import Frames
-from verified_fsdp2.verifier.probe.guard import Guard
+from verified_fsdp2.verifier.probe.optimizer_ids import Turns
+from verified_fsdp2.verifier.probe.probe_errors import ProbeErrors
+from verified_fsdp2.verifier.probe.session import StepProgress
 from verified_fsdp2.verifier.probe.stop_run import StopRun
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.rules import RULES
@@ -195,7 +197,7 @@ def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_pat
     class Session:
         writer = Writer(tmp_path / "rank0.jsonl", "secret")
         frames = Frames(str(Path(__file__).parent))
-        depth, in_backward = 0, False
+        progress = StepProgress(Turns())
 
     progress = Progress(Session())  # type: ignore[arg-type]
 
@@ -323,7 +325,7 @@ def test_a_script_that_exits_with_the_same_code_is_to_blame() -> None:
 
 
 def test_a_subscriber_that_fails(tmp_path: Path, monkeypatch: Patch) -> None:
-    dispatcher = Dispatcher(Guard(Writer(tmp_path / "rank0.jsonl", "secret")).report)
+    dispatcher = Dispatcher(ProbeErrors(Writer(tmp_path / "rank0.jsonl", "secret")).report)
     raised: list[BaseException] = []
 
     def fails(call: Call) -> None:

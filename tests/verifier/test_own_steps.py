@@ -246,8 +246,8 @@ def test_gradients_that_a_script_fades_between_steps_are_not_forgotten(
     turn, slot = SimpleNamespace(begun=1), SimpleNamespace(name="w", param=param)
     optimizers = SimpleNamespace(of=lambda optimizer: turn)
     session: Any = SimpleNamespace(
-        steps=4,
-        optimizers=optimizers,
+        request=SimpleNamespace(steps=4),
+        progress=SimpleNamespace(optimizers=optimizers),
         all_slots=lambda: [slot],
         write=writer.write,
         here=writer.here,

@@ -18,6 +18,8 @@ from verified_fsdp2.verifier.analysis.measured import measured
 from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.probe.events.measured import Measures
 from verified_fsdp2.verifier.probe.frames import Frames
+from verified_fsdp2.verifier.probe.optimizer_ids import Turns
+from verified_fsdp2.verifier.probe.session import StepProgress
 from verified_fsdp2.verifier.trace.events import UNKNOWN, Measured
 
 TEXT = """
@@ -34,12 +36,11 @@ class Session:
     """As much of a session as the topic asks: one root, and a project that is this folder."""
 
     def __init__(self, root: nn.Module) -> None:
-        self.roots, self.rank, self.steps, self.in_backward = [("", root)], 0, 5, False
+        self.roots, self.rank = [("", root)], 0
+        self.request = SimpleNamespace(steps=5, mode="fsdp")
+        self.progress = StepProgress(Turns())
         self.frames = Frames(str(Path(__file__).parent))
         self.written: list[Measured] = []
-
-    def step_number(self) -> int:
-        return 1
 
     def first(self, key: object, most: int) -> bool:
         return True

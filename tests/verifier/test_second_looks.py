@@ -291,7 +291,7 @@ def test_weights_that_the_script_puts_in_place_behind_its_training(behind: str) 
     written: list[Any] = []
     slots = [SimpleNamespace(name=name, param=param) for name, param in layer.named_parameters()]
     session: Any = SimpleNamespace(
-        all_slots=lambda: slots, write=written.append, request={"reseed_after": 0}
+        all_slots=lambda: slots, write=written.append, request=SimpleNamespace(reseed_after=0)
     )
     ending, optimizer = Ending(session), torch.optim.SGD(layer.parameters(), lr=0.1)
     layer(torch.ones(1, 2)).sum().backward()

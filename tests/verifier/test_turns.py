@@ -108,7 +108,8 @@ def test_an_update_of_parameters_of_which_a_rank_has_nothing(
     param = torch.nn.Parameter(torch.ones(elements))
     param.grad = None if cleared else torch.ones(elements)
     slot = SimpleNamespace(name="w", param=param)
-    session: Any = SimpleNamespace(request={"own_steps": ""}, all_slots=lambda: [slot])
+    request = SimpleNamespace(own_steps="")
+    session: Any = SimpleNamespace(request=request, all_slots=lambda: [slot])
     updates = OwnUpdates(session)
     updates.before, updates.grads = {"w": (param.detach().clone(), [])}, {"w": torch.ones(elements)}
     assert bool(updates._changes()) is seen

@@ -432,7 +432,7 @@ def test_frozen_learners_of_earlier_stages_keep_their_numbers(
     learners = [nn.Linear(2, 2) for _ in range(2)]
     learners[0].requires_grad_(not frozen)
     known = signature([("weight", [2, 2]), ("bias", [2])])
-    request = {"models": {"": known, "model1.": known}, "retired": [""]}
+    request = SimpleNamespace(models={"": known, "model1.": known}, retired=[""])
     session: Any = SimpleNamespace(request=request, roots=[], tops=[])
     models, found = Models(session), []
     for learner in learners:

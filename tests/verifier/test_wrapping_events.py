@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from records import Recorder
+from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.probe.events.wrapping import Wrapping, install
 from verified_fsdp2.verifier.probe.session import Session
 from verified_fsdp2.verifier.trace.events import Late, ProbeError
 
-REQUEST = {"steps": 1, "mode": "ddp", "from_sharding_on": False, "in_phases": False}
+REQUEST = Request("", "t.py", "", 2, mode="ddp")
 
 
 class Tied(nn.Module):
@@ -96,9 +97,9 @@ def test_what_is_recomputed_in_backward_is_not_looked_at() -> None:
         looked.append(1)
         return []
 
-    own.in_backward = True
+    own.progress.in_backward = True
     own.publish("call", nn.Linear(4, 4), given)
     assert looked == []
-    own.in_backward = False
+    own.progress.in_backward = False
     own.publish("call", nn.Linear(4, 4), given)
     assert looked == [1]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MachineRefuses, starving
-from . import guard, kernel, overlay
+from . import kernel, overlay, write_supervisor
 from .leftovers import remove
 from .world import CHECKPOINT, COPY, FILES, GUARD, MECHANISMS, NONE, OVERLAY, World
 
@@ -192,7 +192,8 @@ def _try_guard(wish: Wish) -> str:
 
 def _be_stopped(place: Path) -> str:
     (place / "run").mkdir()
-    guard.supervised(guard.Paths(World(GUARD, str(place / "run"), "", "")), str(place / "run"))
+    run = str(place / "run")
+    write_supervisor.supervised(write_supervisor.Paths(World(GUARD, run, "", "")), run)
     try:
         (place / "file").write_text("after", encoding="ascii")
     except PermissionError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from . import guard, overlay
+from . import overlay, write_supervisor
 from .world import NONE, OVERLAY, World
 
 
@@ -15,11 +15,12 @@ def enter(world: World, folder: str) -> None:
 
     `folder`: of the run.
 
-    With a guard the caller goes on in a forked child. Raises OSError where the world cannot be had.
+    Where writes are supervised the caller goes on in a forked child. Raises OSError where the
+    world cannot be had.
     """
     places: dict[str, bool] = {}
     if world.mechanism == OVERLAY:
         places = overlay.enter(world)
     os.environ.update(world.environment)
     if world.mechanism not in (OVERLAY, NONE) or not all(places.values()):
-        guard.supervised(guard.Paths(world, places), folder)
+        write_supervisor.supervised(write_supervisor.Paths(world, places), folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 ONE_PROCESS = (
@@ -91,6 +91,11 @@ class Request:
     secret: str = ""  # marks the lines of the traces
     # checkpoints to open instead of running the script
     open: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sent: dict[str, Any]) -> Request:
+        """The request in what a rank was sent, to which launchers add fields of their own."""
+        return cls(**{one.name: sent[one.name] for one in fields(cls)})
 
     def as_dict(self) -> dict[str, Any]:
         """The request as JSON data."""

@@ -63,12 +63,13 @@ def begin(request: dict[str, Any]) -> None:
 
 
 def _substitute(request: dict[str, Any]) -> None:
+    from ..launch.request import Request
     from .session import Session
     from .substitutes import cuda_on_cpu
 
     try:
         session = Session(
-            request,
+            Request.of(request),
             int(os.environ.get("RANK", 0)),
             Writer(Path(os.devnull)),
             Frames(request["project"]),

@@ -37,7 +37,7 @@ def install(session: Session, before_write: Callable[[], None]) -> None:
     """
 
     def kill_at(moment: str, target: object) -> None:
-        if session.request["crash"].get("moment") == moment and place_of(target) in _armed:
+        if session.request.crash.get("moment") == moment and place_of(target) in _armed:
             _kill(session)
 
     def writing(call: Call) -> None:
@@ -56,14 +56,14 @@ def install(session: Session, before_write: Callable[[], None]) -> None:
 
 def arm(session: Session, call: int, target: str) -> None:
     """A save begins: if it is the one that the request names, one of its writes kills this rank."""
-    wanted = session.request["crash"]
+    wanted = session.request.crash
     if wanted and wanted["rank"] == session.rank and wanted["call"] == call:
         _armed.append(target)
 
 
 def in_file(session: Session, call: int, value: object, target: str) -> None:
     """If the request names this `torch.save`: write half of the file and kill this rank."""
-    if target not in _armed or session.request["crash"].get("moment") != "half-file":
+    if target not in _armed or session.request.crash.get("moment") != "half-file":
         return
     memory = io.BytesIO()
     save(value, memory)
@@ -75,7 +75,7 @@ def in_file(session: Session, call: int, value: object, target: str) -> None:
 def in_change(session: Session, moment: str) -> None:
     """The next change of a kind is about to be made: is it the one that the request names?"""
     _changes[moment] += 1
-    wanted = session.request["crash"]
+    wanted = session.request.crash
     if wanted and (wanted["rank"], wanted["moment"], wanted["call"]) == (
         session.rank,
         moment,
@@ -85,7 +85,7 @@ def in_change(session: Session, moment: str) -> None:
 
 
 def _kill(session: Session) -> None:
-    session.write(Killed(moment=session.request["crash"]["moment"]))
+    session.write(Killed(moment=session.request.crash["moment"]))
     if threading.current_thread() is not threading.main_thread():
         time.sleep(_OTHERS_SECONDS)  # an asynchronous save: the script goes on meanwhile
     time.sleep(_OTHERS_SECONDS)

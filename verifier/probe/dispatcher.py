@@ -86,9 +86,8 @@ class Point:
                                     leaving = [leave] if leaving is None else [leave, *leaving]
                 call.result = real(*call.args, **call.kwargs) if run is None else run(call, 0)
             except BaseException as error:
-                call.failed = type(
-                    error
-                )  # not the error: it would hold the frames, and they the call
+                # not the error: it would hold the frames, and they the call
+                call.failed = type(error)
                 raise
             finally:
                 if leaving is not None:

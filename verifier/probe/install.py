@@ -35,10 +35,10 @@ def install(session: Session) -> None:
 
     A topic that cannot be installed is reported; the others record.
     """
-    if session.request["mode"] in PLANNING:
+    if session.request.mode in PLANNING:
         Recorder.now = Recorder(session.frames, streams.number)
     for subscribe in topics(
-        session.request["mode"], session.request["ending"], session.request["structure"]
+        session.request.mode, session.request.ending, session.request.structure
     ):
         try:
             subscribe(session)
@@ -47,12 +47,12 @@ def install(session: Session) -> None:
     full_precision.install(session)
     randomness.install(session)
     libraries.install(session)
-    if session.request["averages"] or session.request["cuda_on_cpu"]:
+    if session.request.averages or session.request.cuda_on_cpu:
         averages.install(session)
-    if session.request["cuda_on_cpu"]:
+    if session.request.cuda_on_cpu:
         cuda_on_cpu.install(session)
-    if session.request["backend"] == "gloo":
+    if session.request.backend == "gloo":
         gloo_for_nccl.install(session)
-    if (substitute := _SUBSTITUTES.get(session.request["mode"])) is not None:
+    if (substitute := _SUBSTITUTES.get(session.request.mode)) is not None:
         substitute(session)
     session.dispatcher.install()

@@ -24,9 +24,9 @@ from ..trace.events import End, Start, Visited
 from ..trace.writer import Writer
 from . import children, outputs
 from .frames import Frames
-from .guard import Guard
 from .imports import after_import
 from .line_coverage import Lines
+from .probe_errors import ProbeErrors
 from .stop_run import StopRun
 
 # Seconds for the threads of a stopped script (savers, loaders) to end: killed in a write they left
@@ -98,15 +98,18 @@ class _Probe:
         import torch
 
         try:
+            from ..launch.request import Request
             from .install import install
             from .session import Session
 
             self.writer.write(Start(torch=torch.__version__))
-            session = Session(self._request, self._rank, self.writer, self.frames, self.lines)
+            session = Session(
+                Request.of(self._request), self._rank, self.writer, self.frames, self.lines
+            )
             install(session)
             self.publish = session.publish
         except Exception as error:
-            Guard(self.writer).report("start", error)
+            ProbeErrors(self.writer).report("start", error)
             traceback.print_exc()
             sys.stderr.flush()
             processes.leave(PROBE_FAILED)

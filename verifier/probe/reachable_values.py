@@ -73,7 +73,7 @@ class Walk:
         """What the expressions of `--watch` give, in the innermost frame of the project where they
         can be evaluated.
         """
-        for expression in self._session.request["watch"]:
+        for expression in self._session.request.watch:
             found = evaluated(expression, self._session)
             found = found.detach() if isinstance(found, torch.Tensor) else found
             self._seen.discard(id(found))
@@ -109,19 +109,7 @@ class Walk:
         if (drawn := stream(value)) is not None:
             yield path, "generator", drawn
         elif isinstance(value, torch.Tensor):
-            # A parameter that fully_shard has replaced reports each read; the walk must not be one.
-            if getattr(type(value), "replaced", False):
-                return  # to look at it would count as a read (events/replaced.py)
-            value = value.values() if value.is_nested else value
-            if (
-                value.grad_fn is None
-                and 0 < value.numel() <= _ELEMENTS
-                and value.device.type != "meta"
-            ):
-                trained = (
-                    isinstance(value, nn.Parameter) and value.requires_grad and holder != "module"
-                )
-                yield path, "parameter" if trained else holder, value
+            yield from _tensor(value, path, holder)
         elif isinstance(value, nn.Module):
             yield from self._module(value, path, depth)
         elif isinstance(value, Optimizer):
@@ -130,20 +118,11 @@ class Walk:
             yield from self._object(value, path, "scheduler", depth)
         elif isinstance(value, torch.amp.GradScaler):
             yield from self._object(value, path, "scaler", depth)
-        elif isinstance(value, Mapping):
-            for number, (key, item) in enumerate(list(value.items())[:_ITEMS]):
-                name = key if isinstance(key, str | int) else number
-                yield from self._walk(item, f"{path}[{name!r}]", holder, depth + 1)
-        elif isinstance(value, list | tuple | deque):
-            if len(value) <= _ITEMS and not (
-                # Long lists of numbers are logs; lists of tensors are walked.
-                len(value) > _HISTORY and isinstance(value[0], int | float)
-            ):
-                for number, item in enumerate(value):
-                    yield from self._walk(item, f"{path}[{number}]", holder, depth + 1)
-        elif isinstance(
-            value, torch.utils.data.Dataset | Iterable
-        ):  # positions of data are judged by the samples
+        elif isinstance(value, Mapping | list | tuple | deque):
+            for key, item in _items(value):
+                yield from self._walk(item, f"{path}[{key!r}]", holder, depth + 1)
+        elif isinstance(value, torch.utils.data.Dataset | Iterable):
+            # positions of data are judged by the samples
             for key, item in list(getattr(value, "__dict__", {}).items()):
                 for text, number in vocabulary(item):
                     yield f"{path}.{key}[{text!r}]", "dataset", number
@@ -196,3 +175,27 @@ class Walk:
         ]
         files = (getattr(sys.modules.get(c.__module__), "__file__", None) for c in classes)
         return any(file is not None and self._session.frames.owns(file) for file in files)
+
+
+def _tensor(value: torch.Tensor, path: str, holder: str) -> Iterator[Leaf]:
+    # A parameter that fully_shard has replaced reports each read; to look at it would count as one
+    # (events/replaced.py).
+    if getattr(type(value), "replaced", False):
+        return
+    value = value.values() if value.is_nested else value
+    if value.grad_fn is None and 0 < value.numel() <= _ELEMENTS and value.device.type != "meta":
+        trained = isinstance(value, nn.Parameter) and value.requires_grad and holder != "module"
+        yield path, "parameter" if trained else holder, value
+
+
+def _items(container: Any) -> list[tuple[str | int, Any]]:
+    """What is walked of a container, by key or number."""
+    if isinstance(container, Mapping):
+        some = list(container.items())[:_ITEMS]
+        return [
+            (key if isinstance(key, str | int) else number, item)
+            for number, (key, item) in enumerate(some)
+        ]
+    # Long lists of numbers are logs; lists of tensors are walked.
+    log = len(container) > _HISTORY and isinstance(container[0], int | float)
+    return [] if log or len(container) > _ITEMS else list(enumerate(container))

@@ -80,7 +80,7 @@ def held(
     slots = session.all_slots()
     names = {id(s.param): s.name for s in slots}
     state: dict[str, dict[str, list[float] | float]] = {}
-    for optimizer in session.optimizers.alive():
+    for optimizer in session.progress.optimizers.alive():
         state |= optimizer_state(optimizer, names)
     return {s.name: sketch(s.param) for s in slots}, state
 

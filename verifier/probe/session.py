@@ -26,19 +26,21 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import nn
 
+from ..launch.request import Request
 from ..trace.events import Criterion, End, Event, Place
 from ..trace.writer import Writer
 from .compat.groups import Slot, slots
 from .compat.tensors import own_tensors
-from .dispatcher import Call, Dispatcher, name_of
+from .dispatcher import Dispatcher, name_of
 from .frames import Frames
-from .guard import Guard
 from .line_coverage import Lines
 from .optimizer_ids import Turns
+from .probe_errors import ProbeErrors
 from .stop_run import StopRun
 
 _One = TypeVar("_One")
@@ -52,12 +54,58 @@ TRAINING = (
 )  # notices of a step
 
 
+@dataclass
+class StepProgress:
+    """Where the training is: its steps, the micro-batches of the next one, what is running."""
+
+    optimizers: Turns
+    depth: int = 0  # of the calls of modules that are running
+    in_backward: bool = False
+    in_step: bool = False
+    micro: int = 0  # micro-batches that have ended since the last step
+    # in the survey run: backwards of a script that no optimizer of torch has stepped in yet
+    own: int = 0
+    # whether weights have changed since the last step that is recorded
+    pending: Callable[[], bool] = lambda: False
+
+    def step_number(self) -> int:
+        """The step that is being prepared or made (its closure may run backward), from 1."""
+        return self.optimizers.begun + (not self.in_step)
+
+    def made(self) -> int:
+        """How many steps are behind what the script holds now, as it is about to save."""
+        return max(self.step_number() - 1, self.own) + self.pending()
+
+
+@dataclass
+class MicroBatch:
+    """What is seen of a micro-batch until its backward ends."""
+
+    rows: list[int] = field(default_factory=list)
+    # of forwards in eval mode: those of a script that trains in it
+    rows_in_eval: list[int] = field(default_factory=list)
+    tokens: int = 0
+    criteria: list[Criterion] = field(default_factory=list)
+    random_state: str | None = None  # at its first forward
+
+
+@dataclass
+class Gradients:
+    """Sketches of the gradients, by parameter."""
+
+    last: dict[str, list[float] | None] = field(default_factory=dict)  # after the last backward
+    # at the first clip since; empty if there was none
+    before_clip: dict[str, list[float] | None] = field(default_factory=dict)
+
+
 class Session:
-    """State of one rank in one run. `request` holds the fields of a `launch.request.Request`."""
+    """State of one rank in one run: what was requested, where the training is, what is recorded
+    next, the models, and the services that topics use.
+    """
 
     def __init__(
         self,
-        request: dict[str, Any],
+        request: Request,
         rank: int,
         writer: Writer,
         frames: Frames,
@@ -68,36 +116,15 @@ class Session:
         self.writer = writer
         self.frames = frames
         self.lines = lines  # those that are watched, in the survey run
-        self.report = Guard(writer).report
+        self.report = ProbeErrors(writer).report
         self.dispatcher = Dispatcher(self.report)
         self.around = self.dispatcher.around
-        self.steps: int = request["steps"]
-        self.stand_in: bool = request["mode"] == "ddp"
-        self.depth = 0
-        self.in_backward = False
-        # the step whose gradients the backward makes; an optimizer may step before it ends
-        self.backward_for = 1
-        self.backward: Call | None = None  # the outermost one that is running
-        self.in_step = False
+        self.progress = StepProgress(Turns(request.in_phases))
+        self.batch = MicroBatch()
+        self.gradients = Gradients()
         self.roots: list[tuple[str, nn.Module]] = []
         self.tops: list[weakref.ref[nn.Module]] = []  # the outermost sharded modules
-        self.micro = 0
-        # in the survey run: backwards of a script that no optimizer of torch has stepped in yet
-        self.own = 0
-        # whether weights have changed since the last step that is recorded
-        self.pending: Callable[[], bool] = lambda: False
-        self.rows: list[int] = []
-        # of forwards in eval mode: those of a script that trains in it
-        self.rows_in_eval: list[int] = []
-        self.tokens = 0
-        self.criteria: list[Criterion] = []
-        self.random_state: str | None = None
-        self.grads: dict[str, list[float] | None] = {}  # after the last backward
-        # at the first clip since; empty if there was none
-        self.before_clip: dict[str, list[float] | None] = {}
-        self.optimizers = Turns(request["in_phases"])
-        self.filled: set[int] = set()  # tensors that to_empty allocated and the probe filled
-        self.waiting: bool = request["from_sharding_on"]
+        self._waiting = request.from_sharding_on
         self._subscribers: dict[str, list[Callable[..., None]]] = {}
         self._stopped = False
         self._shared: dict[Any, Any] = {}
@@ -136,10 +163,10 @@ class Session:
 
         An error of one is recorded and stops neither the others nor the script.
         """
-        if self.waiting and notice in TRAINING:
+        if self._waiting and notice in TRAINING:
             if notice != "call" or not self._holds_shards(arguments[0]):
                 return
-            self.waiting = False
+            self._waiting = False
         with own_tensors():
             for subscriber in self._subscribers.get(notice, ()):
                 try:
@@ -165,14 +192,6 @@ class Session:
                 return None
 
         return called
-
-    def step_number(self) -> int:
-        """The step that is being prepared or made (its closure may run backward), from 1."""
-        return self.optimizers.begun + (not self.in_step)
-
-    def made(self) -> int:
-        """How many steps are behind what the script holds now, as it is about to save."""
-        return max(self.step_number() - 1, self.own) + self.pending()
 
     def all_slots(self) -> list[Slot]:
         """Every parameter of every root, under its full name."""

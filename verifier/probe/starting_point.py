@@ -13,35 +13,27 @@ from typing import Any
 import torch
 from torch import load, nn, save  # before the probe patches them
 
+from ..launch.request import Request
 from .compat.groups import Slot
 from .compat.tensors import box, holds_others, layout, local
 
 
-def share(
-    root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int, number: int
-) -> str:
+def share(root: nn.Module, slots: list[Slot], request: Request, rank: int, number: int) -> str:
     """Save or load the starting point of root `number`, as the request says.
 
     Returns what was done, for the trace.
     """
-    folder = Path(request["starting_point"]) if request["starting_point"] else None
-    if folder is None:
+    if not request.starting_point:
         return "own"
+    folder = Path(request.starting_point)
     quantised = [slot.name for slot in slots if holds_others(slot.param)]
     slots = [slot for slot in slots if slot.name not in quantised]
-    if request["leave_starting_point"]:
+    if request.leave_starting_point:
         folder.mkdir(parents=True, exist_ok=True)
-        mine = {
-            s.name: (
-                local(s.param).cpu().clone(),
-                list(box(s.param)[2]),
-                layout(s.param, rank).ranks,
-            )
-            for s in slots
-        }
         buffers = {name: value.detach().cpu().clone() for name, value in root.named_buffers()}
+        parts = _own_parts(slots, rank)
         save(
-            {"rank": rank, "parts": mine, "quantised": quantised, "buffers": buffers},
+            {"rank": rank, "parts": parts, "quantised": quantised, "buffers": buffers},
             folder / f"root{number}.rank{rank}.pt",
         )
         return "left"
@@ -49,34 +41,42 @@ def share(
     if not files:
         return "none to load"
     saved = [load(file, weights_only=True, map_location="cpu") for file in files]
-    with torch.no_grad():
-        for slot in slots:
-            parts = _parts(saved, slot.name, rank)
-            # Parts of quantised weights make no whole: they stay as the script makes them
-            # (NF4 of QLoRA).
-            if any(slot.name in item["quantised"] for item in saved):
-                continue
-            if not parts:
-                return f"no {slot.name} to load"
-            if (shape := _shape(parts)) != tuple(slot.param.shape):
-                return (
-                    f"{slot.name} has the shape {list(slot.param.shape)} here, {list(shape)} in the"
-                    " train run"
-                )
-            full = torch.empty(tuple(slot.param.shape), dtype=parts[0][0].dtype)
-            for part, offset in reversed(parts):
-                full[_slices(offset, part.shape)] = part
-            _, own, start = box(slot.param)
-            values = (
-                _perturbed(full[_slices(start, own)])
-                if request["nudge"]
-                else full[_slices(start, own)]
+    return _load(saved, slots, request, rank)
+
+
+def _own_parts(slots: list[Slot], rank: int) -> dict[str, Any]:
+    """{parameter: (this rank's part, its offset, the ranks that share it)}"""
+    return {
+        s.name: (local(s.param).cpu().clone(), list(box(s.param)[2]), layout(s.param, rank).ranks)
+        for s in slots
+    }
+
+
+@torch.no_grad()
+def _load(saved: list[dict[str, Any]], slots: list[Slot], request: Request, rank: int) -> str:
+    for slot in slots:
+        # Parts of quantised weights make no whole: they stay as the script makes them
+        # (NF4 of QLoRA).
+        if any(slot.name in item["quantised"] for item in saved):
+            continue
+        parts = _parts(saved, slot.name, rank)
+        if not parts:
+            return f"no {slot.name} to load"
+        if (shape := _shape(parts)) != tuple(slot.param.shape):
+            return (
+                f"{slot.name} has the shape {list(slot.param.shape)} here, {list(shape)} in the"
+                " train run"
             )
-            # the rounded-weights run
-            rounded = request["round_to"] if values.is_floating_point() else ""
-            local(slot.param).copy_(
-                values.to(getattr(torch, rounded)).to(values.dtype) if rounded else values
-            )
+        full = torch.empty(shape, dtype=parts[0][0].dtype)
+        for part, offset in reversed(parts):
+            full[_slices(offset, part.shape)] = part
+        _, own, start = box(slot.param)
+        values = full[_slices(start, own)]
+        if request.nudge:
+            values = _perturbed(values)
+        if request.round_to and values.is_floating_point():  # the rounded-weights run
+            values = values.to(getattr(torch, request.round_to)).to(values.dtype)
+        local(slot.param).copy_(values)
     return "loaded"
 
 

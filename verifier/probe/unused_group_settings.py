@@ -96,7 +96,7 @@ class Unread:
             for k, v in foreign(optimizer, group).items()
             if k not in names
         }
-        turn = self.session.optimizers.of(optimizer)
+        turn = self.session.progress.optimizers.of(optimizer)
         names = [name for name in names if name != "params"]
         self.session.write(
             UnreadSettings(

@@ -39,9 +39,7 @@ def evaluated(expression: str, session: Session) -> Any:
     none has.
     """
     if expression.startswith(FILES):
-        pattern = expression.removeprefix(FILES).replace(
-            "{checkpoint}", session.request["checkpoint"]
-        )
+        pattern = expression.removeprefix(FILES).replace("{checkpoint}", session.request.checkpoint)
         return _files(pattern) if session.rank == 0 else None
     module, _, path = expression.rpartition(":")
     if module:

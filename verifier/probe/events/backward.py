@@ -8,7 +8,7 @@ import torch
 from ...trace.events import Micro
 from ..compat.tensors import layout
 from ..dispatcher import Call, Leave
-from ..session import Session
+from ..session import MicroBatch, Session
 from .models import gradient_sketches
 
 BACKWARD = "torch.autograd:backward"
@@ -21,25 +21,28 @@ class Backwards:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        # the step whose gradients the backward makes; an optimizer may step before it ends
+        self.step = 1
+        self.running: Call | None = None  # the outermost one
 
     def before(self, call: Call) -> Leave | None:
         """A backward is about to begin."""
         session = self.session
-        if session.in_backward:
+        if session.progress.in_backward:
             return None
         session.publish("before backward")
-        session.in_backward, session.backward_for = True, session.step_number()
-        session.backward = call
+        session.progress.in_backward, self.step = True, session.progress.step_number()
+        self.running = call
         return self._leave
 
     def _leave(self) -> None:
-        self.session.in_backward = False
+        self.session.progress.in_backward = False
 
     def after(self, call: Call) -> None:
         """A backward has ended."""
         session = self.session
-        if session.backward is call:
-            session.backward = None
+        if self.running is call:
+            self.running = None
             given = call.given(0, "tensors")
             with torch.no_grad():
                 session.publish(
@@ -49,28 +52,28 @@ class Backwards:
     def ended(self, tensors: list[torch.Tensor]) -> None:
         """Record the micro-batch that has ended."""
         session = self.session
-        session.before_clip = {}
+        session.gradients.before_clip = {}
         slots = session.all_slots()
-        if session.backward_for > session.steps and session.request["stress"]:
+        if self.step > session.request.steps and session.request.stress:
             session.publish("beyond", slots)
             return
-        session.micro += 1
-        session.grads = gradient_sketches(slots)
+        session.progress.micro += 1
+        session.gradients.last = gradient_sketches(slots)
+        batch = session.batch
         session.write(
             Micro(
-                step=session.backward_for,
+                step=self.step,
                 loss=_loss(tensors),
                 # A frozen or pretrained model may be trained in eval mode: its samples count if
                 # there are no others (public trainers that train in eval mode).
-                rows=session.rows or session.rows_in_eval,
-                criteria=session.criteria,
-                random=session.random_state,
-                tokens=session.tokens,
+                rows=batch.rows or batch.rows_in_eval,
+                criteria=batch.criteria,
+                random=batch.random_state,
+                tokens=batch.tokens,
                 at_line=session.here(),
             )
         )
-        session.rows, session.rows_in_eval = [], []
-        session.criteria, session.random_state, session.tokens = [], None, 0
+        session.batch = MicroBatch()
 
     def clipping(self, call: Call) -> None:
         """A clip is about to be made."""
@@ -78,20 +81,20 @@ class Backwards:
         # What the script does to its gradients before a clip is its own scale: compared with an
         # oracle is what it clips (exam r3 g_12_scale_after, round 6: gradients divided before the
         # clip).
-        if not session.before_clip and session.roots and session.micro:
+        if not session.gradients.before_clip and session.roots and session.progress.micro:
             with torch.no_grad():
-                session.before_clip = gradient_sketches(session.all_slots())
-                session.grads = session.grads or session.before_clip
+                session.gradients.before_clip = gradient_sketches(session.all_slots())
+                session.gradients.last = session.gradients.last or session.gradients.before_clip
 
     def finalized(self, call: Call) -> None:
         """The gradients of a root are about to be reduced."""
         # those of the last backward are not reduced yet: what the clip or the step finds is
-        self.session.grads = {}
+        self.session.gradients.last = {}
 
 
 def install(session: Session) -> None:
     """Subscribe to `torch.autograd.backward` and to clips."""
-    backwards = Backwards(session)
+    backwards = session.one(Backwards)
     session.around(BACKWARD, before=backwards.before, after=backwards.after)
     session.around(
         "torch.distributed.fsdp:FSDPModule.finalize_backward",
@@ -118,9 +121,11 @@ def _loss(tensors: list[torch.Tensor]) -> float | None:
 def finish_each(session: Session, finish: Callable[[], None]) -> None:
     """Let a substitute finish the gradients of each backward, before any subscriber reads them."""
 
+    backwards = session.one(Backwards)
+
     def replaced(call: Call, proceed: Callable[[], Any]) -> Any:
         result = proceed()
-        if session.backward is call:
+        if backwards.running is call:
             finish()
         return result
 

@@ -28,7 +28,7 @@ def install(session: Session) -> None:
     """Look at each forward up to the first step, in the run that is judged: the first may be one of
     a dry run.
     """
-    if session.request["mode"] != "fsdp":
+    if session.request.mode != "fsdp":
         return
 
     def called(module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
@@ -37,7 +37,7 @@ def install(session: Session) -> None:
             not roots
             or not module.training
             or not torch.is_grad_enabled()
-            or session.step_number() > 1
+            or session.progress.step_number() > 1
         ):
             return
         held = [tensor for tensor in given() if tensor.grad_fn is None]

@@ -37,7 +37,7 @@ class Phases:
 
     def write(self, ended: bool = False) -> None:
         """Write all that was recorded until now."""
-        self.session.write(record(self.now, self.session.request["world_size"]))
+        self.session.write(record(self.now, self.session.request.world_size))
 
     def _updated(self) -> bool:
         """Whether the script has updated its weights itself since the last forward: by gradients,
@@ -54,7 +54,7 @@ class Phases:
         """A forward begins outside of another: perhaps that of a new step."""
         now = self.now
         if self.stepped or own or not now.step:
-            if now.step >= self.session.steps:
+            if now.step >= self.session.request.steps:
                 self.session.stop()
             self.stepped = False
             if now.step:

@@ -23,7 +23,7 @@ PLACES = 8
 
 
 def install(session: Session) -> None:
-    if not session.request["scales"]:
+    if not session.request.scales:
         return
     watch = Watch(session)
 
@@ -73,10 +73,10 @@ class Watch:
     def begin(self) -> None:
         """A backward has ended."""
         session = self._session
-        if session.step_number() > 1 or not session.roots or sys.getprofile() is not None:
+        if session.progress.step_number() > 1 or not session.roots or sys.getprofile() is not None:
             return
         held = [slot.param for slot in session.all_slots() if slot.param.grad is not None]
-        looked_at, on_cpu = held[:1] + held[1:][-1:], bool(session.request["cuda_on_cpu"])
+        looked_at, on_cpu = held[:1] + held[1:][-1:], bool(session.request.cuda_on_cpu)
         self._grads = [
             Gradient(param, param.grad, on_cpu) for param in looked_at if param.grad is not None
         ]

@@ -43,8 +43,8 @@ class Checkpoints:
         self.targets = session.one(renamed_paths.Moved).targets  # paths of saves
         self.inside = threading.local()  # operation: the script's call that this thread is in
         self.calls = 0
-        self.watch: bool = session.request["watch_saves"]
-        self.home: str = session.request["checkpoint"] + os.sep
+        self.watch: bool = session.request.watch_saves
+        self.home: str = session.request.checkpoint + os.sep
 
     def before(self, call: Call, operation: str) -> Leave | None:
         """An operation is about to begin."""
@@ -62,7 +62,9 @@ class Checkpoints:
             outputs.about_to_write(target)
             crash.in_change(self.session, crash.FILE)
         self.session.write(
-            Checkpoint(op=operation, after_step=self.session.made(), to=target, at_line=place)
+            Checkpoint(
+                op=operation, after_step=self.session.progress.made(), to=target, at_line=place
+            )
         )
         self._set_state(operation, call)
         self.inside.operation = (operation, target, call.kwargs)
@@ -116,7 +118,7 @@ class Checkpoints:
                 Saving(
                     op=name,
                     call=self.calls,
-                    after_step=self.session.made(),
+                    after_step=self.session.progress.made(),
                     to=target,
                     main=threading.current_thread() is threading.main_thread(),
                     alone=bool(options.get("no_dist")) or _smaller(options.get("process_group")),
@@ -134,8 +136,8 @@ class Checkpoints:
         """
         if not self.watch or threading.current_thread() is threading.main_thread():
             return
-        step, until = self.session.step_number(), time.monotonic() + _RACE_SECONDS
-        while self.session.step_number() == step and time.monotonic() < until:
+        step, until = self.session.progress.step_number(), time.monotonic() + _RACE_SECONDS
+        while self.session.progress.step_number() == step and time.monotonic() < until:
             time.sleep(0.002)
 
     def opened(self, given: tuple[Any, ...]) -> None:
@@ -157,7 +159,7 @@ class Checkpoints:
                     self.session.publish("checkpoint")
                 if op == "write":
                     crash.in_change(self.session, crash.FILE)
-                made, path = self.session.made(), os.path.normpath(given[0])
+                made, path = self.session.progress.made(), os.path.normpath(given[0])
                 self.session.write(Checkpoint(op=op, after_step=made, to=path, at_line=place))
             finally:
                 self.inside.operation = None
@@ -165,7 +167,7 @@ class Checkpoints:
 
 def install(session: Session) -> None:
     checkpoints = Checkpoints(session)
-    if session.request["checkpoint"]:
+    if session.request.checkpoint:
         opened = session.guarded(checkpoints.opened)
         sys.addaudithook(lambda event, given: opened(given) if event == "open" else None)
     for target, operation in _OPERATIONS.items():

@@ -30,7 +30,7 @@ class Flight:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.watch: bool = session.request["watch_saves"]
+        self.watch: bool = session.request.watch_saves
         # future, process group, line of the save
         self.pending: list[tuple[Any, Any, Place | None]] = []
         self.uploads: list[Future[Any]] = []  # of all saves
@@ -73,7 +73,7 @@ def install(session: Session) -> None:
     session.subscribe("stop", flight.stopped)
 
     def called(call: Call) -> None:
-        if flight.pending and session.depth == 0:
+        if flight.pending and session.progress.depth == 0:
             flight.collective(lambda: mesh_groups(call.args[0]), "a forward of the sharded model")
 
     def used(call: Call, name: str) -> None:

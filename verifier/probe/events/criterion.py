@@ -16,8 +16,8 @@ def install(session: Session) -> None:
     """Subscribe to cross entropy and negative log-likelihood, of which one calls the other."""
 
     def weigh(seen: Criterion, gradient: torch.Tensor) -> None:
-        others = [one for one in session.criteria if one is not seen]
-        session.criteria = [*others, replace(seen, gradient=float(gradient))]
+        others = [one for one in session.batch.criteria if one is not seen]
+        session.batch.criteria = [*others, replace(seen, gradient=float(gradient))]
 
     def computed(call: Call) -> None:
         named = {**dict(zip(_OPTIONS, call.args[2:], strict=False)), **call.kwargs}
@@ -33,8 +33,8 @@ def install(session: Session) -> None:
                 reduction=reduction, valid=valid, gradient=None, targets=target.numel()
             )
             # what a checkpoint computes again counts only where its gradient is used
-            if not session.in_backward:
-                session.criteria.append(seen)
+            if not session.progress.in_backward:
+                session.batch.criteria.append(seen)
             if value.numel() == 1:
                 # A target weighs as much as the gradient that arrives at it: another term in the
                 # loss changes nothing (exam r6 t_09_clip_window, v_03_distill_tokens: a

@@ -50,7 +50,7 @@ def install(session: Session) -> None:
     def loading(call: Call) -> None:
         loader = call.args[0]
         samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
-        step, place = session.step_number(), session.here()
+        step, place = session.progress.step_number(), session.here()
         session.write(
             LoaderStarted(samples=samples, step=step, made=made.get(loader), at_line=place)
         )

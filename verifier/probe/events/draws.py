@@ -21,14 +21,15 @@ _ELEMENTS = 1 << 20
 
 def install(session: Session) -> None:
     """Subscribe to what draws, in the runs whose numbers are compared."""
-    if session.request["mode"] in ONE_PROCESS:
+    if session.request.mode in ONE_PROCESS:
         return
+    progress = session.progress
 
     def drawn(call: Call, name: str) -> None:
         made = call.result
         # Draws within a forward are keyed by the rows in the compared runs; here only the script's
         # own lines count.
-        inside = session.depth > 0 or session.in_backward or session.in_step
+        inside = progress.depth > 0 or progress.in_backward or progress.in_step
         if (
             inside
             or not session.roots
@@ -47,7 +48,7 @@ def install(session: Session) -> None:
             return
         digest = row_hashes([local(made).detach().reshape(1, -1)])
         if digest:
-            step = session.step_number()
+            step = progress.step_number()
             session.write(
                 Drawn(
                     step=step, function=name, shape=list(made.shape), digest=digest[0], at_line=line

@@ -55,7 +55,7 @@ class Ending:
         self.steps += isinstance(of, Optimizer)
         if isinstance(of, Optimizer):
             self.written = self._writes()
-        if isinstance(of, Optimizer) and self.steps == self.session.request["reseed_after"]:
+        if isinstance(of, Optimizer) and self.steps == self.session.request.reseed_after:
             random.seed(_OTHER)
             torch.manual_seed(_OTHER)
             if (numpy := sys.modules.get("numpy")) is not None:
@@ -69,7 +69,9 @@ class Ending:
         those of both runs.
         """
         session, models, module = self.session, self.session.one(Models), call.args[0]
-        if self.depth == 0 and not (self.steps or session.in_backward or models.holds(module)):
+        if self.depth == 0 and not (
+            self.steps or session.progress.in_backward or models.holds(module)
+        ):
             params = [slot.param for slot in slots(module)]
             if params and all(param.device.type != "meta" for param in params):
                 models.adopt(module)
@@ -133,7 +135,7 @@ class Ending:
         """(path below the folder of `{checkpoint}` or the current one, file) of what was written
         since the last step.
         """
-        folder, here = Path(self.session.request["checkpoint"]), Path.cwd()
+        folder, here = Path(self.session.request.checkpoint), Path.cwd()
         inside = [(folder, path) for path in sorted(folder.rglob("*"))] if folder.is_dir() else []
         for top, path in [*inside, *((here, path) for path in outputs.written())]:
             if path.suffix in READABLE and path.is_relative_to(top) and path.is_file():

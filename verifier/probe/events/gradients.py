@@ -60,7 +60,7 @@ class Watch:
             elif key in self.filled or (
                 once and any(slot.param.grad is not None for slot in session.all_slots())
             ):
-                session.write(ClipOfNothing(step=session.step_number(), at_line=place))
+                session.write(ClipOfNothing(step=session.progress.step_number(), at_line=place))
 
     def read(self, call: Call, name: str) -> None:
         """A value of a DTensor is about to be read."""
@@ -83,7 +83,7 @@ class Watch:
         ]
         if names:
             session.write(
-                Zeroed(step=session.step_number(), unsynced=names, at_line=session.here())
+                Zeroed(step=session.progress.step_number(), unsynced=names, at_line=session.here())
             )
 
     def zeroed_by_optimizer(self, call: Call) -> None:
@@ -106,14 +106,14 @@ class Watch:
     def asked_for_shard(self, call: Call) -> None:
         """The shard of a DTensor is asked for."""
         session = self.session
-        by_optimizer = session.in_step and not within_torch(caller().f_code.co_filename)
+        by_optimizer = session.progress.in_step and not within_torch(caller().f_code.co_filename)
         if by_optimizer and session.first("shard in step"):
             session.write(ShardInStep(at_line=session.here()))
 
 
 def install(session: Session) -> None:
     """Subscribe, except in a DDP run: it has no DTensor gradients and no unsynced ones."""
-    if session.stand_in:
+    if session.request.mode == "ddp":
         return
     watch = Watch(session)
     for name in ("clip_grad_norm_", "clip_grads_with_norm_", "get_total_norm"):

@@ -37,7 +37,7 @@ class Groups:
         """
         # Activation checkpointing calls modules again in a backward: no new use of the gathered
         # weights.
-        if self.session.in_backward:  # recomputed: no root is called
+        if self.session.progress.in_backward:  # recomputed: no root is called
             return
         if not torch.is_grad_enabled():
             self.evaluated = self.session.here()
@@ -47,13 +47,13 @@ class Groups:
         if (
             # In a simulated run nothing is really gathered: gathered weights cannot be compared
             # with their shards.
-            not stepped and self.session.request["mode"] not in ONE_PROCESS
+            not stepped and self.session.request.mode not in ONE_PROCESS
         ):  # where nothing is really gathered
             with torch.no_grad():
                 behind = [name for name, group in found if groups.out_of_date(group)]
         self.stale.difference_update([group for _, group in found])
         if behind:
-            step, line = self.session.step_number() - 1, self.evaluated
+            step, line = self.session.progress.step_number() - 1, self.evaluated
             self.session.write(
                 Stale(
                     groups=behind,
@@ -81,7 +81,7 @@ class Groups:
                 if groups.not_all_reduced(group):
                     partial.append(root + name)
         if partial:
-            self.session.write(Partial(groups=partial, step=self.session.step_number()))
+            self.session.write(Partial(groups=partial, step=self.session.progress.step_number()))
 
     def reducing(self, call: Call) -> None:
         """A group is about to reduce its gradients; recorded if a parameter of it has none."""
@@ -91,7 +91,11 @@ class Groups:
         with torch.no_grad():
             missing = groups.without_gradient(group)
         if missing and self.session.first("reduction", _REDUCTIONS):
-            step, micro, here = self.session.step_number(), self.session.micro, self.session.here()
+            step, micro, here = (
+                self.session.progress.step_number(),
+                self.session.progress.micro,
+                self.session.here(),
+            )
             self.session.write(
                 Reduce(
                     step=step, micro=micro, missing=missing, at_line=here, **groups.reduction(group)
@@ -126,7 +130,7 @@ class Groups:
 
 def install(session: Session) -> None:
     """Subscribe, except in a DDP run, which has no groups."""
-    if session.stand_in:
+    if session.request.mode == "ddp":
         return
     watch = Groups(session)
     session.around(

@@ -16,7 +16,7 @@ MOST = 2_000
 
 
 def install(session: Session) -> None:
-    if not session.request["layers"]:
+    if not session.request.layers:
         return
     names: dict[int, str] = {}
 
@@ -24,7 +24,7 @@ def install(session: Session) -> None:
         names.update({id(part): f"{name}{inner}" for inner, part in root.named_modules()})
 
     def called(module: nn.Module, args: Any, output: Any) -> None:
-        if session.step_number() > 1 or len(names) > MOST or not torch.is_grad_enabled():
+        if session.progress.step_number() > 1 or len(names) > MOST or not torch.is_grad_enabled():
             return
         if (name := names.pop(id(module), None)) is None:
             return

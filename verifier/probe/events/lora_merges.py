@@ -141,7 +141,7 @@ def _adapted(module: nn.Module, own: dict[str, torch.Tensor]) -> Adapted | None:
 
 def install(session: Session) -> None:
     """Subscribe to what gathers and what writes."""
-    if session.request["mode"] != "survey":
+    if session.request.mode != "survey":
         return
     exports = Exports(session)
     register_optimizer_step_post_hook(session.guarded(exports.steps))

@@ -39,7 +39,7 @@ class OwnUpdates:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        asked = session.request["own_steps"]
+        asked = session.request.own_steps
         self.by: str = asked if asked in (BACKWARDS, FORWARDS) else ""
         self.batches: set[tuple[int, ...]] = set()  # the samples of each forward of the step
         self.param_groups: list[dict[str, Any]] = []
@@ -49,11 +49,11 @@ class OwnUpdates:
         self.sketches: dict[str, list[float] | None] = {}
         self.micros = 1  # backwards of the last step
         if self.by == FORWARDS:
-            session.pending = lambda: bool(self._changes())
+            session.progress.pending = lambda: bool(self._changes())
 
     def before_backward(self) -> None:
         """A backward begins: hooks may update weights within it."""
-        if not self.session.optimizers.of_torch and self.session.roots and not self.by:
+        if not self.session.progress.optimizers.of_torch and self.session.roots and not self.by:
             self._keep()
 
     def after_backward(self, tensors: object) -> None:
@@ -61,7 +61,7 @@ class OwnUpdates:
         it.
         """
         session = self.session
-        if session.optimizers.of_torch or not session.roots:
+        if session.progress.optimizers.of_torch or not session.roots:
             return
         if self.by:
             with torch.no_grad():
@@ -71,11 +71,14 @@ class OwnUpdates:
                     # exam r2 f_16_line_search).
                     not self.sketches or not self._changes()
                 ):  # those of a trial are not what the update is made of
-                    self.grads, self.sketches = self._gradients(), session.grads
+                    self.grads, self.sketches = self._gradients(), session.gradients.last
             return
-        if session.step_number() > session.steps and session.micro >= self.micros:
+        if (
+            session.progress.step_number() > session.request.steps
+            and session.progress.micro >= self.micros
+        ):
             session.stop()  # here, where all ranks are: an update is seen where one rank saves, too
-        self.grads, self.sketches = {}, session.grads
+        self.grads, self.sketches = {}, session.gradients.last
         with torch.no_grad():
             if changes := self._changes():
                 self._record(changes)
@@ -108,8 +111,8 @@ class OwnUpdates:
         """
         session = self.session
         if (
-            session.optimizers.of_torch
-            or session.in_backward
+            session.progress.optimizers.of_torch
+            or session.progress.in_backward
             or all(module is not root for _, root in session.roots)
         ):
             return
@@ -135,7 +138,7 @@ class OwnUpdates:
         # ones several times (zeroth order: several forwards a step (zoo/zeroth_order)).
         if not rows or tuple(rows) not in self.batches:  # here come all ranks
             self.look()
-            if session.step_number() > session.steps:
+            if session.progress.step_number() > session.request.steps:
                 session.stop()
         self._batch(rows)
 
@@ -147,10 +150,10 @@ class OwnUpdates:
         # order (zoo/zeroth_order)).
         if self.by == FORWARDS and not known:
             session, line = self.session, self.session.here()
-            session.micro += 1
+            session.progress.micro += 1
             session.write(
                 Micro(
-                    step=session.step_number(),
+                    step=session.progress.step_number(),
                     loss=None,
                     rows=rows,
                     criteria=[],
@@ -165,8 +168,8 @@ class OwnUpdates:
         if (
             self.by
             and not self.before
-            and not session.in_backward
-            and not session.optimizers.of_torch
+            and not session.progress.in_backward
+            and not session.progress.optimizers.of_torch
         ):
             with torch.no_grad():
                 if not self.batches:
@@ -181,7 +184,7 @@ class OwnUpdates:
     def look(self) -> None:
         """Record the step that has been made since the last backward, if one has."""
         session = self.session
-        if not self.before or session.optimizers.of_torch or session.in_backward:
+        if not self.before or session.progress.optimizers.of_torch or session.progress.in_backward:
             return
         with torch.no_grad():
             if changes := self._changes():
@@ -210,9 +213,9 @@ class OwnUpdates:
     def _record(self, changes: dict[str, torch.Tensor]) -> None:
         session = self.session
         slots = [slot for slot in session.all_slots() if slot.name in changes]
-        turn = session.optimizers.at_step(self)
+        turn = session.progress.optimizers.at_step(self)
         turn.begun += 1
-        self.micros, session.micro = session.micro, 0
+        self.micros, session.progress.micro = session.progress.micro, 0
         self.param_groups = [{"params": [s.param for s in slots]}]
         session.write(
             Step(
@@ -252,7 +255,7 @@ class OwnUpdates:
 
 def install(session: Session) -> None:
     """Subscribe to backwards, and to all at which an update that came after one is seen."""
-    if session.request["mode"] in ONE_PROCESS:
+    if session.request.mode in ONE_PROCESS:
         return
     updates = OwnUpdates(session)
     session.subscribe("before backward", updates.before_backward)

@@ -56,7 +56,9 @@ class Measures:
             return
         if torch.is_grad_enabled():
             self.trains()
-        elif self.session.step_number() <= self.session.steps and not self.session.in_backward:
+            return
+        progress = self.session.progress
+        if progress.step_number() <= self.session.request.steps and not progress.in_backward:
             self._follow()
 
     def trains(self) -> None:
@@ -137,11 +139,11 @@ class Measures:
                 }
         stack = session.frames.stack()
         if values and session.first(
-            (session.step_number(), stack[0].file, stack[0].line), most=_CALLS
+            (session.progress.step_number(), stack[0].file, stack[0].line), most=_CALLS
         ):
             self.ended[before:] = [
                 Measured(
-                    step=session.step_number(),
+                    step=session.progress.step_number(),
                     function=getattr(
                         frame.f_code, "co_qualname", frame.f_code.co_name
                     ),  # from Python 3.11 on
@@ -219,7 +221,7 @@ def _numbers(value: Any, path: str, rank: int, depth: int) -> Iterator[tuple[str
 
 def install(session: Session) -> None:
     """Subscribe to calls and backwards of the script, and to what draws."""
-    if session.request["mode"] in ONE_PROCESS:
+    if session.request.mode in ONE_PROCESS:
         return
     measures = Measures(session)
     session.subscribe("call", measures.called)

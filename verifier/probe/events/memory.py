@@ -16,13 +16,13 @@ from ..session import Session
 
 
 def install(session: Session) -> None:
-    before, real = resident("VmRSS"), not session.request["cuda_on_cpu"]
+    before, real = resident("VmRSS"), not session.request.cuda_on_cpu
 
     def stepped(optimizer: torch.optim.Optimizer) -> None:
         params = [slot.param for slot in session.all_slots()]
         states = [
             v
-            for one in session.optimizers.alive()
+            for one in session.progress.optimizers.alive()
             for state in one.state.values()
             for v in state.values()
         ]

@@ -15,7 +15,7 @@ from ..compat.tensors import layout, local, own_parameters
 from ..measures import dtype_name, repeated_blocks
 from ..session import Session
 from ..tensor_fingerprint import sketch
-from .uninitialised_memory import unset
+from .uninitialised_memory import Fills
 
 
 class Models:
@@ -54,6 +54,7 @@ class Models:
         untouched = [sketch(slot.param) for slot in held]
         loaded = starting_point.share(root, held, session.request, session.rank, number)
         owners = {id(item): name + key for key, group in found for item in group.fsdp_params}
+        fills = session.one(Fills)
         buffers = [(name + key, value) for key, value in root.named_buffers()]
         self._written[name] = Model(
             root=name,
@@ -62,7 +63,7 @@ class Models:
                 for slot, before in zip(held, untouched, strict=True)
             ],
             buffers=[
-                Buffer(name=key, shape=list(b.shape), unset=unset(session, b)) for key, b in buffers
+                Buffer(name=key, shape=list(b.shape), unset=fills.unset(b)) for key, b in buffers
             ],
             groups=[_group(name + key, group) for key, group in found],
             blocks=repeated_blocks(root),
@@ -122,7 +123,7 @@ class Models:
         of this number had others.
         """
         request = self._session.request
-        before: dict[str, str] = request["models"]
+        before = request.models
         own = _signature(root)
         tops = [top for reference in self._session.tops if (top := reference()) is not None]
         if (
@@ -131,9 +132,7 @@ class Models:
             trained(root) and sum(_signature(top) == own for top in tops) < 2
         ):  # earlier stages are not made again
             before = {
-                prefix: known
-                for prefix, known in before.items()
-                if prefix not in request["retired"]
+                prefix: known for prefix, known in before.items() if prefix not in request.retired
             }
         alike = [prefix for prefix, known in before.items() if known == own and prefix not in taken]
         if not alike or before.get(f"model{number}." if number else "") == own:
@@ -154,7 +153,7 @@ class Models:
             local_numel=part.numel(),
             numel=slot.param.numel(),
             sketch=untouched,
-            unset=unset(self._session, part),
+            unset=self._session.one(Fills).unset(part),
             **vars(layout(slot.param, self._session.rank)),
         )
 

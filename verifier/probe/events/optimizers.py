@@ -41,7 +41,7 @@ class Steps:
     def constructed(self, call: Call) -> None:
         """An optimizer was constructed."""
         session, optimizer = self.session, call.args[0]
-        number, called = session.optimizers.add(optimizer).number, bool(session.roots)
+        number, called = session.progress.optimizers.add(optimizer).number, bool(session.roots)
         session.write(
             Constructed(
                 number=number,
@@ -57,15 +57,15 @@ class Steps:
         With a closure, the gradients are known, and recorded, when the closure has ended.
         """
         session = self.session
-        first = not session.optimizers.of(optimizer).begun
-        turn = session.optimizers.at_step(
-            optimizer, session.frames.lines(), trained=session.micro > 0
+        first = not session.progress.optimizers.of(optimizer).begun
+        turn = session.progress.optimizers.at_step(
+            optimizer, session.frames.lines(), trained=session.progress.micro > 0
         )
-        if turn.begun >= session.steps and not closure:
+        if turn.begun >= session.request.steps and not closure:
             session.stop()
         turn.begun += 1
-        session.in_step = True
-        session.micro = 0
+        session.progress.in_step = True
+        session.progress.micro = 0
         self.waiting = optimizer
         if first and session.roots:
             self.models.adopt_the_rest()
@@ -74,7 +74,7 @@ class Steps:
 
     def closed(self) -> None:
         """The closure of the current step has ended: it ran backward, and may have clipped."""
-        if self.session.step_number() > self.session.steps:
+        if self.session.progress.step_number() > self.session.request.steps:
             self.session.stop()
         self.record()
 
@@ -83,14 +83,14 @@ class Steps:
         session, optimizer, self.waiting = self.session, self.waiting, None
         if optimizer is None:
             return
-        turn = session.optimizers.of(optimizer)
+        turn = session.progress.optimizers.of(optimizer)
         held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
         slots = session.all_slots()
         names = {id(s.param): s.name for s in slots}
         self.models.grow()
         fits = _in_16_bits(slots)
         at_step = gradient_sketches(slots)
-        session.grads = session.grads or at_step
+        session.gradients.last = session.gradients.last or at_step
         session.write(
             Step(
                 step=turn.begun,
@@ -100,8 +100,8 @@ class Steps:
                 held=[s.name for s in slots if id(s.param) in held],
                 strangers=[list(p.shape) for key, p in held.items() if key not in names],
                 unsynced=[s.name for s in slots if s.unsynced],
-                grads=session.before_clip or session.grads,
-                after_backward=session.grads if session.before_clip else {},
+                grads=session.gradients.before_clip or session.gradients.last,
+                after_backward=session.gradients.last if session.gradients.before_clip else {},
                 grads_at_step=at_step,
                 state=optimizer_state(optimizer, names),
                 weights={s.name: sketch(s.param) for s in slots},
@@ -116,8 +116,8 @@ class Steps:
         """An optimizer has stepped."""
         self.record()
         session = self.session
-        turn = session.optimizers.of(optimizer)
-        session.in_step = False
+        turn = session.progress.optimizers.of(optimizer)
+        session.progress.in_step = False
         slots = session.all_slots()
         moved = {
             s.name: movement(s.param, self.before[s.name]) for s in slots if s.name in self.before
@@ -158,7 +158,7 @@ def install(session: Session) -> None:
         if _by_state_dict_helper() or (
             # Only a step that follows no backward, and has no closure, can be one that makes state
             # alone (exam round 4).
-            closure is None and session.micro == 0 and _makes_state(session, optimizer)
+            closure is None and session.progress.micro == 0 and _makes_state(session, optimizer)
         ):
             making_state.add(id(optimizer))
             return None

@@ -45,7 +45,7 @@ class Loads:
                     weakref.ref(model),
                     _values(model),
                     self.session.here(),
-                    self.session.step_number(),
+                    self.session.progress.step_number(),
                 )
             )
 
@@ -64,7 +64,7 @@ class Loads:
             one for one in self.kept if one[0]() and all(one is not other for other in found)
         ]
         for model, before, line, step in found:
-            if step != self.session.step_number():
+            if step != self.session.progress.step_number():
                 # Weights that differ after a step were trained, or averaged, not overwritten.
                 continue  # trained since, or an average of what is
             now = _values(model())
@@ -121,10 +121,7 @@ def _unlike(before: torch.Tensor, now: torch.Tensor) -> bool:
 
 def install(session: Session) -> None:
     """Watch the survey and the train run: in others the verifier sets weights, too."""
-    if (
-        session.request["mode"] not in ("fsdp", "survey")
-        or not session.request["leave_starting_point"]
-    ):
+    if session.request.mode not in ("fsdp", "survey") or not session.request.leave_starting_point:
         return
     loads = Loads(session)
     for name in ("set_model_state_dict", "set_state_dict"):

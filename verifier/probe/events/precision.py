@@ -40,7 +40,7 @@ def install(session: Session) -> None:
     """Subscribe to dropout and autocast in every run; to casts and scalers in runs of the script as
     it is.
     """
-    plain = not (session.stand_in or session.request["full_precision"])
+    plain = session.request.mode != "ddp" and not session.request.full_precision
 
     def inexact(what: str) -> None:
         if session.first(("inexact", what)):
@@ -98,7 +98,7 @@ def _watch_inputs(session: Session, module: nn.Module, low: torch.dtype) -> None
 
     def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal checked
-        if torch.compiler.is_compiling() or checked >= _FORWARDS or session.in_backward:
+        if torch.compiler.is_compiling() or checked >= _FORWARDS or session.progress.in_backward:
             return
         checked += 1
         try:

@@ -84,7 +84,7 @@ class Progress:
         """Whether an event here is one of the script's own: not within another, nor in a thread or
         a forked worker.
         """
-        inside = self.busy or self._session.depth > 0 or self._session.in_backward
+        inside = self.busy or self._session.progress.depth > 0 or self._session.progress.in_backward
         return not inside and threading.get_ident() == self._thread and os.getpid() == self._process
 
     def log(self, operation: str, value: int | None = None) -> None:
@@ -115,7 +115,7 @@ def install(session: Session) -> None:
     """Log the events of this rank in runs of the script as it is: not in a DDP run, nor in a single
     process.
     """
-    if session.request["mode"] != "fsdp":
+    if session.request.mode != "fsdp":
         return
     progress = Progress(session)
 

@@ -16,8 +16,8 @@ from ...trace.events import Raised, RaisedFrame
 from ...trace.writer import Writer
 from ..compat.tensors import own_buffers, own_parameters
 from ..frames import Frames
-from ..guard import Guard
 from ..measures import dtype_name, short_name
+from ..probe_errors import ProbeErrors
 
 _FRAMES = 80
 _NAMES = 12
@@ -43,7 +43,7 @@ def note(writer: Writer, frames: Frames, error: BaseException) -> None:
             )
         writer.write(Raised(frames=found[::-1][:_FRAMES]))
     except Exception as own_error:
-        Guard(writer).report("raised.note", own_error)
+        ProbeErrors(writer).report("raised.note", own_error)
 
 
 def _owner(frame: FrameType, objects: list[Any]) -> dict[str, Any]:

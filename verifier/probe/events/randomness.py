@@ -44,7 +44,8 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 def is_noise(session: Session, name: str) -> bool:
     """Whether a draw that begins now is part of a training step."""
     started = bool(session.tops) or bool(session.roots)
-    inside = session.depth > 0 or session.in_backward
+    progress = session.progress
+    inside = progress.depth > 0 or progress.in_backward
     if not started or not torch.is_grad_enabled() or not (inside or name in ANYWHERE):
         return False
     return not caller().f_code.co_filename.endswith("torch/nn/init.py")

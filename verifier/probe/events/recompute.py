@@ -23,6 +23,7 @@ _MULTIPLY = 0x9E3779B97F4A7C15 - (1 << 64)
 
 def install(session: Session) -> None:
     """Subscribe to the dropouts, unless the run switches them off."""
+    progress = session.progress
     met: dict[int, None] = {}  # states of forwards, oldest first
 
     def met_again(state: int, again: bool) -> None:
@@ -36,14 +37,15 @@ def install(session: Session) -> None:
             session.write(Recompute(same=state in met, place=place, at_line=session.here()))
 
     def dropped(given: torch.Tensor) -> None:
-        met_again(_state(given.device.type), session.in_backward)
+        met_again(_state(given.device.type), progress.in_backward)
 
     def drawn(call: Call) -> None:
         """Not every draw in a backward is recomputed: a hook may add noise to gradients."""
-        again = session.in_backward  # read once: a thread that loads data draws while it changes
+        # read once: a thread that loads data draws while it changes
+        again = progress.in_backward
         # Not every draw in a backward is recomputed: a hook may add noise to gradients (SGLD,
         # privacy).
-        if _recomputed() if again else session.depth > 0:
+        if _recomputed() if again else progress.depth > 0:
             given, like = call.kwargs.get("generator"), call.given(0, "input")
             device = call.kwargs.get("device") or (
                 like.device if isinstance(like, torch.Tensor) else "cpu"
@@ -57,7 +59,7 @@ def install(session: Session) -> None:
                 again,
             )
 
-    if not session.request["full_precision"]:
+    if not session.request.full_precision:
         watch_dropouts(session, dropped)
         for target in FUNCTIONS:
             session.around(target, before=drawn)

@@ -58,7 +58,7 @@ class Swaps:
 
         def average(call: Call) -> None:
             # Within an optimizer's step tensors are changed by the optimizer, not by the script.
-            if not self.names or self.session.in_step or len(call.args) < 2:
+            if not self.names or self.session.progress.in_step or len(call.args) < 2:
                 return
             several = op.startswith("_foreach")
             alpha = call.kwargs.get("alpha", 1.0)
@@ -83,19 +83,23 @@ class Swaps:
             self.averaged.add(name)
             self.session.write(
                 OntoItself(
-                    step=self.session.step_number(), name=name, op=op, at_line=self.session.here()
+                    step=self.session.progress.step_number(),
+                    name=name,
+                    op=op,
+                    at_line=self.session.here(),
                 )
             )
 
     def copy(self, to: object, source: object) -> None:
-        if not self.names or self.session.in_step:
+        if not self.names or self.session.progress.in_step:
             return
         if not isinstance(to, torch.Tensor) or not isinstance(source, torch.Tensor):
             return
         address = in_memory(to).data_ptr()
         if not address or address not in self.names:
             return
-        name, step, at = self.names[address], self.session.step_number(), self.session.here()
+        name, at = self.names[address], self.session.here()
+        step = self.session.progress.step_number()
         line = (at.file, at.line) if at is not None else ("", 0)
         if in_memory(source).data_ptr() != address:
             self.tried.pop(address, None)
@@ -118,7 +122,7 @@ class Swaps:
 
 def install(session: Session) -> None:
     """Subscribe to steps, forwards and copies, in the run that is judged."""
-    if session.request["mode"] != "fsdp":
+    if session.request.mode != "fsdp":
         return
     swaps = Swaps(session)
     session.subscribe("stepped", swaps.forget)

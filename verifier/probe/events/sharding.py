@@ -135,12 +135,12 @@ def _watch_method(session: Session, module: nn.Module, name: str) -> None:
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if session.depth == 0:
+        if session.progress.depth == 0:
             session.publish("call", module, lambda: tensors((args, kwargs)))
-        session.depth += 1
+        session.progress.depth += 1
         try:
             return method(*args, **kwargs)
         finally:
-            session.depth -= 1
+            session.progress.depth -= 1
 
     setattr(module, name, called)

@@ -14,7 +14,7 @@ _NAMES = 32
 
 def install(session: Session) -> None:
     """Look after each step, in the run that is judged, until some are found."""
-    if session.request["mode"] != "fsdp":
+    if session.request.mode != "fsdp":
         return
 
     def stepped(optimizer: Optimizer) -> None:
@@ -34,7 +34,7 @@ def install(session: Session) -> None:
             )
         ]
         if names and session.first("shared memory"):
-            step = session.optimizers.of(optimizer).begun
+            step = session.progress.optimizers.of(optimizer).begun
             session.write(SharedMemory(step=step, names=names[:_NAMES], at_line=session.here()))
 
     session.subscribe("stepped", stepped)

@@ -35,10 +35,10 @@ class Leftovers:
 
         One that steps within a backward finds the gradients of others in any case.
         """
-        session, turn = self.session, self.session.optimizers.of(optimizer)
+        session, turn = self.session, self.session.progress.optimizers.of(optimizer)
         # Optimizers that step within a backward find the gradients of others in any case; a closure
         # clears its own (zoo/step_in_backward; exam r3 g_16, i_17).
-        if closure or session.in_backward or len(session.optimizers.alive()) < 2:
+        if closure or session.progress.in_backward or len(session.progress.optimizers.alive()) < 2:
             return
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
         here, used = session.here(), []
@@ -47,7 +47,7 @@ class Leftovers:
                 self.left.setdefault(slot.name, here)
             elif slot.name in self.left:
                 used.append((slot.name, self.left.pop(slot.name)))
-        if used and turn.begun <= session.steps:
+        if used and turn.begun <= session.request.steps:
             names = [name for name, _ in used[:_NAMES]]
             session.write(
                 Leftover(step=turn.begun, optimizer=turn.number, names=names, at_line=used[0][1])

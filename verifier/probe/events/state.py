@@ -56,7 +56,7 @@ class Watch:
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
         if any(module is root for _, root in self.session.roots):
-            if torch.is_grad_enabled() or self.session.request["own_steps"] == FORWARDS:
+            if torch.is_grad_enabled() or self.session.request.own_steps == FORWARDS:
                 self._record()
             else:
                 self.evaluations += 1
@@ -71,9 +71,9 @@ class Watch:
         with torch.no_grad():
             slots = session.all_slots()
             self._found(slots)
-            if session.step_number() > session.steps:
+            if session.progress.step_number() > session.request.steps:
                 return
-            if session.micro == 0:
+            if session.progress.micro == 0:
                 self._record()  # of a model that is called in other ways than by its forward
             else:
                 self._edited(slots)
@@ -96,8 +96,8 @@ class Watch:
         session = self.session
         self.due = True
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        step = session.optimizers.of(optimizer).begun
-        if step > session.steps:
+        step = session.progress.optimizers.of(optimizer).begun
+        if step > session.request.steps:
             return
         own = {
             s.name: s.param.grad
@@ -135,7 +135,7 @@ class Watch:
     def _edited(self, slots: list[Slot]) -> None:
         factors: dict[str, float | None] = {}
         for slot in slots:
-            before, grad = self.session.grads.get(slot.name), slot.param.grad
+            before, grad = self.session.gradients.last.get(slot.name), slot.param.grad
             if before is None:
                 continue
             now = sketch(grad) if grad is not None else [0.0] * len(before)
@@ -155,8 +155,8 @@ class Watch:
             some = dict(list(factors.items())[:_NAMES])
             session.write(
                 EditedGradients(
-                    step=session.step_number(),
-                    micro=session.micro + 1,
+                    step=session.progress.step_number(),
+                    micro=session.progress.micro + 1,
                     factors=some,
                     at_line=session.here(),
                 )
@@ -166,44 +166,15 @@ class Watch:
         session = self.session
         # Gradients were thrown away: it was a dry run, and the step's state is that of the next
         # forward (zoo/dry_run).
-        begun_again = self.ran and session.micro == 0
-        if not (self.due or begun_again) or session.step_number() > session.steps:
+        begun_again = self.ran and session.progress.micro == 0
+        if not (self.due or begun_again) or session.progress.step_number() > session.request.steps:
             return
         self.due = self.ran = False
         with torch.no_grad():
             self._write(session, Walk(session))
 
     def _write(self, session: Session, walk: Walk) -> None:
-        found: dict[str, Held] = {}
-        paths: set[str] = set()
-        for path, holder, value in chain(walk.watched(), walk.leaves()):
-            if len(paths) >= LEAVES:
-                break
-            paths.add(path)
-            if self.known.get(path) == (token := _token(value)):
-                continue
-            self.known[path] = token
-            found[path] = held = replace(
-                _held(value, holder, session.rank), lost=self._lost(path, value, walk)
-            )
-            # so is its `to_local`
-            own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
-            # Only what the loop or an object keeps as a plain tensor can be a snapshot in the
-            # memory of the weights (exam round 3, missed: two snapshots that alias the weights).
-            live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
-            if live and address(value) in walk.memory:
-                found[path] = replace(held, live=True)
-        gone = [path for path in self.known if path not in paths and not path.startswith("frozen ")]
-        for path in gone:
-            del self.known[path]
-        frozen = {}
-        for slot in session.all_slots():
-            if not slot.param.requires_grad and self.known.get(f"frozen {slot.name}") != (
-                token := _token(slot.param)
-            ):
-                self.known[f"frozen {slot.name}"] = token
-                if (lost := self._lost(f".{slot.name}", slot.param, walk)) is not None:
-                    frozen[slot.name] = lost
+        found, gone = self._changed(walk)
         trained = [
             (name, root)
             for name, root in session.roots
@@ -211,16 +182,52 @@ class Watch:
         ]
         session.write(
             State(
-                step=session.step_number(),
+                step=session.progress.step_number(),
                 values=found,
                 gone=gone,
                 evaluations=self.evaluations,
-                frozen=frozen,
+                frozen=self._frozen(walk),
                 in_eval=[one for name, root in trained for one in _in_eval(name, root)][:_NAMES],
                 function=walk.function,
                 at_line=session.here(),
             )
         )
+
+    def _changed(self, walk: Walk) -> tuple[dict[str, Held], list[str]]:
+        """The values that are new or others than they were, by path; the paths that are gone."""
+        found: dict[str, Held] = {}
+        paths: set[str] = set()
+        for path, holder, value in chain(walk.watched(), walk.leaves()):
+            if len(paths) >= LEAVES:
+                break
+            paths.add(path)
+            if self._is_new(path, value):
+                found[path] = replace(
+                    _held(value, holder, self.session.rank),
+                    lost=self._lost(path, value, walk),
+                    live=_is_live(value, holder, walk),
+                )
+        gone = [path for path in self.known if path not in paths and not path.startswith("frozen ")]
+        for path in gone:
+            del self.known[path]
+        return found, gone
+
+    def _frozen(self, walk: Walk) -> dict[str, float]:
+        """What changes of frozen parameters have lost, of those in 16 bits."""
+        frozen = {}
+        for slot in self.session.all_slots():
+            if not slot.param.requires_grad and self._is_new(f"frozen {slot.name}", slot.param):
+                lost = self._lost(f".{slot.name}", slot.param, walk)
+                if lost is not None:
+                    frozen[slot.name] = lost
+        return frozen
+
+    def _is_new(self, path: str, value: object) -> bool:
+        token = _token(value)
+        if self.known.get(path) == token:
+            return False
+        self.known[path] = token
+        return True
 
     def _lost(self, path: str, value: object, walk: Walk) -> float | None:
         """Of the elements of a 16-bit tensor named like a float32 parameter and apart from it, how
@@ -272,6 +279,17 @@ def _has_modes(module: nn.Module) -> bool:
     return "training" in names or next(module.children(), None) is None
 
 
+def _is_live(value: object, holder: str, walk: Walk) -> bool:
+    """Whether what may be a snapshot lies in the memory of the weights."""
+    # so is its `to_local`
+    own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
+    # Only what the loop or an object keeps as a plain tensor can be a snapshot in the memory of the
+    # weights (exam round 3, missed: two snapshots that alias the weights).
+    if holder not in ("local", "object") or not isinstance(value, torch.Tensor) or own:
+        return False
+    return address(value) in walk.memory
+
+
 def _held(value: Any, holder: str, rank: int) -> Held:
     if not isinstance(value, torch.Tensor):
         kind = "generator" if holder == "generator" else type(value).__name__
@@ -299,7 +317,7 @@ def _token(value: Any) -> tuple[object, ...]:
 
 def install(session: Session) -> None:
     """Subscribe to backwards, steps and calls of the script."""
-    if session.request["mode"] in ONE_PROCESS:
+    if session.request.mode in ONE_PROCESS:
         return
     watch = Watch(session)
     session.subscribe("before backward", watch.before_backward)

@@ -25,7 +25,7 @@ class Getters:
         given = call.given(1, "optimizers", ())
         optimizers = [given] if isinstance(given, torch.optim.Optimizer) else list(given or ())
         # some optimizers keep no state
-        had_state = any(o.state or self.session.optimizers.of(o).begun for o in optimizers)
+        had_state = any(o.state or self.session.progress.optimizers.of(o).begun for o in optimizers)
         had_grads = any(
             p.grad is not None for o in optimizers for g in o.param_groups for p in g["params"]
         )
@@ -39,7 +39,7 @@ class Getters:
             self.session.write(
                 Template(
                     op=operation,
-                    step=self.session.step_number(),
+                    step=self.session.progress.step_number(),
                     full=bool(getattr(options, "full_state_dict", False)),
                     offload=bool(getattr(options, "cpu_offload", False)),
                     optimizers=len(optimizers),

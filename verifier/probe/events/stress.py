@@ -57,7 +57,7 @@ class Amplifier:
 
     def _past(self) -> set[int]:
         """The parameters of the optimizers that have made all their steps."""
-        optimizers, steps = self.session.optimizers, self.session.steps
+        optimizers, steps = self.session.progress.optimizers, self.session.request.steps
         return {
             id(param)
             for optimizer in optimizers.alive()
@@ -71,7 +71,7 @@ def install(session: Session) -> None:
     """Subscribe to backwards after the last step; there are none unless the request asks for
     stress.
     """
-    if not session.request["stress"]:
+    if not session.request.stress:
         return
     amplifier = Amplifier(session)
     session.subscribe("before backward", amplifier.begins)

@@ -88,7 +88,7 @@ class Survey:
     def report(self, ended: bool = False) -> None:
         """Write what is new: after a step, or at the end."""
         session, weights = self.session, self.weights
-        steps = max(session.step_number() - 1, session.own - (not ended))
+        steps = max(session.progress.step_number() - 1, session.progress.own - (not ended))
         new = self.lines.new()
         if new or steps <= STEPS or ended:
             session.write(
@@ -126,18 +126,18 @@ class Survey:
     def stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer is about to step."""
         session = self.session
-        first = not session.optimizers
+        first = not session.progress.optimizers
         if _holds_shards(optimizer):
             if not self.begun and self.plain:  # what was trained until now is another model
                 first = self.apart = True
-                session.optimizers = Turns()
+                session.progress.optimizers = Turns()
             self.begun = True
         elif self.sharded and not self.begun:
             self.plain.add(id(optimizer))
         else:
             self.apart = self.apart and id(optimizer) not in self.plain
         if first:
-            session.own = 0
+            session.progress.own = 0
             self._begin()
 
     def stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -148,7 +148,7 @@ class Survey:
             # a helper creates the state of a new optimizer so, or another one uses the same
             # gradients
             return
-        turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=True)
+        turn = session.progress.optimizers.at_step(optimizer, session.frames.lines(), trained=True)
         turn.begun += 1
         if turn.number == 0:
             self.report()
@@ -156,20 +156,22 @@ class Survey:
     def sharding(self, call: Call) -> None:
         """`fully_shard` is about to be applied."""
         if not self.sharded:  # what was trained until now is another model
-            self.sharded, self.session.own = True, 0
-            self.session.optimizers = Turns()
+            self.sharded, self.session.progress.own = True, 0
+            self.session.progress.optimizers = Turns()
         self.weights.shard(call)
 
     def destroying(self, call: Call) -> None:
         """The process group is about to be destroyed."""
-        self.weights.end(bool(self.session.optimizers))
+        self.weights.end(bool(self.session.progress.optimizers))
 
     def backward(self, call: Call) -> Leave | None:
         """A backward is about to begin."""
         self.trained = True
-        if not self.session.optimizers:  # each backward may be a step that the script makes itself
-            self.session.own += 1
-            if self.session.own == 1:
+        if (
+            not self.session.progress.optimizers
+        ):  # each backward may be a step that the script makes itself
+            self.session.progress.own += 1
+            if self.session.progress.own == 1:
                 self._begin()
             else:
                 self.report()

@@ -50,7 +50,8 @@ class Traffic:
         itself.
         """
         self._next_step()
-        inside = self.session.depth > 0 or self.session.in_backward
+        progress = self.session.progress
+        inside = progress.depth > 0 or progress.in_backward
         entry = (self.model if inside else self.script).setdefault(kind, [0, 0])
         entry[0] += 1
         entry[1] += size
@@ -79,7 +80,7 @@ class Traffic:
                     self.expected[kind] = self.expected.get(kind, 0) + number
 
     def _next_step(self) -> None:
-        if (step := self.session.step_number()) == self.step:
+        if (step := self.session.progress.step_number()) == self.step:
             return
         largest = sorted(self.lines.values(), key=lambda line: -line[0])[:3]
         self.session.write(
@@ -137,7 +138,7 @@ def install(session: Session) -> None:
             for module in ("torch.distributed", "torch.distributed.distributed_c10d"):
                 session.around(f"{module}:{kind}{ending}", before=plain, optional=True)
             session.around(f"{FUNCTIONAL}:{kind}{ending}", before=functional, optional=True)
-    if not session.stand_in:
+    if session.request.mode != "ddp":
         session.subscribe("backward", traffic.backward)
 
 

@@ -21,48 +21,56 @@ _NAMES = 8
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def install(session: Session) -> None:
-    """Record each `to_empty`; if the request says so, fill what it allocates."""
+class Fills:
+    """The tensors that `to_empty` allocated and the probe filled with the mark."""
 
-    lines: list[Place] = []  # that called it
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.any = False
+        self.lines: list[Place] = []  # that called it
 
-    def after(call: Call) -> None:
+    def emptied(self, call: Call) -> None:
+        """A module was given uninitialised memory."""
+        session = self.session
         place = session.here()
         session.write(ToEmpty(at_line=place))
-        if not session.request["fill"]:
+        if not session.request.fill:
             return
-        lines.extend([place] if place is not None else [])
+        self.lines.extend([place] if place is not None else [])
         with torch.no_grad():
             for tensor in [*call.args[0].parameters(), *call.args[0].buffers()]:
+                self.any = True
                 part = local(tensor)
-                session.filled.add(id(tensor))
                 if part.is_floating_point():
                     part.fill_(float("nan"))
                 elif part.dtype in _INTEGERS:
                     part.fill_(torch.iinfo(part.dtype).min)
 
-    def adopted(root: nn.Module, name: str) -> None:
+    def unset(self, tensor: torch.Tensor) -> int:
+        """Elements that still hold the mark (0: all were written)."""
+        part = local(tensor)
+        if self.any and part.is_floating_point():
+            return int(part.isnan().sum())
+        if self.any and part.dtype in _INTEGERS:
+            return int((part == torch.iinfo(part.dtype).min).sum())
+        return 0
+
+    def adopted(self, root: nn.Module, name: str) -> None:
+        """A root is recorded: report what the script has not initialised."""
+        session, lines = self.session, self.lines
         named = [*root.named_parameters(), *root.named_buffers()] if lines else []
-        for key in [key for key, tensor in named if unset(session, tensor)][:_NAMES]:
+        for key in [key for key, tensor in named if self.unset(tensor)][:_NAMES]:
             if (line := next(_holders(root, key), None)) is not None:
                 own = session.frames.owns(line.file)
                 place = Place(**line.to_json()) if own else replace(lines[0], library=line)
                 session.write(Unset(name=name + key, at_line=place))
 
-    session.around("torch.nn:Module.to_empty", after=after)
-    session.subscribe("adopt", adopted)
 
-
-def unset(session: Session, tensor: torch.Tensor) -> int:
-    """Elements that still hold the mark of `to_empty` (0: all were written)."""
-    part = local(tensor)
-    if session.filled and part.is_floating_point():
-        return int(part.isnan().sum())
-    return (
-        int((part == torch.iinfo(part.dtype).min).sum())
-        if session.filled and part.dtype in _INTEGERS
-        else 0
-    )
+def install(session: Session) -> None:
+    """Record each `to_empty`; if the request says so, fill what it allocates."""
+    fills = session.one(Fills)
+    session.around("torch.nn:Module.to_empty", after=fills.emptied)
+    session.subscribe("adopt", fills.adopted)
 
 
 def _holders(root: nn.Module, key: str) -> Iterator[Line]:

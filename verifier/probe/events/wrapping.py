@@ -92,7 +92,7 @@ class Wrapping:
         if ties and isinstance(root, FSDPModule):
             self.session.write(Ties(ties=ties, at_line=self.session.here()))
         self._late(root, own)
-        if not self.session.stand_in:
+        if self.session.request.mode != "ddp":
             digests = {own + slot.name: shard_digest(local(slot.param)) for slot in slots(root)}
             self.session.write(Shards(digests=digests))
 
@@ -136,7 +136,7 @@ class Wrapping:
         Not in a backward: this check calls an operator, and selective checkpointing raises at one
         that the first forward did not call.
         """
-        if self.session.in_backward or self.sharded_input:
+        if self.session.progress.in_backward or self.sharded_input:
             return
         if any(layout(value, 0).sharded for value in given()):
             self.sharded_input = True

@@ -45,17 +45,17 @@ class DDPSubstitute(FSDPModule):
         session: Session = _state["session"]
         if _state["inside"]:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if session.depth == 0:
+        if session.progress.depth == 0:
             session.publish("call", _module(self), lambda: tensors.tensors((args, kwargs)))
         _state["inside"] = True
-        session.depth += 1
+        session.progress.depth += 1
         try:
             if (wrapper := _wrapper(_module(self))) is not None:
                 return wrapper(*args, **kwargs)
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             _state["inside"] = False
-            session.depth -= 1
+            session.progress.depth -= 1
 
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
@@ -136,7 +136,7 @@ def _finalized(self: DDPSubstitute, *, async_op: bool = False) -> Any:
     with the flag as it is now.
     """
     _average_the_rest()
-    _state["session"].grads = {}
+    _state["session"].gradients.last = {}
     return types.SimpleNamespace(wait=lambda: None) if async_op else None
 
 
@@ -310,7 +310,7 @@ def _wrapper(module: nn.Module) -> nn.Module | None:
         beside_tp = tensors.groups_of(_mesh(module)) != [None] or any(
             isinstance(p, DTensor) for p in module.parameters()
         )
-        manual = _state["session"].request["by_hand"] or beside_tp
+        manual = _state["session"].request.by_hand or beside_tp
         made = wrappers[id(module)] = _Manual(module) if manual else _ddp(module, trainable)
         made.require_backward_grad_sync = _state["sync"]
     wrappers[id(module)].training = module.training

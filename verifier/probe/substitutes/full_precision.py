@@ -22,10 +22,10 @@ LOW = (torch.bfloat16, torch.float16)
 def install(session: Session) -> None:
     """Switch off what the request names."""
     around = session.around
-    if session.request["full_precision"] or session.request["dropless"]:
+    if session.request.full_precision or session.request.dropless:
         for name, (key, position) in DROPOUTS.items():
             around(f"torch.nn.functional:{name}", replace=_without(key, position))
-    if session.request["full_precision"]:
+    if session.request.full_precision:
         around("torch:autocast.__init__", after=lambda call: tensors.turn_off(call.args[0]))
         around("torch.distributed.fsdp:fully_shard", before=_widened, replace=_sharded)
 

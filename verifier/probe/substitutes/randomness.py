@@ -22,7 +22,7 @@ from ..session import Session
 
 def install(session: Session) -> None:
     """Replace draws where the request says that runs are to be compared."""
-    if not (session.request["full_precision"] or session.request["dropless"]):
+    if not (session.request.full_precision or session.request.dropless):
         return
     drawing: list[str] = []  # what is drawn here, while it is
     for target, name in FUNCTIONS.items():

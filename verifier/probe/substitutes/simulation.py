@@ -21,12 +21,12 @@ _BARRIER = "TORCH_DIST_INIT_BARRIER"
 
 
 def install(session: Session) -> None:
-    """Make this process rank 0 of `request["world_size"]` simulated ranks."""
+    """Make this process rank 0 of `request.world_size` simulated ranks."""
     fake = need(FAKE_STORE)
 
     def started(call: Call, proceed: Callable[[], Any]) -> Any:
         os.environ.pop(_BARRIER, None)
-        world = session.request["world_size"]
+        world = session.request.world_size
         call.args, call.kwargs = ("fake",), {"rank": 0, "world_size": world, "store": fake()}
         return proceed()
 

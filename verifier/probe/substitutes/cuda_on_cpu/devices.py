@@ -75,56 +75,51 @@ def _properties(device: Any = None) -> SimpleNamespace:
     )
 
 
+_BOTH: dict[str, Any] = {
+    "is_available": always(True),
+    "device_count": lambda: CUDA.count,
+    "synchronize": always(None),
+}
+_OF_CUDA = {
+    **_BOTH,
+    "_lazy_init": CUDA.begin,
+    "init": CUDA.begin,
+    "is_initialized": lambda: CUDA.initialized,
+    "current_device": lambda: _index(),
+    "set_device": _set,
+    "get_device_name": lambda device=None: NAME,
+    "get_device_capability": lambda device=None: CAPABILITY,
+    "get_device_properties": _properties,
+    "get_arch_list": lambda: ["sm_80"],
+    "is_bf16_supported": always(True),
+    "is_tf32_supported": always(True),
+    "can_device_access_peer": always(True),
+    "ipc_collect": always(None),
+    **dict.fromkeys(
+        ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), always(0)
+    ),
+    "set_sync_debug_mode": always(None),
+    "get_sync_debug_mode": always(0),
+    "is_current_stream_capturing": always(False),
+    "cudart": lambda: _Runtime(),
+}
+_OF_ACCELERATOR = {
+    **_BOTH,
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    "current_device_index": lambda: _index(),
+    "current_device_idx": lambda: _index(),
+    "set_device_index": _set,
+    "set_device_idx": _set,
+    "get_device_capability": always(
+        {"supported_dtypes": {torch.float32, torch.bfloat16, torch.float16}}
+    ),
+}
+
+
 def install(session: Session) -> None:
     """Answer `torch.cuda` and `torch.accelerator`."""
-    same = {
-        "is_available": always(True),
-        "device_count": lambda: CUDA.count,
-        "synchronize": always(None),
-    }
-    answer(
-        session,
-        "torch.cuda",
-        {
-            **same,
-            "_lazy_init": CUDA.begin,
-            "init": CUDA.begin,
-            "is_initialized": lambda: CUDA.initialized,
-            "current_device": lambda: _index(),
-            "set_device": _set,
-            "get_device_name": lambda device=None: NAME,
-            "get_device_capability": lambda device=None: CAPABILITY,
-            "get_device_properties": _properties,
-            "get_arch_list": lambda: ["sm_80"],
-            "is_bf16_supported": always(True),
-            "is_tf32_supported": always(True),
-            "can_device_access_peer": always(True),
-            "ipc_collect": always(None),
-            **dict.fromkeys(
-                ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"),
-                always(0),
-            ),
-            "set_sync_debug_mode": always(None),
-            "get_sync_debug_mode": always(0),
-            "is_current_stream_capturing": always(False),
-            "cudart": lambda: _Runtime(),
-        },
-    )
-    answer(
-        session,
-        "torch.accelerator",
-        {
-            **same,
-            "current_accelerator": lambda check_available=False: torch.device("cuda"),
-            "current_device_index": lambda: _index(),
-            "current_device_idx": lambda: _index(),
-            "set_device_index": _set,
-            "set_device_idx": _set,
-            "get_device_capability": always(
-                {"supported_dtypes": {torch.float32, torch.bfloat16, torch.float16}}
-            ),
-        },
-    )
+    answer(session, "torch.cuda", _OF_CUDA)
+    answer(session, "torch.accelerator", _OF_ACCELERATOR)
     answer(session, "torch.cuda.nccl", {"version": always(NCCL), "is_available": always(True)})
     torch.version.cuda = VERSION
     torch.device = _Device  # type: ignore[assignment, misc]

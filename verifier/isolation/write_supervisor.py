@@ -1,4 +1,4 @@
-"""The guard: stops a write to a path that is not the run's own, before it happens.
+"""The supervisor of writes: stops one to a path that is not the run's own, before it happens.
 
 `supervised` forks: the child goes on and starts the run, under the filter of `seccomp.py`; the
 parent answers its notices until the child ends. The first write that is refused is recorded in the

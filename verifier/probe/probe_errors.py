@@ -12,7 +12,7 @@ _MOST = 20  # different errors of one subscriber
 _OF_THE_DEVICE = "CUDA error"
 
 
-class Guard:
+class ProbeErrors:
     """Records errors of the probe, each text of a symbol once."""
 
     def __init__(self, writer: Writer) -> None:
