@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Definition = tuple[str, str]  # (module, name)
+Import = tuple[str, str, str]  # (module, name, name that it is given here or "")
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,8 @@ class Module:
     name: str
     lines: list[str]
     definitions: dict[str, ast.stmt]
-    imports: dict[
-        str, tuple[str, ast.alias]
-    ]  # name -> (module it is imported from, "" for `import x`; alias)
+    # name -> (module it is imported from, "" for `import x`; alias)
+    imports: dict[str, tuple[str, ast.alias]]
 
 
 def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
@@ -31,22 +31,41 @@ def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
     Imports come first, then constants, then the rest. Raises KeyError for a definition that is not
     there.
     """
-    modules = {
-        path.removesuffix(".py"): _read(path.removesuffix(".py"), text)
-        for path, text in files.items()
+    names = {path.removesuffix(".py"): text for path, text in files.items()}
+    modules = {name: _read(name, text) for name, text in names.items()}
+    included, imports = _used(modules, wanted)
+    chosen = {
+        id(node): (module, node)
+        for module in modules.values()
+        for name, node in module.definitions.items()
+        if (module.name, name) in included
     }
-    included: dict[Definition, None] = {}
-    imports: dict[tuple[str, str, str], None] = {}
+    constants: list[str] = []
+    blocks: list[str] = []
+    for module, node in chosen.values():
+        is_block = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        (blocks if is_block else constants).append(_source(module, node))
+    top = "\n\n".join(part for part in (_import_block(imports), "\n".join(constants)) if part)
+    return "\n\n\n".join([top, *blocks]) + "\n"
+
+
+def _used(
+    modules: Mapping[str, Module], wanted: Sequence[Definition]
+) -> tuple[set[Definition], set[Import]]:
+    """The wanted definitions with all of these modules that they use, and what they import of
+    others.
+    """
+    included: set[Definition] = set()
+    imports: set[Import] = set()
     pending = list(wanted)
     while pending:
         home, name = pending.pop()
         if (home, name) in included:
             continue
-        included[home, name] = None
+        included.add((home, name))
         module = modules[home]
-        for used in (
-            part.id for part in ast.walk(module.definitions[name]) if isinstance(part, ast.Name)
-        ):
+        parts = ast.walk(module.definitions[name])
+        for used in {part.id for part in parts if isinstance(part, ast.Name)}:
             if used in module.definitions:
                 pending.append((home, used))
             elif used in module.imports:
@@ -54,26 +73,8 @@ def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
                 if source in modules:
                     pending.append((source, alias.name))
                 else:
-                    imports[source, alias.name, alias.asname or ""] = None
-    body = [
-        (module, name, node)
-        for module in modules.values()
-        for name, node in module.definitions.items()
-    ]
-    chosen = [(module, node) for module, name, node in body if (module.name, name) in included]
-    chosen = list({id(node): (module, node) for module, node in chosen}.values())
-    constants = [
-        _source(module, node)
-        for module, node in chosen
-        if not isinstance(node, ast.FunctionDef | ast.ClassDef)
-    ]
-    blocks = [
-        _source(module, node)
-        for module, node in chosen
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    ]
-    top = "\n\n".join(part for part in (_import_block(imports), "\n".join(constants)) if part)
-    return "\n\n\n".join([top, *blocks]) + "\n"
+                    imports.add((source, alias.name, alias.asname or ""))
+    return included, imports
 
 
 def _read(name: str, text: str) -> Module:
@@ -107,7 +108,7 @@ def _source(module: Module, node: ast.stmt) -> str:
     return "\n".join(module.lines[first : node.end_lineno])
 
 
-def _import_block(imports: Mapping[tuple[str, str, str], None]) -> str:
+def _import_block(imports: Iterable[Import]) -> str:
     """Import lines as isort leaves them: the standard library first, `import x` before `from x
     import y`.
     """

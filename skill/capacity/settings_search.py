@@ -70,7 +70,7 @@ def explore_spec(
     def due(choice: Choice, folder: Path) -> Due | str:
         from ..spec import SpecError
 
-        keys = {key: str(value) for key, value in choice.items()} if own else of.written(choice)
+        keys = _shown(choice) if own else of.written(choice)
         try:
             spec, keys = of.read(keys)
             small, passes = of.tried(spec)
@@ -110,51 +110,58 @@ def _explored(
 ) -> Explored:
     """Search, with the launcher and its folders."""
     work.mkdir()
-    made = 0
     with CapacityRuns(
         work, sys.executable, limits.per_node, limits.at_once, limits.until, limits.prepared
-    ) as capacity_runs:
-
-        def measure(choices: Sequence[Choice]) -> list[Candidate | None]:
-            nonlocal made
-            if capacity_runs.left <= 0:
-                return [None] * len(choices)
-            found: list[Due | str] = []
-            folders = []
-            for choice in choices:
-                made += 1
-                folders.append(work / str(made))
-                folders[-1].mkdir()
-                found.append(due(choice, folders[-1]))
-            runs = capacity_runs.run(
-                [
-                    (one.run, f / "made")
-                    for one, f in zip(found, folders, strict=True)
-                    if isinstance(one, Due)
-                ]
-            )
-            for folder in folders:
-                remove(folder)
-            limits.note(f"{made} settings tried; {max(capacity_runs.left, 0):.0f} s left")
-            left = iter(runs)
-            return [
-                (
-                    _candidate(one, next(left), limits)
-                    if isinstance(one, Due)
-                    else Candidate(_shown(choice), refused=one)
-                )
-                for one, choice in zip(found, choices, strict=True)
-            ]
-
+    ) as runs:
+        measure = _Trials(due, limits, runs, work).measure
         search = Search(knobs, measure, limits.most, limits.at_once, limits.memory, last)
         found = search.run()
-    return Explored(
-        tuple(found),
-        search.possible,
-        limits.memory,
-        limits.gpu.name if limits.gpu else "",
-        capacity_runs.left <= 0,
-    )
+    name = limits.gpu.name if limits.gpu else ""
+    return Explored(tuple(found), search.possible, limits.memory, name, runs.left <= 0)
+
+
+class _Trials:
+    """Tries choices of settings, each in a folder of its own."""
+
+    def __init__(
+        self,
+        due: Callable[[Choice, Path], Due | str],
+        limits: Limits,
+        runs: CapacityRuns,
+        work: Path,
+    ) -> None:
+        self._due, self._limits, self._runs, self._work = due, limits, runs, work
+        self._made = 0
+
+    def measure(self, choices: Sequence[Choice]) -> list[Candidate | None]:
+        """A candidate for each choice; None for those that did not end in time."""
+        if self._runs.left <= 0:
+            return [None] * len(choices)
+        folders = [self._folder() for _ in choices]
+        found = [self._due(*one) for one in zip(choices, folders, strict=True)]
+        waiting = [
+            (one.run, folder / "made")
+            for one, folder in zip(found, folders, strict=True)
+            if isinstance(one, Due)
+        ]
+        ended = iter(self._runs.run(waiting))
+        for folder in folders:
+            remove(folder)
+        self._limits.note(f"{self._made} settings tried; {max(self._runs.left, 0):.0f} s left")
+        return [
+            (
+                _candidate(one, next(ended), self._limits)
+                if isinstance(one, Due)
+                else Candidate(_shown(choice), refused=one)
+            )
+            for one, choice in zip(found, choices, strict=True)
+        ]
+
+    def _folder(self) -> Path:
+        self._made += 1
+        folder = self._work / str(self._made)
+        folder.mkdir()
+        return folder
 
 
 def _candidate(one: Due, run: Run | None, limits: Limits) -> Candidate | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..output import (
     add_command,
@@ -16,6 +17,9 @@ from ..output import (
     say,
     say_not_looked_at,
 )
+
+if TYPE_CHECKING:
+    from ..spec import Spec
 
 EXAMPLES = """examples:
   fsdp2 new spec.yaml my-run
@@ -52,29 +56,23 @@ def run(args: argparse.Namespace) -> int:
     """Write the project and print what to run next; returns the exit code."""
     from .. import scaffold, spec
     from ..capacity import made_up_data
-    from ..spec.build import debug_shape
-    from ..spec.model import decoder_parameters
 
     loaded = spec.load(args.spec, args.set, args.offline)
     files = scaffold.render(loaded)
     edited = scaffold.edited(files, args.out) if args.force else []
     (scaffold.check_target if args.dry_run else scaffold.write)(files, args.out, args.force)
-
     plan = made_up_data.planned(args.spec, args.set, loaded) if args.plan else None
-    flags = "".join(f" {flag}" for flag in loaded.verification_flags)
-    torchrun = f"torchrun --standalone --nproc-per-node {loaded['verify']['nproc']} train.py{flags}"
-    prepare = ["python prepare.py"] if "prepare.py" in files else []
-    alone = "python train.py" + (" --debug-model" if loaded["verify"]["model"] else "")
-    commands = [f"cd {shlex.quote(str(args.out))}", *prepare, alone, torchrun, "fsdp2 verify ."]
+    commands = _next_commands(args.out, loaded, files)
     if args.json:
         shown = {
             "out": str(args.out),
             "dry_run": args.dry_run,
             "offline": args.offline,
             "files": sorted(files),
+            "replaced_edits": edited,
+            "next": commands,
         }
-        planned = {"plan": plan.to_dict()} if plan is not None else {}
-        emit_json({**shown, "replaced_edits": edited, "next": commands, **planned})
+        emit_json(shown | ({"plan": plan.to_dict()} if plan is not None else {}))
         return 0
     say(f"would write {args.out}:" if args.dry_run else f"wrote {args.out}:")
     for path, text in files.items():
@@ -82,27 +80,49 @@ def run(args: argparse.Namespace) -> int:
     if edited:
         say(f"{'would replace' if args.dry_run else 'replaced'} your edits of: {', '.join(edited)}")
     say_not_looked_at(args.offline, loaded.urls)
-    for line in plan.lines() if plan is not None else ():
-        say(line)
-    if plan is not None and plan.refused:
-        say(f"what would fit: fsdp2 plan {shlex.quote(str(args.out))} --explore")
+    if plan is not None:
+        for line in plan.lines():
+            say(line)
+        if plan.refused:
+            say(f"what would fit: fsdp2 plan {shlex.quote(str(args.out))} --explore")
     if not args.dry_run:
         say("\n  ".join(["next:", *commands]))
-        if loaded.scaled:
-            mesh = loaded.verification_mesh
-            say(
-                f"`fsdp2 verify` takes a mesh of {mesh} on {mesh.ranks} ranks: the shape of the"
-                " spec's, made smaller"
-            )
-        if small := loaded["verify"]["model"]:
-            count, real = decoder_parameters(debug_shape(small, loaded["model"])), loaded.parameters
-            say(
-                f"`fsdp2 verify` trains the same code with {count:,} parameters (verify.model), not"
-                f" with {real:,}"
-            )
-        if loaded.own_modules:
-            say(
-                f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py,"
-                " or installed"
-            )
+        _say_before_they_run(loaded)
     return 0
+
+
+def _next_commands(out: Path, loaded: Spec, files: Iterable[str]) -> list[str]:
+    """What to run in the project, from its first step to its verification."""
+    verify = loaded["verify"]
+    flags = "".join(f" {flag}" for flag in loaded.verification_flags)
+    return [
+        f"cd {shlex.quote(str(out))}",
+        *["python prepare.py"] * ("prepare.py" in files),
+        "python train.py" + " --debug-model" * bool(verify["model"]),
+        f"torchrun --standalone --nproc-per-node {verify['nproc']} train.py{flags}",
+        "fsdp2 verify .",
+    ]
+
+
+def _say_before_they_run(loaded: Spec) -> None:
+    """Print how the verified run differs from the real one, and what must be importable."""
+    from ..spec.build import debug_shape
+    from ..spec.model import decoder_parameters
+
+    if loaded.scaled:
+        mesh = loaded.verification_mesh
+        say(
+            f"`fsdp2 verify` takes a mesh of {mesh} on {mesh.ranks} ranks: the shape of the"
+            " spec's, made smaller"
+        )
+    if small := loaded["verify"]["model"]:
+        count, real = decoder_parameters(debug_shape(small, loaded["model"])), loaded.parameters
+        say(
+            f"`fsdp2 verify` trains the same code with {count:,} parameters (verify.model), not"
+            f" with {real:,}"
+        )
+    if loaded.own_modules:
+        say(
+            f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py,"
+            " or installed"
+        )

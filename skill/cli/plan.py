@@ -17,6 +17,8 @@ from ..atomic_write import defer_signals
 from ..output import add_command, add_set, emit_json, log, say
 
 if TYPE_CHECKING:
+    from ...verifier.analysis.capacity import CapacityPlan
+    from ...verifier.analysis.roofline import Bound
     from ...verifier.analysis.settings_search import Explored
     from ...verifier.config.devices import Device
     from ...verifier.config.target import Target
@@ -116,14 +118,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Try, print, return the exit code."""
-    from ...verifier.analysis.argparse_errors import usage_error
-    from ...verifier.analysis.capacity import judge
-    from ...verifier.launch.capacity import STEPS, run_for_capacity
     from ...verifier.launch.preparation import FOLDER
-    from ...verifier.report import capacity, settings_search
-    from ...verifier.report.redacted import redacted
     from .. import reports
-    from ..capacity import target as targets
     from ..capacity.settings import of_arguments
     from ..capacity.settings_search import Limits
 
@@ -131,69 +127,86 @@ def run(options: argparse.Namespace) -> int:
     gpu, memory, per_node = _machine(options)
     if options.html is not None:
         reports.check_path(f"--html {options.html}", options.html, [options.target])
-    steps = _whole("--steps", options.steps) if options.steps is not None else STEPS
-    if options.nproc is not None:
-        _whole("--nproc", options.nproc)
-    if re.fullmatch(r"\d+(\.\d+)?", options.timeout) is None or not float(options.timeout):
-        raise UserError(
-            f"--timeout: expected seconds above 0, such as 600, found {options.timeout!r}"
-        )
+    for name, text in (("--steps", options.steps), ("--nproc", options.nproc)):
+        if text is not None:
+            _whole(name, text)
+    until = started + _above_0("--timeout", options.timeout, "seconds above 0, such as 600")
     grid = of_arguments([text for text in options.explore or [] if text])
     work = temporary("plan")
-    found_settings = None
     try:
-        given = list(options.script_args or [])
-        changes = list(options.set)
-        if options.explore is not None:
-            changes += _on_these_ranks(options, per_node, grid)
-        target = targets.of_path(
-            options.target, changes, options.nproc, options.timeout, given, work, options.module
-        )
-        before = [sys.executable, *target.prepare] if target.prepare else []
-        made = run_for_capacity(
-            targets.planned(target, steps), work, sys.executable, per_node, before
-        )
-        if words := usage_error(made):
-            raise UserError(f"the script rejects its arguments: {words}")
-        for error in made.probe_errors:
-            log(f"a fault of fsdp2 in the capacity run: {error}")
-        found = redacted(judge(made, memory))
-        if options.explore is not None:
-            until = started + target.timeout
-            limits = Limits(
-                memory, gpu, per_node, until, note=log, prepared=work / FOLDER / "world"
-            )
-            found_settings = redacted(_explored(options, target, limits, grid, work))
+        world = work / FOLDER / "world"
+        limits = Limits(memory, gpu, per_node, until, note=log, prepared=world)
+        found, least, explored = _planned(options, limits, grid, work)
     finally:
         with defer_signals():
             remove(work)
-    name, path = str(options.target), targets.spec_file(options.target)
-    keys_of = str(path) if path is not None and (path == options.target or not grid) else ""
-    own = None
-    if path is not None and not options.script_args:
-        own, _ = targets.with_made_up_data(path, changes if path == options.target else [])
-    least = targets.least_time(
-        found.record, gpu.with_node(per_node) if gpu else None, own, target.nproc
+    _report(options, found, least, explored, _compared_spec(options, grid))
+    return found.exit_code
+
+
+def _planned(
+    options: argparse.Namespace, limits: Limits, grid: Sequence[Knob], work: Path
+) -> tuple[CapacityPlan, Bound | None, Explored | None]:
+    """The plan, the least time of a step, and the settings that are compared."""
+    from ...verifier.analysis.argparse_errors import usage_error
+    from ...verifier.analysis.capacity import judge
+    from ...verifier.launch.capacity import STEPS, run_for_capacity
+    from ...verifier.report.redacted import redacted
+    from ..capacity import target as targets
+
+    changes = list(options.set)
+    if options.explore is not None:
+        changes += _on_these_ranks(options, limits.per_node, grid)
+    given = list(options.script_args or [])
+    target = targets.of_path(
+        options.target, changes, options.nproc, options.timeout, given, work, options.module
     )
+    run = targets.planned(target, int(options.steps or STEPS))
+    before = [sys.executable, *target.prepare] if target.prepare else []
+    made = run_for_capacity(run, work, sys.executable, limits.per_node, before)
+    if words := usage_error(made):
+        raise UserError(f"the script rejects its arguments: {words}")
+    for error in made.probe_errors:
+        log(f"a fault of fsdp2 in the capacity run: {error}")
+    found = redacted(judge(made, limits.memory))
+    explored = None
+    if options.explore is not None:
+        explored = redacted(_explored(options, target, limits, grid, work))
+    path, spec = targets.spec_file(options.target), None
+    if path is not None and not given:
+        spec, _ = targets.with_made_up_data(path, changes if path == options.target else [])
+    gpu = limits.gpu.with_node(limits.per_node) if limits.gpu else None
+    return found, targets.least_time(found.record, gpu, spec, target.nproc), explored
+
+
+def _report(
+    options: argparse.Namespace,
+    found: CapacityPlan,
+    least: Bound | None,
+    explored: Explored | None,
+    spec: Path | None,
+) -> None:
+    """Print the plan, and write it as a page."""
+    from ...verifier.report import capacity, capacity_html, settings_search
+    from ...verifier.report.redacted import redacted
+    from .. import reports
+
+    name, keys_of = str(options.target), str(spec or "")
     if options.json:
-        more = (
-            {"explored": settings_search.data(found_settings)} if found_settings is not None else {}
-        )
-        emit_json({**capacity.data(found, name, least), **more})
+        shown = capacity.data(found, name, least)
+        if explored is not None:
+            shown["explored"] = settings_search.data(explored)
+        emit_json(shown)
     else:
         parts = [capacity.text(found, name, least)]
-        parts += (
-            [settings_search.text(found_settings, keys_of)] if found_settings is not None else []
-        )
+        if explored is not None:
+            parts.append(settings_search.text(explored, keys_of))
         say("\n\n".join(parts))
     if options.html is not None:
-        from ...verifier.report import capacity_html
-
         command = redacted(_command(options))
-        page = capacity_html.render(found, name, command, least, found_settings, keys_of)
+        page = capacity_html.render(found, name, command, least, explored, keys_of)
         reports.write(options.html, page)
         log(f"report: {options.html}")
-    return found.exit_code
 
 
 def _command(options: argparse.Namespace) -> str:
@@ -221,14 +234,22 @@ def _explored(
     from ..capacity.settings import OfSpec
     from ..capacity.settings_search import explore_script, explore_spec
 
-    path = targets.spec_file(options.target)
-    if path is None or (grid and path != options.target):
+    path = _compared_spec(options, grid)
+    if path is None:
         return explore_script(target, grid, limits, work / "explored")
     spec, changes = targets.with_made_up_data(path, options.set)
     if path != options.target and (own := scaffold.edited(scaffold.render(spec), options.target)):
         log(f"compared are projects of {path}: your edits of {', '.join(own)} are not in them")
     of = OfSpec(path, tuple(changes), spec, target.nproc, limits.per_node)
     return explore_spec(of, limits, work / "explored", grid, own=bool(grid))
+
+
+def _compared_spec(options: argparse.Namespace, grid: Sequence[Knob]) -> Path | None:
+    """The spec whose keys are compared; None where arguments of a script are."""
+    from ..capacity import target as targets
+
+    path = targets.spec_file(options.target)
+    return path if path == options.target or not grid else None
 
 
 def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[Knob]) -> list[str]:
@@ -248,10 +269,8 @@ def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[K
     if path is None or path != options.target or options.nproc is None:
         return []
     spec, changes = targets.with_made_up_data(path, options.set)
-    keys = OfSpec(path, tuple(changes), spec, _whole("--nproc", options.nproc), per_node).written(
-        {}
-    )
-    return [f"{key}={value}" for key, value in keys.items()]
+    of = OfSpec(path, tuple(changes), spec, int(options.nproc), per_node)
+    return [f"{key}={value}" for key, value in of.written({}).items()]
 
 
 def _machine(options: argparse.Namespace) -> tuple[Device | None, int | None, int]:
@@ -264,20 +283,11 @@ def _machine(options: argparse.Namespace) -> tuple[Device | None, int | None, in
     from ..spec.crosschecks_size import device_memory, device_of
 
     gpu = _gpu(options)
-    memory = (
-        _memory(options.device_memory)
-        if options.device_memory is not None
-        else gpu.memory
-        if gpu
-        else None
-    )
-    per_node = (
-        _whole("--gpus-per-node", options.gpus_per_node)
-        if options.gpus_per_node
-        else gpu.per_node
-        if gpu
-        else None
-    )
+    memory, per_node = (gpu.memory, gpu.per_node) if gpu else (None, None)
+    if options.device_memory is not None:
+        memory = _memory(options.device_memory)
+    if options.gpus_per_node:
+        per_node = _whole("--gpus-per-node", options.gpus_per_node)
     path = targets.spec_file(options.target)
     if path is not None and memory is None:
         launch = load(path, options.set if path == options.target else [], offline=True)["launch"]
@@ -297,11 +307,8 @@ def _gpu(options: argparse.Namespace) -> Device | None:
         return None
     if options.network is None:
         return device(options.gpu)
-    if re.fullmatch(r"\d+(\.\d+)?", options.network) is None or not float(options.network):
-        raise UserError(
-            f"--network: expected Gbit/s above 0, such as 400, found {options.network!r}"
-        )
-    return device(options.gpu).with_node(network=float(options.network))
+    network = _above_0("--network", options.network, "Gbit/s above 0, such as 400")
+    return device(options.gpu).with_node(network=network)
 
 
 def _memory(text: str) -> int:
@@ -317,6 +324,12 @@ def _memory(text: str) -> int:
             f"--device-memory: expected a size above 0, such as 80GiB, found {text!r}{hint}"
         )
     return int(float(match[1]) * (1 << UNITS[match[2]]))
+
+
+def _above_0(name: str, text: str, expected: str) -> float:
+    if re.fullmatch(r"\d+(\.\d+)?", text) is None or not float(text):
+        raise UserError(f"{name}: expected {expected}, found {text!r}")
+    return float(text)
 
 
 def _whole(name: str, text: str) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import libcst as cst
 import libcst.matchers as m
 
+from .nodes import text_of
+
 Statement = cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement] | cst.RemovalSentinel
 _JUMP = m.Return() | m.Break() | m.Continue() | m.Yield()
 _INVERTED: dict[type[cst.BaseCompOp], type[cst.BaseCompOp]] = {
@@ -85,7 +87,7 @@ def split_test(
 
 
 def _asks_rank(part: cst.BaseExpression) -> bool:
-    words = cst.Module([]).code_for_node(part).lower()
+    words = text_of(part).lower()
     return any(
         word in words for word in ("rank", "is_main", "is_master", "main_process", "master_process")
     )

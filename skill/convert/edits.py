@@ -10,7 +10,7 @@ from . import states
 from .blocks import Statement, joined, negated, plain_body, split_test
 from .expressions import ExpressionEdits
 from .found import Construct, Todo
-from .nodes import switch
+from .nodes import switch, text_of
 
 
 class Edits(ExpressionEdits):
@@ -96,10 +96,10 @@ class Edits(ExpressionEdits):
                 for row in self.at(cst.ensure_type(original.items[0].item, cst.IfExp).orelse)
             )
             quiet, other = (item.orelse, item.body) if syncs else (item.body, item.orelse)
-            if not cst.Module([]).code_for_node(other).endswith("nullcontext()"):
+            if not text_of(other).endswith("nullcontext()"):
                 return None
             test = item.test if syncs else negated(item.test)
-            return joined([switch(quiet, cst.Module([]).code_for_node(test))], updated)
+            return joined([switch(quiet, text_of(test))], updated)
         if not plain_body(original.body):
             return None
         return joined([switch(item, "False")], updated, [switch(item, "True")])
@@ -121,9 +121,7 @@ class Edits(ExpressionEdits):
                     and isinstance(target, cst.Attribute)
                     and isinstance(new, cst.Assign)
                 ):
-                    owner, value = (
-                        cst.Module([]).code_for_node(node) for node in (target.value, new.value)
-                    )
+                    owner, value = (text_of(node) for node in (target.value, new.value))
                     self.settle(one)
                     made = cst.ensure_type(
                         cst.parse_statement(f"{owner}.set_requires_gradient_sync({value})"),

@@ -11,7 +11,7 @@ from libcst.metadata import CodeRange, PositionProvider
 from . import states, wrapper
 from .blocks import split_test
 from .found import Construct, Found, Range, Todo, todo
-from .nodes import attribute_call, is_scalar_parameter, plain_optimizer
+from .nodes import attribute_call, is_scalar_parameter, plain_optimizer, text_of
 
 SCALAR = (
     "a scalar parameter",
@@ -132,7 +132,7 @@ class ExpressionEdits(cst.CSTTransformer):
     ) -> cst.BaseExpression | None:
         """What takes the place of a call; None if that is not certain."""
         if one.row in _SAVED or one.row in _LOADED:
-            return self._state(one, original, call)
+            return self._state(one, call)
         if one.row == "the norm that clip_grad_norm_ returns":
             return attribute_call(call, "full_tensor")
         if one.row == "clip_grad_norm_ of the wrapper" and isinstance(call.func, cst.Attribute):
@@ -196,99 +196,79 @@ class ExpressionEdits(cst.CSTTransformer):
             or "set_device" in self.found.source
         ):
             return 0
-        made = [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-        ]
         calls = [
             (node.lineno, ast.unparse(node.value.func))
-            for node in made
-            if isinstance(node.value, ast.Call)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
         ]
         return next((line for line, name in calls if name.endswith("init_process_group")), 0)
 
     # State dicts
 
-    def _state(
-        self, one: Construct, original: cst.Call, call: cst.Call
-    ) -> cst.BaseExpression | None:
-        kind = (
-            self._kinds[-1] if self._kinds else (states.DDP if self.found.kind == "ddp" else None)
-        )
-        model = (
-            self._model(call)
-            if one.row.startswith("model.")
-            else self.models.get(self._functions[-1])
-        )
-        if (
-            kind is None
-            or not model
-            or not isinstance(call.func, cst.Attribute)
-            or any(a.keyword or a.star for a in call.args)
-        ):
+    def _state(self, one: Construct, call: cst.Call) -> cst.BaseExpression | None:
+        kind = self._kinds[-1] if self._kinds else None
+        if not self._kinds and self.found.kind == "ddp":
+            kind = states.DDP
+        of_model = one.row.startswith("model.")
+        model = self._model(call) if of_model else self.models.get(self._functions[-1])
+        if kind is None or not model or not isinstance(call.func, cst.Attribute):
             return None
+        if any(arg.keyword or arg.star for arg in call.args):
+            return None
+        given = [arg.value for arg in call.args]
         own = [cst.parse_expression(model)]
         if one.row.startswith("optimizer."):
             own.append(call.func.value)
         if one.row in _LOADED:
-            self.imports |= {(states.MODULE, _LOADED[one.row])} | _options(kind.load)
-            return states.call(
-                _LOADED[one.row], [*own, *(arg.value for arg in call.args)], kind.load
-            )
-        if kind.save is None:
-            return None
+            self.imports |= _imports(_LOADED[one.row], kind.load)
+            return states.call(_LOADED[one.row], own + given, kind.load)
         if one.row == "optim_state_dict":
-            if len(call.args) != 2:
-                return None
-            own = [arg.value for arg in call.args]
-        elif call.args:
+            own = given
+        if kind.save is None or len(given) != (2 if one.row == "optim_state_dict" else 0):
             return None
-        made = states.call(_SAVED[one.row], own, kind.save)
+        return self._saved(one, own, kind.save)
+
+    def _saved(
+        self, one: Construct, own: list[cst.BaseExpression], options: str
+    ) -> cst.BaseExpression | None:
+        """The call that gathers on all ranks; its name where only some of them come here."""
+        made = states.call(_SAVED[one.row], own, options)
         guard = one.event.on_some_ranks
         if guard is not None:
-            name = self._before(
-                guard.node, made, GATHERED["model" if one.row.startswith("model.") else "optimizer"]
-            )
+            part = "model" if one.row.startswith("model.") else "optimizer"
+            name = self._before(guard.node, made, GATHERED[part])
             if name is None:
                 return None
             made = cst.Name(name)
-        self.imports |= {(states.MODULE, _SAVED[one.row])} | _options(kind.save)
+        self.imports |= _imports(_SAVED[one.row], options)
         return made
 
     def _model(self, call: cst.Call) -> str:
-        return (
-            cst.Module([]).code_for_node(call.func.value)
-            if isinstance(call.func, cst.Attribute)
-            else ""
-        )
+        return text_of(call.func.value) if isinstance(call.func, cst.Attribute) else ""
 
     def _before(self, guard: ast.AST, made: cst.BaseExpression, name: str) -> str | None:
         """The name of what all ranks gather before the `if` that only some of them enter; None if
         there is no such place.
         """
+        at = (getattr(guard, "lineno", 0), getattr(guard, "col_offset", 0))
         for node, gathered in self._ifs:
             place = self.place(node).start
-            if (place.line, place.column) == (
-                getattr(guard, "lineno", 0),
-                getattr(guard, "col_offset", 0),
-            ):
-                if split_test(node.test) is None or isinstance(node.orelse, cst.If):
-                    return None
-                code = cst.Module([]).code_for_node(made)
-                known = next((old for old, text in gathered.items() if text == code), None)
-                free = next(
-                    n
-                    for n in (name, f"whole_{name}", f"{name}_of_all")
-                    if n not in self.names and n not in gathered
-                )
-                gathered[known or free] = code
-                return known or free
+            if (place.line, place.column) != at:
+                continue
+            if split_test(node.test) is None or isinstance(node.orelse, cst.If):
+                return None
+            code = text_of(made)
+            known = next((old for old, text in gathered.items() if text == code), None)
+            names = (name, f"whole_{name}", f"{name}_of_all")
+            free = next(n for n in names if n not in self.names and n not in gathered)
+            gathered[known or free] = code
+            return known or free
         return None
 
 
-def _options(options: str) -> set[tuple[str, str]]:
-    return {(states.MODULE, "StateDictOptions")} if options else set()
+def _imports(function: str, options: str) -> set[tuple[str, str]]:
+    names = [function, *["StateDictOptions"] * bool(options)]
+    return {(states.MODULE, name) for name in names}
 
 
 def _models(found: Found) -> dict[int, str]:

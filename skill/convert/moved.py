@@ -10,6 +10,7 @@ from collections.abc import Callable
 import libcst as cst
 
 from .found import Construct, Found
+from .nodes import text_of
 
 Order = Callable[[cst.Module], cst.Module]
 
@@ -102,4 +103,4 @@ def _target(statement: cst.BaseStatement) -> str:
     small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
     if not isinstance(small, cst.Assign) or len(small.targets) != 1:
         return ""
-    return cst.Module([]).code_for_node(small.targets[0].target)
+    return text_of(small.targets[0].target)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import libcst as cst
 
 
+def text_of(node: cst.CSTNode) -> str:
+    """The source of a node."""
+    return cst.Module([]).code_for_node(node)
+
+
 def attribute_call(value: cst.BaseExpression, name: str) -> cst.Call:
     """`value.name()`."""
     return cst.Call(cst.Attribute(value, cst.Name(name)))
@@ -13,7 +18,7 @@ def attribute_call(value: cst.BaseExpression, name: str) -> cst.Call:
 def switch(no_sync: cst.BaseExpression, value: str) -> cst.BaseStatement:
     """`model.set_requires_gradient_sync(value)`, of the model whose `no_sync()` this is."""
     call = cst.ensure_type(no_sync, cst.Call)
-    owner = cst.Module([]).code_for_node(cst.ensure_type(call.func, cst.Attribute).value)
+    owner = text_of(cst.ensure_type(call.func, cst.Attribute).value)
     return cst.parse_statement(f"{owner}.set_requires_gradient_sync({value})")
 
 
@@ -21,12 +26,12 @@ def is_scalar_parameter(call: cst.Call) -> bool:
     """`nn.Parameter(torch.tensor(1.0))`, or of zeros, ones, ... of no dimension: fully_shard takes
     no such parameter.
     """
-    if not cst.Module([]).code_for_node(call.func).endswith("Parameter") or not call.args:
+    if not text_of(call.func).endswith("Parameter") or not call.args:
         return False
     held = call.args[0].value
     if not isinstance(held, cst.Call) or not held.args:
         return False
-    name, first = cst.Module([]).code_for_node(held.func), held.args[0].value
+    name, first = text_of(held.func), held.args[0].value
     number = isinstance(first, cst.Integer | cst.Float | cst.UnaryOperation)
     empty = isinstance(first, cst.Tuple | cst.List) and not first.elements
     return (name == "torch.tensor" and number) or (

@@ -5,6 +5,7 @@ longer used.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 import libcst as cst
 from libcst.codemod import CodemodContext
@@ -14,9 +15,10 @@ from libcst.metadata import MetadataWrapper
 from ...verifier.errors import UserError
 from . import wrapper
 from .edits import Edits, comment
-from .expressions import FILES
-from .found import Converted, Found, todo
+from .expressions import FILES, SETTLED
+from .found import Construct, Converted, Found, todo
 from .moved import move_optimizers
+from .nodes import text_of
 
 LONGEST = 100  # characters of an import
 _STATES = ("state_dict", "load_state_dict")
@@ -46,41 +48,41 @@ def edited(found: Found) -> Converted:
     except cst.ParserSyntaxError as error:
         raise UserError(f"{found.path}:{error.raw_line}: {error.message}") from None
     edits = Edits(found)
-    if (edits.names | _defined(found.source)) & {wrapper.NAME, "blocks"} and not found.source.count(
-        "blocks"
-    ) == found.source.count(".blocks"):
+    names = edits.names | _defined(found.source)
+    ours = found.source.count("blocks") == found.source.count(".blocks")
+    if names & {wrapper.NAME, "blocks"} and not ours:
         raise UserError(
             f"{found.path}: the names {wrapper.NAME} and blocks are for the functions that shard;"
             " rename yours"
         )
     moved, orders = move_optimizers(module, found)
-    module = MetadataWrapper(module).visit(edits)
+    module = orders(MetadataWrapper(module).visit(edits))
+    module = _without_leftovers(_with_helper(module, found, edits))
+    _account_for_all(found, edits, moved)
+    module = _with_imports(module, found, edits)
+    todos = sorted(edits.todos, key=lambda one: one.line)
+    return Converted(
+        found.kind,
+        _placed(module.code, edits),
+        tuple(sorted(set(edits.done))),
+        (*todos, *map(todo, found.elsewhere)),
+    )
+
+
+def _account_for_all(found: Found, edits: Edits, moved: Container[Construct]) -> None:
+    """Settle or mark what no edit of one expression decides, and mark what none has handled."""
     for one in found.all():
         if one.row == "optimizer before the wrapper":
             (edits.settle if one in moved else edits.mark)(one)
-    module = orders(module)
-    module = _with_helper(module, found, edits)
-    module = _without_leftovers(module)
-    left = [one.construct for one in edits.todos]
+    left = [one.construct.partition("(")[0].rpartition(".")[2] for one in edits.todos]
+    states = any(name in _STATES for name in left)
     for one in found.all():
         if one.row in FILES:
-            states = any(name.partition("(")[0].rpartition(".")[2] in _STATES for name in left)
             (edits.mark if states else edits.settle)(one)
-    handled = {(one.construct, one.line) for one in edits.todos} | {
-        (row, line) for line, row in edits.done
-    }
+    handled = {(one.line, one.construct) for one in edits.todos} | set(edits.done)
     for one in found.all():
-        if (one.row, one.line) not in handled:
+        if (one.line, one.row) not in handled:
             edits.mark(one)
-    module = _with_imports(module, found, edits)
-    text = _placed(module.code, edits)
-    elsewhere = [todo(one) for one in found.elsewhere]
-    return Converted(
-        found.kind,
-        text,
-        tuple(sorted(set(edits.done))),
-        (*sorted(edits.todos, key=lambda one: one.line), *elsewhere),
-    )
 
 
 def _defined(source: str) -> set[str]:
@@ -91,10 +93,7 @@ def _with_helper(module: cst.Module, found: Found, edits: Edits) -> cst.Module:
     """With the functions that shard, below the imports."""
     if not edits.by_class and not edits.by_block:
         return module
-    equal = any(
-        row.row in ("no seed before the model", "a seed by rank before the model")
-        for row in found.all()
-    )
+    equal = any(row.row in SETTLED for row in found.all())
     text = wrapper.helper(found.kind, edits.by_class, edits.by_block, equal, found.source)
     added = cst.parse_module(text).body
     body = list(module.body)
@@ -130,7 +129,7 @@ def _with_imports(module: cst.Module, found: Found, edits: Edits) -> cst.Module:
             and statement.module is not None
             and not isinstance(statement.names, cst.ImportStar)
         ):
-            package = cst.Module([]).code_for_node(statement.module)
+            package = text_of(statement.module)
             if package.startswith(_OLD) and not statement.relative:
                 for alias in statement.names:
                     asname = alias.evaluated_alias
@@ -161,16 +160,11 @@ class _Imports(cst.CSTTransformer):
     def leave_ImportFrom(
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> cst.ImportFrom:
-        package = (
-            cst.Module([]).code_for_node(updated_node.module)
-            if updated_node.module is not None
-            else ""
-        )
+        package = text_of(updated_node.module) if updated_node.module is not None else ""
         if package not in self._changed or isinstance(updated_node.names, cst.ImportStar):
             return updated_node
         names = sorted(
-            cst.Module([]).code_for_node(one.with_changes(comma=cst.MaybeSentinel.DEFAULT))
-            for one in updated_node.names
+            text_of(one.with_changes(comma=cst.MaybeSentinel.DEFAULT)) for one in updated_node.names
         )
         line = f"from {package} import {', '.join(names)}"
         if len(line) > LONGEST:
@@ -208,7 +202,7 @@ class _Leftovers(cst.CSTTransformer):
             or not isinstance(small.value, cst.Call)
         ):
             return updated_node
-        made = cst.Module([]).code_for_node(small.value.func)
+        made = text_of(small.value.func)
         target = small.targets[0].target
         old = made in _LEFTOVERS or made.rpartition(".")[2] in _LEFTOVERS
         if (

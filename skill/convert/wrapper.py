@@ -12,34 +12,29 @@ import libcst as cst
 
 from ...verifier.source.migration_model import DDP_PARAMETERS, FSDP1_PARAMETERS
 from .found import Construct
+from .nodes import text_of
 
 NAME, BY_CLASS = "shard_model", "shard_model_by_class"
 POLICY = "torch.distributed.fsdp"
 # Arguments without a counterpart, or whose counterpart is what FSDP2 always does.
 _DROPPED = {
-    *(
-        "module",
-        "device_ids",
-        "output_device",
-        "dim",
-        "check_reduction",
-        "delay_all_reduce_named_params",
-    ),
-    *(
-        "param_to_hook_all_reduce",
-        "broadcast_buffers",
-        "init_sync",
-        "gradient_as_bucket_view",
-        "static_graph",
-    ),
-    *(
-        "bucket_cap_mb",
-        "backward_prefetch",
-        "forward_prefetch",
-        "limit_all_gathers",
-        "use_orig_params",
-        "device_id",
-    ),
+    "module",
+    "device_ids",
+    "output_device",
+    "dim",
+    "check_reduction",
+    "delay_all_reduce_named_params",
+    "param_to_hook_all_reduce",
+    "broadcast_buffers",
+    "init_sync",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "bucket_cap_mb",
+    "backward_prefetch",
+    "forward_prefetch",
+    "limit_all_gathers",
+    "use_orig_params",
+    "device_id",
 }
 _BLOCKS = '''
 def blocks(module):
@@ -136,46 +131,33 @@ class Options:
             self._argument(name, arg)
 
     def _argument(self, name: str, arg: cst.Arg) -> None:
-        code = cst.Module([]).code_for_node(arg.value)
+        code = text_of(arg.value)
         rows = [row for row in self.rows if re.match(rf"(?:FSDP|DDP) {name}\b", row.row)]
         row = rows[0].row if len(rows) == 1 else ""
-        if (
-            name in _DROPPED
-            or code == "None"
-            or row == "FSDP sharding_strategy=FULL_SHARD"
-            or row.endswith("(False)")
-        ):
-            return
-        if name == "find_unused_parameters" and code == "False":
-            return
-        if name == "process_group" and code.endswith("group.WORLD"):
+        if _is_default(name, code, row):
             return
         if name == "device_mesh":
             self.options["mesh"] = code
-        elif name == "sharding_strategy" and row.endswith("=SHARD_GRAD_OP"):
-            self.options["reshard_after_forward"] = "False"
-        elif (
-            name == "sharding_strategy"
-            and row.endswith("HYBRID_SHARD")
-            and "device_mesh" in self.given
-        ):
-            return
-        elif name == "sharding_strategy" and row.endswith("_ZERO2") and "device_mesh" in self.given:
-            self.options["reshard_after_forward"] = "False"
+        elif name == "sharding_strategy":
+            self._strategy(row, rows)
         elif name == "cpu_offload" and row:
             self._made("offload_policy", "CPUOffloadPolicy", "")
         elif name == "auto_wrap_policy" and row.endswith("by class"):
             self.classes = self._classes(code)
             self.left += [] if self.classes else rows
-        elif name == "auto_wrap_policy" and row.endswith("by size"):
-            return
-        elif name == "mixed_precision" and row and "..." not in (values := rows[0].values).values():
-            self._made(
-                "mp_policy",
-                "MixedPrecisionPolicy",
-                f"param_dtype={values['param']}, reduce_dtype={values['reduce']}",
-            )
+        elif name == "mixed_precision" and row and "..." not in rows[0].values.values():
+            values = rows[0].values
+            types = f"param_dtype={values['param']}, reduce_dtype={values['reduce']}"
+            self._made("mp_policy", "MixedPrecisionPolicy", types)
         else:
+            self.left += rows
+
+    def _strategy(self, row: str, rows: list[Construct]) -> None:
+        """What a strategy other than FULL_SHARD is: whether to reshard; a mesh says the rest."""
+        meshed = "device_mesh" in self.given
+        if row.endswith("=SHARD_GRAD_OP") or (row.endswith("_ZERO2") and meshed):
+            self.options["reshard_after_forward"] = "False"
+        elif not (row.endswith("HYBRID_SHARD") and meshed):
             self.left += rows
 
     def _classes(self, policy: str) -> str:
@@ -185,17 +167,12 @@ class Options:
         made: ast.AST | None = (
             self._configs.get(policy) if policy.isidentifier() else ast.parse(policy, mode="eval")
         )
-        listed = (
-            [
-                node.elts
-                for node in ast.walk(made)
-                if isinstance(node, ast.Set | ast.List | ast.Tuple)
-            ]
-            if made
-            else []
-        )
+        nodes = ast.walk(made) if made else ()
+        listed = [node.elts for node in nodes if isinstance(node, ast.Set | ast.List | ast.Tuple)]
         names = [ast.unparse(one) for one in listed[0]] if len(listed) == 1 else []
-        return names[0] if len(names) == 1 else f"({', '.join(names)})" if names else ""
+        if len(names) == 1:
+            return names[0]
+        return f"({', '.join(names)})" if names else ""
 
     def _made(self, option: str, policy: str, given: str) -> None:
         self.options[option] = f"{policy}({given})"
@@ -210,3 +187,14 @@ class Options:
             cst.parse_expression(f"{name}(model{''.join(f', {one}' for one in given)})"), cst.Call
         )
         return made.with_changes(args=[made.args[0].with_changes(value=model), *made.args[1:]])
+
+
+def _is_default(name: str, code: str, row: str) -> bool:
+    """Whether FSDP2 does by itself what this argument asks for, or has no part of it."""
+    return (
+        name in _DROPPED
+        or code == "None"
+        or (name == "find_unused_parameters" and code == "False")
+        or (name == "process_group" and code.endswith("group.WORLD"))
+        or row.endswith(("=FULL_SHARD", "(False)", "by size"))
+    )

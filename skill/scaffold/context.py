@@ -43,90 +43,118 @@ ARCHITECTURES = {  # of transformers: model_type and the name of its classes
     "ministral": "Ministral",
     "glm4_moe": "Glm4Moe",
 }
-INNER = {
-    "tp": "tensor parallelism",
-    "cp": "context parallelism",
-}  # whose ranks read the same samples
+# whose ranks read the same samples
+INNER = {"tp": "tensor parallelism", "cp": "context parallelism"}
 # parameters of which no device keeps a whole gradient from one micro-batch to the next
 LARGE = 10**9
-PACKAGES = {
-    "progress": "tqdm",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-}  # what a run needs for operation.KEY
+# what a run needs for operation.KEY
+PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 def context(spec: Spec) -> dict[str, Any]:
     """The values for the templates."""
     values = spec.to_dict()
+    model, train, operation = values["model"], values["train"], values["operation"]
     data = data_context(values)
-    optimizer, schedule, train = values["optimizer"], values["schedule"], values["train"]
-    operation, checkpoint, verify = values["operation"], values["checkpoint"], values["verify"]
-    decay, out = optimizer["weight_decay"] > 0, checkpoint["directory"].rstrip("/")
-    packages = [package for key, package in PACKAGES.items() if operation[key]]
-    suited = [world for world in verify["reshard_to"] if _fits(spec, world)]
-    words = ("linear warm-up, then " if schedule["warmup_steps"] else "") + SCHEDULES[
-        schedule["kind"]
-    ]
     return {
         **values,
         **data,
-        **_model(values["model"], values["finetune"]["kind"]),
-        "base_bf16": values["finetune"].get("base_dtype") == "bfloat16",
-        "base_nf4": values["finetune"].get("base_dtype") == "nf4",
-        "mask_parameter": _mask_parameter(values["model"], data["masked"]),
+        **_model(model, values["finetune"]),
+        "mask_parameter": _mask_parameter(model, data["masked"]),
         **_parallel(values["parallel"], values["memory"], values["precision"]),
         **_mesh(spec),
+        **_optimizer(values["optimizer"], values["schedule"]),
+        **_checkpoint(values["checkpoint"], model),
+        **_verification(spec),
+        **_packages(values, data["data_packages"], spec.urls),
+        **_torch(chosen(values["torch"]), values["precision"]),
         **launch_context(spec),
         "spec": spec.as_written(),
         "urls": spec.urls,
-        "debug": verify["model"] and debug_shape(verify["model"], values["model"]),
         "large": (spec.parameters or 0) >= LARGE,
         "own_modules": spec.own_modules,
         "version": __version__,
-        "adamw": optimizer["kind"] == "adamw",
-        "adamw8bit": optimizer["kind"] == "adamw8bit",
-        "muon": optimizer["kind"] == "muon",
-        "schedule_free": optimizer["kind"] == "schedule_free",
-        "betas": optimizer["kind"] != "sgd",
+        "clip": train["max_norm"] is not None,
+        "skip": train["on_nonfinite"] == "skip",
+        "every_step": train["log_interval"] == 1,
+        "wandb_online": operation["wandb"] == "online",
+        "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
+    }
+
+
+def _optimizer(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """Which optimizer takes the steps, its parameter groups, and the learning rate in words."""
+    kind, decay = optimizer["kind"], optimizer["weight_decay"] > 0
+    words = SCHEDULES[schedule["kind"]]
+    if schedule["warmup_steps"]:
+        words = "linear warm-up, then " + words
+    return {
+        **{one: kind == one for one in ("adamw", "adamw8bit", "muon", "schedule_free")},
+        "betas": kind != "sgd",
         "decay": decay,
         "grouped": decay and optimizer["decay_only_matrices"],
         "groups": {group["match"]: _own_settings(group) for group in optimizer.get("groups", [])},
         "warmup": schedule["warmup_steps"] > 0,
         "schedule_words": words[0].upper() + words[1:] + ".",
-        "clip": train["max_norm"] is not None,
-        "skip": train["on_nonfinite"] == "skip",
-        "every_step": train["log_interval"] == 1,
-        "packages": packages,
-        "wandb_online": operation["wandb"] == "online",
-        "wanted_packages": [
-            *["transformers"] * (values["model"]["kind"] == "transformers"),
-            *data["data_packages"],
-            *url_packages(spec.urls),
-            *packages,
-            *["matplotlib"] * operation["plot"],
-            *["torchao"]
-            * (values["precision"]["fp8"] or values["finetune"].get("base_dtype") == "nf4"),
-        ],
-        "ignored_out": (
-            out if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", out) and ".." not in out else None
-        ),
-        "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
+    }
+
+
+def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
+    """The settings in which a parameter group differs from the optimizer."""
+    return {key: group[key] for key in ("lr", "weight_decay") if group[key] is not None}
+
+
+def _checkpoint(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """How checkpoints are written, what they are exported as, and what git ignores of them."""
+    out, architecture = checkpoint["directory"].rstrip("/"), _architecture(model)
+    plain = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", out) and ".." not in out
+    return {
+        "ignored_out": out if plain else None,
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
-        "grouped_mm": (
-            values["precision"]["param_dtype"] == "bfloat16"
-            and chosen(values["torch"]) >= GROUPED_MM
-        ),
-        "set_timeout": chosen(values["torch"]) >= SET_TIMEOUT,
-        "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
         "as_llama": checkpoint["export"] == "huggingface",
-        "exported_as": _architecture(values["model"]),
-        "exported_words": ARCHITECTURES[_architecture(values["model"])],
-        "tied_names": checkpoint["export"] and values["model"]["kind"] == "import",
+        "exported_as": architecture,
+        "exported_words": ARCHITECTURES[architecture],
+        "tied_names": checkpoint["export"] and model["kind"] == "import",
+    }
+
+
+def _verification(spec: Spec) -> dict[str, Any]:
+    """What `fsdp2 verify` runs: the smaller model, the step that is saved, the other ranks."""
+    verify = spec["verify"]
+    suited = [world for world in verify["reshard_to"] if _fits(spec, world)]
+    return {
+        "debug": verify["model"] and debug_shape(verify["model"], spec["model"]),
         "reshard_to": suited,
         "unsuited": [world for world in verify["reshard_to"] if world not in suited],
         "save_step": verify["steps"] // 2 + 1,
+    }
+
+
+def _packages(values: Mapping[str, Any], of_data: list[str], urls: list[str]) -> dict[str, Any]:
+    """The packages that the project needs beside torch."""
+    operation = values["operation"]
+    packages = [package for key, package in PACKAGES.items() if operation[key]]
+    torchao = values["precision"]["fp8"] or values["finetune"].get("base_dtype") == "nf4"
+    return {
+        "packages": packages,
+        "wanted_packages": [
+            *["transformers"] * (values["model"]["kind"] == "transformers"),
+            *of_data,
+            *url_packages(urls),
+            *packages,
+            *["matplotlib"] * operation["plot"],
+            *["torchao"] * torchao,
+        ],
+    }
+
+
+def _torch(version: tuple[int, int], precision: Mapping[str, Any]) -> dict[str, bool]:
+    """What this version of torch has."""
+    return {
+        "grouped_mm": precision["param_dtype"] == "bfloat16" and version >= GROUPED_MM,
+        "set_timeout": version >= SET_TIMEOUT,
+        "stager_serves_once": version in STAGER_SERVES_ONCE,
     }
 
 
@@ -143,47 +171,40 @@ def _architecture(model: Mapping[str, Any]) -> str:
 
 def _mask_parameter(model: Mapping[str, Any], masked: bool) -> str:
     """What the blocks of the decoder get for a mask: some have none where only windows need one."""
-    if masked or not model.get("window"):
-        return ", mask: Mask" if masked else ""
+    if masked:
+        return ", mask: Mask"
+    if not model.get("window"):
+        return ""
     return ", mask: Mask | None" if model["full_attention_every"] else ", mask: Mask"
-
-
-def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
-    """The settings in which a parameter group differs from the optimizer."""
-    return {key: group[key] for key in ("lr", "weight_decay") if group[key] is not None}
 
 
 def _fits(spec: Spec, world: int) -> bool:
     """Whether the mesh of the verification can be built on this many ranks."""
-    mesh, shard = spec.verification_mesh, spec["parallel"]["dp_shard"]
-    return world == 1 or (
-        world % (mesh.dp_replicate * mesh.alike) == 0 if shard == "auto" else world == mesh.ranks
-    )
+    mesh = spec.verification_mesh
+    if spec["parallel"]["dp_shard"] == "auto":
+        return world == 1 or world % (mesh.dp_replicate * mesh.alike) == 0
+    return world in (1, mesh.ranks)
 
 
 def _mesh(spec: Spec) -> dict[str, Any]:
     """The mesh of training, and that of the verification where it is smaller."""
-    sizes = (
-        ("dp_replicate", spec["parallel"]["dp_replicate"] > 1),
-        ("dp_shard", spec["parallel"]["dp_shard"] != "auto"),
-    )
-    inner = [(key, spec["parallel"][key] > 1) for key in ("tp", "cp")]
-    fixed = [key for key, there in (*sizes, *inner) if there]
-    whole = [
-        spec["parallel"][key]
-        for key in ("dp_replicate", "dp_shard", *(key for key, there in inner if there))
-    ]
+    parallel = spec["parallel"]
+    inner = [key for key in ("tp", "cp") if parallel[key] > 1]
+    fixed = ["dp_replicate"] * (parallel["dp_replicate"] > 1)
+    fixed += ["dp_shard"] * (parallel["dp_shard"] != "auto")
+    sizes = [str(parallel[key]) for key in ("dp_replicate", "dp_shard", *inner)]
     return {
         "scaled": spec.scaled,
-        "production_words": " x ".join(map(str, whole)),
-        "mesh_fields": fixed,
+        "production_words": " x ".join(sizes),
+        "mesh_fields": fixed + inner,
         "mesh_flags": spec.verification_flags,
         "mesh_words": str(spec.verification_mesh),
     }
 
 
-def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
+def _model(model: Mapping[str, Any], finetune: Mapping[str, Any]) -> dict[str, Any]:
     """Where the model comes from, and which part of it is trained."""
+    tuned, base = finetune["kind"], finetune.get("base_dtype")
     kind, length = model["kind"], model["sequence_length"]
     place, config = model.get("config") or model.get("pretrained"), model.get("config")
     if not isinstance(config, dict):
@@ -199,9 +220,8 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
         "model_holds": holds,
         "gqa": kind == "decoder" and model["kv_heads"] != model["heads"],
         "experts": model.get("experts"),
-        "balanced": (
-            bool(model.get("experts")) and tuned != "lora"
-        ),  # which of them a token takes is trained
+        # which of them a token takes is trained
+        "balanced": bool(model.get("experts")) and tuned != "lora",
         "qk_norm": model.get("qk_norm", False),
         "window": model.get("window"),
         "full_every": model.get("full_attention_every"),
@@ -211,6 +231,8 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
         "freeze": tuned == "freeze",
         "lora": tuned == "lora",
         "partly": tuned != "full",
+        "base_bf16": base == "bfloat16",
+        "base_nf4": base == "nf4",
         "conv1d": architecture in CONV1D,
         # the frozen weights are in the folder, bit for bit
         "adapters_only": tuned == "lora" and model.get("pretrained") is not None,
@@ -223,7 +245,8 @@ def _parallel(
     """Which steps `parallelize` takes."""
     inner = next((key for key in INNER if parallel[key] > 1), "")
     reshard = parallel["reshard_after_forward"]
-    sizes, by_block = numbers(reshard), isinstance(reshard, list)
+    sizes = numbers(reshard)
+    by_block = runs(reshard) if isinstance(reshard, list) else []
     ahead = {f"prefetch_{way}": number > 0 for way, number in parallel["prefetch"].items()}
     kind = memory["activation_checkpointing"]
     return {
@@ -237,10 +260,8 @@ def _parallel(
         "inner_words": INNER.get(inner, ""),
         "reshard_to_ranks": bool(sizes),
         "reshard_sizes": sizes,
-        "reshard_runs": runs(reshard) if by_block else [],
-        "reshard_given": (
-            sum(int(number) for number, _ in runs(reshard) if number != "rest") if by_block else 0
-        ),
+        "reshard_runs": by_block,
+        "reshard_given": sum(int(number) for number, _ in by_block if number != "rest"),
         "offload": parallel["cpu_offload"],
         "bf16": precision["param_dtype"] == "bfloat16",
         "fp8": precision["fp8"],

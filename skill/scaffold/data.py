@@ -19,8 +19,12 @@ TITLES = {  # kind: (words, title)
     "import": ("data of its own", "Your own samples"),
     "synthetic": ("made-up sequences", "Made-up sequences"),
 }
-PARAMETERS = {"files": "files: Sequence[str]", "out": "out: Path"}
-PARAMETERS |= {"sequence_length": "sequence_length: int", "vocabulary": "vocabulary: int"}
+PARAMETERS = {
+    "files": "files: Sequence[str]",
+    "out": "out: Path",
+    "sequence_length": "sequence_length: int",
+    "vocabulary": "vocabulary: int",
+}
 RAW = {"uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
 PACKAGES = {
     "tokenizers": "tokenizer",
@@ -46,37 +50,22 @@ def data_files(data: Mapping[str, Any]) -> dict[str, bool]:
 
 def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of the template context that follows from the section `data`."""
-    data, length = values["data"], values["model"]["sequence_length"]
+    data, model = values["data"], values["model"]
     kind, tokenizer = data["kind"], data.get("tokenizer") is not None
     packing = data.get("packing", True)
     packed, prepared = packing is True, is_prepared(data)
-    vocabulary = tokenizer or kind in ("tokens", "images", "import", "synthetic")
-    wanted = {
-        "out": kind in ("tokens", "images"),
-        "sequence_length": length is not None,
-        "vocabulary": vocabulary,
-    }
     byte_text = kind == "text" and not tokenizer
     words, title = ("byte-level text", "Byte-level text") if byte_text else TITLES[kind]
-    arguments = ", ".join(
-        _argument(name, values["model"]["kind"]) for name in wanted if wanted[name]
-    )
-    mixture, validation = data.get("mixture", []), _validation(data.get("validation"))
-    several = bool(mixture) or validation is not None
-    read = {
-        "files": several,
-        "out": kind == "tokens",
-        "sequence_length": not packed,
-        "vocabulary": vocabulary,
-    }
     parquet = kind == "parquet" or data.get("format") == "parquet"
     used = {"tokenizer": tokenizer and kind != "chat", "parquet": parquet, kind: True}
+    sources = _sources(data)
     return {
+        **sources,
+        **_signatures(data, model, sources["several"]),
         "kind": kind,
         "tokenizer": tokenizer,
         "packed": packed,
         "masked": packing == "documents",
-        "mask_parameter": ", mask: Mask" if packing == "documents" else "",
         "chat": kind == "chat",
         "cache": data.get("cache", "tokens"),
         "parquet": parquet,
@@ -86,34 +75,56 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "prepared": prepared,
         "windows": packed and kind in ("text", "tokens", "jsonl", "parquet", "datasets"),
         "documents": not packed,
-        "mixture": {source["name"]: source["files"] for source in mixture},
-        "weights": {source["name"]: source["weight"] for source in mixture},
-        "validation": validation,
-        "several": several,
-        "sets": _sets(data),
-        "stdlib": any(file.startswith("{stdlib}") for file in _all_files(data)),
-        "synthetic": kind == "synthetic",
         "images": kind == "images",
-        "dry_sample": length is None and kind == "import",
-        "vocabulary_checked": vocabulary,
-        "load_parameters": [PARAMETERS[name] for name in wanted if wanted[name]],
-        "corpus_parameters": [PARAMETERS[name] for name in read if read[name]],
-        "corpus_arguments": ", ".join(name for name in read if read[name]),
-        "prepare_arguments": ", ".join(
-            name if name == "files" else name.upper() for name in read if read[name]
-        ),
+        "dry_sample": model["sequence_length"] is None and kind == "import",
+        "vocabulary_checked": _has_vocabulary(data),
         "corpus_type": "np.ndarray" if packed else "Corpus",
-        "load_arguments": arguments,
-        "load_fits": (
-            len(f"    train_data, held_out = rank_0_first(load_data, {arguments})") <= LINE
-        ),
-        "token_type": _token_type(values["model"]["vocabulary"], tokenizer),
+        "token_type": _token_type(model["vocabulary"], tokenizer),
         "raw_dtype": RAW.get(data.get("dtype", "")),
         "cache_settings": _cache_settings(data) if prepared else "",
         "data_title": title,
         "data_words": words,
         "data_packages": [package for package, key in PACKAGES.items() if used.get(key)],
     }
+
+
+def _sources(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The files of training by their weights, and those of validation."""
+    mixture, validation = data.get("mixture", []), _validation(data.get("validation"))
+    return {
+        "mixture": {source["name"]: source["files"] for source in mixture},
+        "weights": {source["name"]: source["weight"] for source in mixture},
+        "validation": validation,
+        "several": bool(mixture) or validation is not None,
+        "sets": _sets(data),
+        "stdlib": any(file.startswith("{stdlib}") for file in _all_files(data)),
+    }
+
+
+def _signatures(data: Mapping[str, Any], model: Mapping[str, Any], several: bool) -> dict[str, Any]:
+    """What the functions of data.py, corpus.py and prepare.py take, and what they are given."""
+    kind, vocabulary = data["kind"], ["vocabulary"] * _has_vocabulary(data)
+    load = ["out"] * (kind in ("tokens", "images"))
+    load += ["sequence_length"] * (model["sequence_length"] is not None) + vocabulary
+    read = ["files"] * several + ["out"] * (kind == "tokens")
+    read += ["sequence_length"] * (data.get("packing", True) is not True) + vocabulary
+    arguments = ", ".join(_argument(name, model["kind"]) for name in load)
+    call = f"    train_data, held_out = rank_0_first(load_data, {arguments})"
+    constants = [name if name == "files" else name.upper() for name in read]
+    return {
+        "load_parameters": [PARAMETERS[name] for name in load],
+        "load_arguments": arguments,
+        "load_fits": len(call) <= LINE,
+        "corpus_parameters": [PARAMETERS[name] for name in read],
+        "corpus_arguments": ", ".join(read),
+        "prepare_arguments": ", ".join(constants),
+    }
+
+
+def _has_vocabulary(data: Mapping[str, Any]) -> bool:
+    """Whether the ids of the data are checked against the vocabulary of the model."""
+    known = data["kind"] in ("tokens", "images", "import", "synthetic")
+    return known or data.get("tokenizer") is not None
 
 
 def has_corpus(data: Mapping[str, Any]) -> bool:
@@ -151,31 +162,28 @@ def _all_files(data: Mapping[str, Any]) -> list[str]:
 
 
 def _argument(name: str, model: str) -> str:
-    return (
-        "Path(args.out)"
-        if name == "out"
-        else f"config.{name}"
-        if model == "decoder"
-        else name.upper()
-    )
+    if name == "out":
+        return "Path(args.out)"
+    return f"config.{name}" if model == "decoder" else name.upper()
 
 
 def _token_type(vocabulary: int, tokenizer: bool) -> str:
     """The smallest numpy type that holds every id."""
-    return "uint8" if not tokenizer else "uint16" if vocabulary <= 1 << 16 else "uint32"
+    if not tokenizer:
+        return "uint8"
+    return "uint16" if vocabulary <= 1 << 16 else "uint32"
 
 
 def _cache_settings(data: Mapping[str, Any]) -> str:
     """What the tokens on the disk depend on, beside the files: constants of corpus.py, parameters
     and a word.
     """
-    kind, tokenizer = data["kind"], data.get("tokenizer") is not None
-    names = (
-        ["SPLIT"] * (kind == "datasets")
-        + ["FIELD"] * ("field" in data)
-        + ["SEPARATOR"] * ("separator" in data)
-    )
-    if data.get("packing", True) is not True:
-        names.append("sequence_length")
-    names += ["vocabulary"] * tokenizer
+    asked = {
+        "SPLIT": data["kind"] == "datasets",
+        "FIELD": "field" in data,
+        "SEPARATOR": "separator" in data,
+        "sequence_length": data.get("packing", True) is not True,
+        "vocabulary": data.get("tokenizer") is not None,
+    }
+    names = [name for name, needed in asked.items() if needed]
     return ", ".join(names) + "," * (len(names) == 1)
