@@ -123,7 +123,17 @@ def _verification(spec: Spec) -> dict[str, Any]:
     """What `fsdp2 verify` runs: the smaller model, the step that is saved, the other ranks."""
     verify = spec["verify"]
     suited = [world for world in verify["reshard_to"] if _fits(spec, world)]
+    accumulates = spec.gradient_accumulation_steps(verify["nproc"]) > 1
+    low = spec["precision"]["param_dtype"] != "float32"
+    required = {
+        "checkpoint": True,
+        "resume": True,
+        "reshard": bool(suited),
+        "accumulation": accumulates,
+        "bf16": low,
+    }
     return {
+        "required": [part for part, does in required.items() if does],
         "debug": verify["model"] and debug_shape(verify["model"], spec["model"]),
         "reshard_to": suited,
         "unsuited": [world for world in verify["reshard_to"] if world not in suited],

@@ -221,12 +221,12 @@ class SourceRule(Rule):
 
 
 def lines_to_reach(evidence: Evidence, rules: Iterable[Rule]) -> dict[str, list[int]]:
-    """{file: lines} outside the script where only its sources show a fault: harmless in a package's
-    code that nothing calls.
+    """{file: lines} outside the script where the sources show a fault: harmless in a package's code
+    that nothing calls.
     """
     found: dict[str, list[int]] = {}
     script = evidence.sources.project[:1]
-    for rule in (rule for rule in rules if isinstance(rule, SourceRule)):
+    for rule in rules:
         for place in (hit.location for hit in evidence.hits.get(rule.name, ())):
             if (place.file,) != script:
                 found.setdefault(place.file, []).append(place.line)
