@@ -252,6 +252,7 @@ def test_verify_yaml_is_the_contract(tmp_path: Path) -> None:
         "reshard_to": [1, 4],
         "steps": 5,
         "single_args": "--micro-batch 16",
+        "require": ["checkpoint", "resume", "reshard", "accumulation", "bf16"],
     }
     assert yaml.safe_load(files["verify.yaml"]) == arguments | ranks
 
