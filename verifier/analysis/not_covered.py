@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..evidence import Evidence
-from ..source.bound_names import Names, bound_names, kinds_in
+from ..source.bound_names import Names, bound_names, kinds_in, last_name
 from ..source.code_of_training import Decisive
 from ..source.expression_sides import Choice, choices, span
 from ..source.idle_code import Parents, is_idle, is_idle_side
-from ..source.unreached_blocks import Block
+from ..source.unreached_blocks import Block, functions
 from ..source.world_comparisons import outcomes, world_comparisons
 from .reached import Seen, first_times
 from .steps_to_compare import steps_of
@@ -53,10 +53,44 @@ def unreached(evidence: Evidence) -> list[Unreached]:
         for one in _Search(seen, evidence).found()
         if one.step is None or one.step > compared or one.step == compared < made
     ]
+    found = [one for one in found if not any(_implies(other, one) for other in found)]
     files = {file: number for number, file in enumerate(evidence.sources.project)}
     return sorted(
         found,
         key=lambda one: (one.step is not None, one.grade, files[one.file], one.block.first),
+    )
+
+
+def lines_of_a_resume(evidence: Evidence) -> dict[str, list[int]]:
+    """{file: lines} that the survey run has not reached and a resume may: those that are listed
+    otherwise, and the functions that are called there.
+    """
+    if evidence.survey is None:
+        return {}
+    never = [one for one in unreached(evidence) if one.step is None]
+    found: dict[str, set[int]] = {}
+    for one in never:
+        found.setdefault(one.file, set()).update(range(one.block.first, one.block.last + 1))
+    seen = Seen.by(evidence.survey).lines if never else {}
+    for file, lines in seen.items():
+        for node in functions(evidence.sources.tree(file)):
+            own = range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
+            if not any(line in lines for line in own):
+                found.setdefault(file, set()).update(own)
+    return {file: sorted(lines) for file, lines in found.items()}
+
+
+def _implies(one: Unreached, other: Unreached) -> bool:
+    """Whether an item that was first reached after the same step is a part of another, or of a
+    function that is called there.
+    """
+    if one is other or other.step is None or one.step != other.step:
+        return False
+    if one.file == other.file and one.block.first <= other.block.first <= one.block.last:
+        return one.block.last - one.block.first > other.block.last - other.block.first
+    calls = (node for stmt in one.block.body for node in ast.walk(stmt))
+    return bool(other.block.function) and any(
+        isinstance(node, ast.Call) and last_name(node) == other.block.function for node in calls
     )
 
 

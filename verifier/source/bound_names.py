@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
 
-Kind = Literal["settings", "world", "device"]
-Names = dict[str, set[Kind]]
+from .unreached_blocks import functions
+
+Names = dict[str, set[str]]  # what each stands for: "settings", "world", "device"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _CASTS = ("int", "float", "str", "bool", "max", "min", "vars", "get", "getattr", "lower", "asdict")
@@ -33,12 +33,7 @@ def last_name(node: ast.AST) -> str:
 def bound_names(trees: Mapping[str, ast.Module]) -> dict[str, Names]:
     """For each file: what its names stand for."""
     found: dict[str, Names] = {file: {} for file in trees}
-    functions = {
-        node.name: (file, node)
-        for file, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, _Function)
-    }
+    called = {node.name: (file, node) for file, tree in trees.items() for node in functions(tree)}
     settings = {
         node.name
         for tree in trees.values()
@@ -51,14 +46,14 @@ def bound_names(trees: Mapping[str, ast.Module]) -> dict[str, Names]:
             for node in nodes[file]:
                 for name, kinds in _bound(node, found[file], settings):
                     found[file].setdefault(name, set()).update(kinds)
-                for home, name, kinds in _given(node, found[file], functions):
+                for home, name, kinds in _given(node, found[file], called):
                     found[home].setdefault(name, set()).update(kinds)
     return found
 
 
-def kinds_in(node: ast.AST, names: Names) -> set[Kind]:
+def kinds_in(node: ast.AST, names: Names) -> set[str]:
     """What an expression reads, anywhere in it."""
-    found: set[Kind] = set()
+    found: set[str] = set()
     for one in ast.walk(node):
         found |= _own_kinds(one) | names.get(last_name(one), set())
     return found
@@ -74,7 +69,7 @@ def is_world(node: ast.AST, names: Names) -> bool:
     return "world" in _own_kinds(node)
 
 
-def _own_kinds(node: ast.AST) -> set[Kind]:
+def _own_kinds(node: ast.AST) -> set[str]:
     """What a node reads without those in it."""
     name = last_name(node)
     match node:
@@ -105,15 +100,13 @@ def _is_environ(func: ast.expr) -> bool:
     )
 
 
-def _bound(node: ast.AST, names: Names, settings: set[str]) -> Iterator[tuple[str, set[Kind]]]:
+def _bound(node: ast.AST, names: Names, settings: set[str]) -> Iterator[tuple[str, set[str]]]:
     """(name, what it stands for) of an assignment or a parameter."""
     match node:
         case ast.Assign(targets=targets, value=value):
             pairs = [pair for target in targets for pair in _pairs(target, value)]
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            pairs = [(target, value)]
-        case ast.NamedExpr(target=target, value=value):
-            pairs = [(target, value)]
+        case ast.AnnAssign(value=ast.expr() as value) | ast.NamedExpr(value=value):
+            pairs = [(node.target, value)]
         case ast.arg(arg=name, annotation=ast.expr() as annotation):
             if last_name(annotation) in settings:
                 yield name, {"settings"}
@@ -125,11 +118,11 @@ def _bound(node: ast.AST, names: Names, settings: set[str]) -> Iterator[tuple[st
             return
         case _:
             return
-    for target, value in pairs:
+    for at, value in pairs:
         kinds = _passed(value, names)
         if isinstance(value, ast.Call) and last_name(value) in settings:
             kinds = kinds | {"settings"}
-        if kinds and (name := last_name(target)):
+        if kinds and (name := last_name(at)):
             yield name, kinds
 
 
@@ -141,7 +134,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterable[tuple[ast.expr, ast.ex
     return [(one, value) for one in target.elts]
 
 
-def _passed(value: ast.expr, names: Names) -> set[Kind]:
+def _passed(value: ast.expr, names: Names) -> set[str]:
     """What a value stands for that is taken over as it is, or hardly changed."""
     own = _own_kinds(value)
     match value:
@@ -169,17 +162,17 @@ def _passed(value: ast.expr, names: Names) -> set[Kind]:
 
 
 def _given(
-    node: ast.AST, names: Names, functions: Mapping[str, tuple[str, _Function]]
-) -> Iterator[tuple[str, str, set[Kind]]]:
+    node: ast.AST, names: Names, called: Mapping[str, tuple[str, _Function]]
+) -> Iterator[tuple[str, str, set[str]]]:
     """(file, parameter, what it stands for) where a function of the project is called."""
-    if not isinstance(node, ast.Call) or last_name(node) not in functions:
+    if not isinstance(node, ast.Call) or last_name(node) not in called:
         return
-    file, function = functions[last_name(node)]
+    file, function = called[last_name(node)]
     parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     if parameters[:1] in (["self"], ["cls"]):
         parameters = parameters[1:]
     given = [*zip(parameters, node.args, strict=False)]
-    given += [(one.arg, one.value) for one in node.keywords if one.arg]  # type: ignore[misc]
+    given += [(one.arg, one.value) for one in node.keywords if one.arg]
     for name, value in given:
         if kinds := _passed(value, names):
             yield file, name, kinds

@@ -8,6 +8,7 @@ import ast
 from collections.abc import Mapping
 
 from .bound_names import last_name
+from .unreached_blocks import functions
 
 _MODULES = (
     *("torch.distributed", "torch.amp", "torch.cuda.amp", "torch.autocast", "torch.compile"),
@@ -27,12 +28,7 @@ class Decisive:
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
         self._imported = {file: _imports(tree) for file, tree in trees.items()}
         self._functions: set[str] = set()
-        bodies = [
-            (file, node)
-            for file, tree in trees.items()
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
+        bodies = [(file, node) for file, tree in trees.items() for node in functions(tree)]
         while found := {
             node.name
             for file, node in bodies

@@ -18,6 +18,8 @@ _DEVICE_CALLS = (
     *("manual_seed", "manual_seed_all", "empty_cache", "synchronize", "is_available"),
     *("reset_peak_memory_stats", "max_memory_allocated", "get_device_name", "int", "getenv", "get"),
 )
+_LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_DISTRIBUTED = ("dist.is_available", "distributed.is_available")
 
 
 class Parents:
@@ -73,6 +75,7 @@ def is_idle(block: Block, names: Names) -> bool:
             return (
                 any(last_name(one) == "__name__" for one in ast.walk(test))
                 or (_asks_device(test, names) and all(map(_chooses_device, block.body)))
+                or _asks_launch(test)
                 or (_asks_none(test) and all(map(_fills_in, block.body)))
             )
     return False
@@ -123,6 +126,20 @@ def _asks_none(test: ast.expr) -> bool:
         case ast.Call(func=ast.Name(id="isinstance" | "hasattr" | "callable")):
             return True
     return False
+
+
+def _asks_launch(test: ast.expr) -> bool:
+    """Whether a condition asks if there are ranks at all: then the other way has none."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            return _asks_launch(inner)
+        case ast.Compare(left=ast.Constant(value=str(name)), ops=[ast.In() | ast.NotIn()]):
+            return name in _LAUNCHED
+        case ast.BoolOp(values=parts):
+            return all(map(_asks_launch, parts))
+    return last_name(test) in ("is_initialized", "is_torchelastic_launched") or (
+        isinstance(test, ast.Call) and ast.unparse(test.func).endswith(_DISTRIBUTED)
+    )
 
 
 def _asks_device(test: ast.expr, names: Names) -> bool:

@@ -31,8 +31,8 @@ class Block:
     """Statements beside each other: `first` to `last` line; `under`: the line of the statement that
     they belong to, 0 for none.
 
-    `body`: these statements; `within`: the statement that they belong to. `returns`: they only
-    return what they compute.
+    `body`: these statements; `within`: the statement that they belong to; `function`: the name of
+    the function that they are in. `returns`: they only return what they compute.
     """
 
     first: int
@@ -41,6 +41,7 @@ class Block:
     returns: bool = False
     body: tuple[ast.stmt, ...] = ()
     within: ast.stmt | None = None
+    function: str = ""
 
 
 def blocks(tree: ast.Module, lines: Collection[int]) -> Iterator[tuple[Block, bool]]:
@@ -50,15 +51,22 @@ def blocks(tree: ast.Module, lines: Collection[int]) -> Iterator[tuple[Block, bo
     `lines`: the lines of the file that were reached. Blocks that only raise, leave or print are
     left out, and so are the handlers of errors.
     """
-    for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, _SCOPES[:2]))]:
-        if scope.body and any(
-            line in lines for line in range(scope.body[0].lineno, _end(scope.body[-1]) + 1)
-        ):
-            yield from _in(scope.body, lines, None)
+    for scope in (tree, *functions(tree)):
+        own = range(scope.body[0].lineno, _end(scope.body[-1]) + 1) if scope.body else ()
+        if any(line in lines for line in own):
+            name = "" if isinstance(scope, ast.Module) else scope.name
+            yield from _in(scope.body, lines, None, name)
+
+
+def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All functions and methods of a file."""
+    return [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def _in(
-    body: Sequence[ast.stmt], lines: Collection[int], within: ast.stmt | None
+    body: Sequence[ast.stmt], lines: Collection[int], within: ast.stmt | None, function: str
 ) -> Iterator[tuple[Block, bool]]:
     """The blocks of a list of statements: consecutive statements that were reached, or were not,
     are one.
@@ -68,13 +76,13 @@ def _in(
         group = list(together)
         for stmt in group if reached else ():
             for part in parts_of(stmt):
-                yield from _in(part, lines, stmt)
+                yield from _in(part, lines, stmt, function)
         returns = all(map(is_trivial, group))
         if isinstance(group[-1], ast.Raise) or (returns and not any(map(_computes, group))):
             continue
         under = within.lineno if within is not None else 0
-        found = Block(group[0].lineno, _end(group[-1]), under, returns, tuple(group), within)
-        yield found, reached
+        first, last = group[0].lineno, _end(group[-1])
+        yield Block(first, last, under, returns, tuple(group), within, function), reached
 
 
 def parts_of(stmt: ast.stmt) -> list[list[ast.stmt]]:
