@@ -13,7 +13,7 @@ from ..source.bound_names import Names, bound_names, kinds_in, last_name
 from ..source.code_of_training import Decisive
 from ..source.expression_sides import Choice, choices, span
 from ..source.idle_code import Parents, is_idle, is_idle_side
-from ..source.unreached_blocks import Block, functions
+from ..source.unreached_blocks import Block, functions, is_there
 from ..source.world_comparisons import outcomes, world_comparisons
 from .reached import Seen, first_times
 from .steps_to_compare import steps_of
@@ -149,7 +149,7 @@ class _Search:
             text = (
                 f"`{self._text(file, side, _PART)}` of `{self._text(file, choice.whole, _WHOLE)}`"
             )
-            grade = self._grade(file, (side,), choice.whole)
+            grade = 2 if is_there(side) else self._grade(file, (side,), choice.whole)
             yield Unreached(file, block, code, step, text, grade)
 
     def _comparisons(

@@ -31,8 +31,9 @@ class Block:
     """Statements beside each other: `first` to `last` line; `under`: the line of the statement that
     they belong to, 0 for none.
 
-    `body`: these statements; `within`: the statement that they belong to; `function`: the name of
-    the function that they are in. `returns`: they only return what they compute.
+    `body`: these statements; `within`: the statement that decides whether they run: the one that
+    they belong to, or one before them that leaves; `function`: the name of the function that they
+    are in. `returns`: they only return what they compute.
     """
 
     first: int
@@ -72,17 +73,17 @@ def _in(
     are one.
     """
     rest = filter(_counts, body)
+    under, decides = within.lineno if within is not None else 0, within
     for reached, together in groupby(rest, lambda stmt: _reached(stmt, lines)):
         group = list(together)
         for stmt in group if reached else ():
             for part in parts_of(stmt):
                 yield from _in(part, lines, stmt, function)
         returns = all(map(is_trivial, group))
-        if isinstance(group[-1], ast.Raise) or (returns and not any(map(_computes, group))):
-            continue
-        under = within.lineno if within is not None else 0
-        first, last = group[0].lineno, _end(group[-1])
-        yield Block(first, last, under, returns, tuple(group), within, function), reached
+        if not isinstance(group[-1], ast.Raise) and (not returns or any(map(_computes, group))):
+            first, last = group[0].lineno, _end(group[-1])
+            yield Block(first, last, under, returns, tuple(group), decides, function), reached
+        decides = group[-1] if reached and isinstance(group[-1], ast.If) else within
 
 
 def parts_of(stmt: ast.stmt) -> list[list[ast.stmt]]:
