@@ -129,6 +129,14 @@ def test_what_tells_a_reviewer_nothing(body: str, missing: tuple[str, ...]) -> N
     assert listed(evidence(body, *missing)) == []
 
 
+def test_the_other_way_and_the_end_of_a_script() -> None:
+    body = "if a(x):\n    f(1)\nelse:\n    g(1)\n"
+    assert listed(evidence(body, "g(1)")) == [("else of if a(x):", None)]
+    body = "dist.barrier()\ndist.destroy_process_group()\n"
+    assert listed(evidence(body, late=dict.fromkeys(body.split(), 120))) == []
+    assert listed(evidence(body, *body.split())) == [("dist.barrier()", None)]
+
+
 def test_a_condition_is_told_once() -> None:
     body = "if args.every and step % f(args.every) == 0:\n    save(model)\n"
     missing = ("save(model)", "step % f(args.every) == 0")

@@ -12,7 +12,7 @@ from ..evidence import Evidence
 from ..source.bound_names import Names, bound_names, kinds_in, last_name
 from ..source.code_of_training import Decisive
 from ..source.expression_sides import Choice, choices, span
-from ..source.idle_code import Parents, is_idle, is_idle_side
+from ..source.idle_code import Parents, is_idle, is_idle_side, only_ends
 from ..source.unreached_blocks import Block, functions, is_there
 from ..source.world_comparisons import outcomes, world_comparisons
 from .reached import Seen, first_times
@@ -115,11 +115,18 @@ class _Search:
         held: set[ast.AST] = set()  # conditions of what is found
         for file, block, step in first_times(self._seen, self._sources):
             names = self._names.get(file, {})
-            if step == 0 or is_idle(block, names) or self._taken_elsewhere(block, names):
+            if (
+                step == 0
+                or (step and only_ends(block.body))
+                or is_idle(block, names)
+                or self._taken_elsewhere(block, names)
+            ):
                 continue
             header = _header(block.within)
             held |= {*ast.walk(header)} if header is not None else set()
             code = self._sources.line(file, block.under or block.first)
+            if isinstance(block.within, ast.If) and block.body[0] in block.within.orelse:
+                code = f"else of {code}"
             grade = self._grade(file, block.body, header)
             yield Unreached(file, block, code, step, grade=grade)
         for file, tree in self._trees.items():

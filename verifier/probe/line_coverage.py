@@ -26,7 +26,7 @@ from .frames import Frames, tree_of
 # own
 QUIET = 20_000
 # instructions of one function that are followed between two steps
-QUIET_INSTRUCTIONS = 20_000
+QUIET_INSTRUCTIONS = 50_000
 
 
 class Sides:

@@ -18,6 +18,7 @@ _DEVICE_CALLS = (
     *("manual_seed", "manual_seed_all", "empty_cache", "synchronize", "is_available"),
     *("reset_peak_memory_stats", "max_memory_allocated", "get_device_name", "int", "getenv", "get"),
 )
+_ENDS = ("destroy_process_group", "barrier")
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _DISTRIBUTED = ("dist.is_available", "distributed.is_available")
 
@@ -61,6 +62,19 @@ def is_idle_statement(stmt: ast.stmt) -> bool:
     if isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call):
         return is_trivial(stmt) or last_name(stmt.value).startswith("warn")
     return is_trivial(stmt)
+
+
+def only_ends(body: Iterable[ast.stmt]) -> bool:
+    """Whether statements only take the ranks apart, at the end of a script."""
+    for stmt in body:
+        if isinstance(stmt, ast.If | ast.With):
+            if not all(map(only_ends, parts_of(stmt))):
+                return False
+        elif not is_idle_statement(stmt) and not (
+            isinstance(stmt, ast.Expr) and last_name(stmt.value) in _ENDS
+        ):
+            return False
+    return True
 
 
 def is_idle(block: Block, names: Names) -> bool:
