@@ -119,6 +119,7 @@ build(model)
     ("if x is None:\n    x = 4\n", ("x = 4",)),
     ("x = y or 4\n", ("4",)),
     ("x = y if y is not None else z\n", ("z",)),
+    ("x = f(y) if y.is_dir() else []\n", ("[]",)),
     ("log.info('a' if f(x) else g(x))\n", ("g(x)",)),
     ("assert x or f(x)\n", ("f(x)",)),
     ("if world == 1:\n    f(1)\n", ("f(1)",)),  # one process has taken it

@@ -101,7 +101,7 @@ def is_idle_side(
     """Whether a side that was not evaluated says nothing about the training, or what its statement
     says already.
     """
-    if parents.only_guards(choice.whole):
+    if parents.only_guards(choice.whole) or ast.unparse(side) in ("[]", "()", "{}", "''"):
         return True
     condition = False
     for inner, outer in parents.above(choice.whole):
