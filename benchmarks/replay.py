@@ -161,7 +161,9 @@ class ReplayedWorlds(Worlds):
 
 
 def _compared(request: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in request.items() if name not in _VARIES}
+    # a run other than the train run only says in addition which lines it reached
+    varies = _VARIES if request["leave_starting_point"] else (*_VARIES, "lines")
+    return {name: value for name, value in request.items() if name not in varies}
 
 
 def _nearest(wanted: dict[str, Any], left: dict[Path, Any]) -> str:

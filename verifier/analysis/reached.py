@@ -1,55 +1,78 @@
-"""Which lines the ranks reached, as far as runs show it."""
+"""What of the project the runs have reached, and after how many steps first."""
 
-import ast
+from __future__ import annotations
 
-from ..evidence import Evidence, Sources
-from ..finding import Hit
-from ..trace.events import Place, Reached, Visited
-from .steps_to_compare import steps_of
-from .syntax import walk
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
 
+from ..evidence import Sources
+from ..source.expression_sides import Span
+from ..source.unreached_blocks import Block, blocks
+from ..trace import Run
+from ..trace.events import Reached, Visited
 
-def reached_hit(evidence: Evidence, hits: tuple[Hit, ...]) -> Hit | None:
-    """The first of these places that a run may have reached; None if it is shown that none was."""
-    return next((hit for hit in hits if not unreached(evidence, hit.location)), None)
-
-
-def unreached(evidence: Evidence, place: Place) -> bool:
-    """Whether runs that made steps show that no rank reached the statement at a place."""
-    lines = _lines(evidence, place.file)
-    if lines is None:
-        return False
-    first, last = _statement(evidence.sources, place)
-    return lines.isdisjoint(range(first, last + 1))
+Key = TypeVar("Key", int, Span)
 
 
-def _lines(evidence: Evidence, file: str) -> set[int] | None:
-    """The lines of a file that ranks reached; None where no run watched it to its end."""
-    survey, train = evidence.survey, evidence.train
-    # ranks that crash do not say which lines they reached
-    ended = survey is not None and (survey.completed or survey.timed_out)
-    if survey is not None and ended and steps_of(survey) and file in evidence.sources.project:
-        return {line for event in survey.all(Reached) for line in event.lines.get(file, ())}
-    # a train run alone watches the lines that it was asked for (rules/base.lines_to_reach)
-    if train is None or train.steps() == 0:
-        return None
-    seen = [record.lines[file] for record in train.all(Visited) if file in record.lines]
-    return {line for lines in seen for line in lines} if seen else None
-
-
-def _statement(sources: Sources, place: Place) -> tuple[int, int]:
-    """The first and last line of the innermost statement at a place; of a compound one, of its
-    head.
+@dataclass
+class Seen:
+    """By file: {line, or what was evaluated of a conditional expression: the steps that were made
+    before it was first reached by any rank}.
     """
-    held = [
-        (node.lineno, _last(node))
-        for node in walk(sources.tree(place.file))
-        if isinstance(node, ast.stmt) and node.lineno <= place.line <= _last(node)
-    ]
-    return max(held, default=(place.line, place.line))
+
+    lines: dict[str, dict[int, int]] = field(default_factory=dict)
+    sides: dict[str, dict[Span, int]] = field(default_factory=dict)
+
+    @classmethod
+    def by(cls, survey: Run) -> Self:
+        """What the survey run has reached.
+
+        Steps count from the last first step on: those before it are of other models.
+        """
+        seen = cls()
+        for trace in survey.traces:
+            events = trace.of(Reached)
+            begins = [number for number, event in enumerate(events) if event.stack]
+            first = max(begins, default=len(events))
+            made = 0
+            for number, event in enumerate(events):
+                if number > first:
+                    # A report comes with each step that reaches something new, and not with each
+                    # other one: what it says is new was reached in the step before it.
+                    made = max(made, event.steps - (not event.ended))
+                seen._add(event.lines, event.sides, made)
+                made = event.steps if number > first else 0
+        return seen
+
+    def also(self, run: Run | None) -> None:
+        """What another run has reached of the lines that it was asked for."""
+        for event in run.all(Visited) if run is not None else ():
+            self._add(event.lines, event.sides, 0)
+
+    def _add(
+        self,
+        lines: Mapping[str, Sequence[int]],
+        sides: Mapping[str, Sequence[Sequence[int]]],
+        made: int,
+    ) -> None:
+        for file, new in lines.items():
+            _earliest(self.lines.setdefault(file, {}), new, made)
+        for file, spans in sides.items():
+            found = self.sides.setdefault(file, {})
+            _earliest(found, [(a, b, c, d) for a, b, c, d in spans], made)
 
 
-def _last(node: ast.stmt) -> int:
-    body = getattr(node, "body", None)
-    last = node.end_lineno or node.lineno
-    return max(node.lineno, body[0].lineno - 1) if body else last
+def _earliest(known: dict[Key, int], new: Iterable[Key], made: int) -> None:
+    known |= {key: min(known.get(key, made), made) for key in new}
+
+
+def first_times(seen: Seen, sources: Sources) -> Iterator[tuple[str, Block, int | None]]:
+    """(file, block, after how many steps a rank has first reached it; None: never) of the
+    branches, loops and what lies behind them, in functions that were entered.
+    """
+    for file in sources.project:
+        lines = seen.lines.get(file, {})
+        for block, there in blocks(sources.tree(file), lines):
+            inside = [step for line, step in lines.items() if block.first <= line <= block.last]
+            yield file, block, min(inside) if there and inside else None

@@ -1,9 +1,5 @@
-"""How far a script has to be run, and what no run reached: from the survey run, which went as far
-as its time allowed.
-"""
+"""How far a script has to be run: from the survey run, which went as far as its time allowed."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ..evidence import (
@@ -15,22 +11,10 @@ from ..evidence import (
     saved_from,
     saves_of,
 )
-from ..source.unreached_blocks import Block, blocks
 from ..tolerances import AFTER_A_BLOCK, FIRST_SAVE, LEAST, MOST, MOST_FAST, QUICK_SECONDS
 from ..trace import Run, Trace
 from ..trace.events import Micro, Model, Reached, Shard
-
-
-@dataclass(frozen=True)
-class Unreached:
-    """Statements of the user's code that no run has reached, or that only the survey run has: after
-    step `step`, not compared.
-    """
-
-    file: str
-    block: Block
-    code: str
-    step: int | None = None
+from .reached import Seen, first_times
 
 
 def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
@@ -40,7 +24,9 @@ def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
     """
     made, changes, most = steps_of(survey), _changes(survey), _most(survey)
     firsts = [
-        step for _, _, step in _first_times(survey, sources) if step is not None and step <= most
+        step
+        for _, block, step in first_times(Seen.by(survey), sources)
+        if step is not None and step <= most and not block.returns
     ]
     wanted = [LEAST, *(step + AFTER_A_BLOCK for step in firsts), *(step + 1 for step in changes)]
     if resumes:
@@ -94,68 +80,6 @@ def _last(trace: Trace) -> int:
     # Each first step begins a training; only the last one is that of the model that is judged.
     begins = [number for number, event in enumerate(events) if event.stack]
     return max((event.steps for event in events[begins[-1] :]), default=0) if begins else 0
-
-
-def unreached(evidence: Evidence) -> list[Unreached]:
-    """What no run has reached, then what only the survey run has, after the last compared step; []
-    where there was no survey.
-    """
-    survey = evidence.survey
-    if survey is None or evidence.train is None:
-        return []
-    compared = evidence.train.steps()
-    found = []
-    for file, block, step in _first_times(survey, evidence.sources):
-        if step is None or step > compared:
-            found.append(
-                Unreached(
-                    file, block, evidence.sources.line(file, block.under or block.first), step
-                )
-            )
-    return sorted(found, key=lambda one: (one.step is not None, one.file, one.block.first))
-
-
-def _first_times(survey: Run, sources: Sources) -> Iterator[tuple[str, Block, int | None]]:
-    """(file, block, after how many steps a rank has first reached it; None: never) of the blocks
-    that belong to the training.
-    """
-    reached, entered, active = _lines(survey)
-    for file in sources.project:
-        lines = reached.get(file, {})
-        for block, there in blocks(
-            sources.tree(file), lines, entered.get(file, ()), active.get(file, ())
-        ):
-            inside = [step for line, step in lines.items() if block.first <= line <= block.last]
-            yield file, block, min(inside) if there and inside else None
-
-
-def _lines(
-    survey: Run,
-) -> tuple[dict[str, dict[int, int]], dict[str, set[int]], dict[str, set[int]]]:
-    """By file: {line: steps made before it was first reached}, the lines since the first step, the
-    lines on the stack of that step.
-    """
-    reached: dict[str, dict[int, int]] = {}
-    entered: dict[str, set[int]] = {}
-    active: dict[str, set[int]] = {}
-    for trace in survey.traces:
-        events = trace.of(Reached)
-        first = max(
-            (number for number, event in enumerate(events) if event.stack), default=len(events)
-        )
-        made = 0
-        for number, event in enumerate(
-            events
-        ):  # those before the last first step belong to other models
-            for file, lines in event.lines.items():
-                known = reached.setdefault(file, {})
-                known |= {line: min(known.get(line, made), made) for line in lines}
-                if number > first:
-                    entered.setdefault(file, set()).update(lines)
-            made = event.steps if number > first else 0
-        for place in (place for event in events[first : first + 1] for place in event.stack):
-            active.setdefault(place.file, set()).add(place.line)
-    return reached, entered, active
 
 
 def trains_before_sharding(survey: Run) -> bool:

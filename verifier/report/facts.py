@@ -7,9 +7,10 @@ from typing import Any
 from ..analysis.comparison import incomparable, loss_apart, norm_apart
 from ..analysis.coverage import OnePart, coverage
 from ..analysis.limits import limits, nudged
+from ..analysis.not_covered import unreached
 from ..analysis.reopened_checkpoints import differing, opened
 from ..analysis.saves import given, kept
-from ..analysis.steps_to_compare import steps_of, unreached
+from ..analysis.steps_to_compare import steps_of
 from ..analysis.traffic import by_micro_batch, expected, traffic
 from ..evidence import LOADS, Evidence
 from ..trace import Run
@@ -114,6 +115,7 @@ def _horizon(evidence: Evidence) -> Facts:
             "last": one.block.last,
             "code": one.code,
             "after_step": one.step,
+            **({"side": one.side} if one.side else {}),
         }
         for one in unreached(evidence)
     ]

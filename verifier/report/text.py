@@ -147,7 +147,7 @@ def _lines(one: Mapping[str, Any]) -> str:
     """`train.py:88-95 (if step % 500 == 0:)`."""
     file = min(one["file"], os.path.relpath(one["file"]), key=len)
     last = f"-{one['last']}" if one["last"] > one["first"] else ""
-    return f"{file}:{one['first']}{last} ({one['code'][:60]})"
+    return f"{file}:{one['first']}{last} ({one.get('side') or one['code'][:60]})"
 
 
 def failures(verdict: Verdict) -> Iterator[str]:

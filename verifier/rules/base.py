@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from ..analysis.applicability import never_sharded, trainings, unnamed, went_through, without_steps
 from ..analysis.checkpoints import no_checkpoint, only_exports, own_files, unseen_save
-from ..analysis.reached import reached_hit
 from ..analysis.root_cause import RootCause, root_cause
+from ..analysis.static_hits import reached_hit
 from ..analysis.wording import count, some
 from ..evidence import Evidence
 from ..finding import Finding, Hit, Status, Uncovered

@@ -1,4 +1,4 @@
-"""Statements in and behind the training loop that were not reached, from the lines that were.
+"""Statements in loops and branches that were not reached, from the lines that were.
 
 Pure functions on syntax trees.
 """
@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LEAVES = (ast.Raise, ast.Pass, ast.Continue, ast.Break, ast.Return, ast.Global, ast.Nonlocal)
 _SAYS = (
@@ -26,58 +25,68 @@ _SAYS = (
     "set_postfix",
 )
 
-Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
-
 
 @dataclass(frozen=True)
 class Block:
     """Statements beside each other: `first` to `last` line; `under`: the line of the statement that
     they belong to, 0 for none.
+
+    `body`: these statements; `within`: the statement that decides whether they run: the one that
+    they belong to, or one before them that leaves; `function`: the name of the function that they
+    are in. `returns`: they only return what they compute.
     """
 
     first: int
     last: int
     under: int = 0
+    returns: bool = False
+    body: tuple[ast.stmt, ...] = ()
+    within: ast.stmt | None = None
+    function: str = ""
 
 
-def blocks(
-    tree: ast.Module, lines: Collection[int], entered: Collection[int], active: Collection[int]
-) -> Iterator[tuple[Block, bool]]:
-    """(block, whether it was reached) of what belongs to the training: the statements in loops and
-    branches, and behind the loop.
+def blocks(tree: ast.Module, lines: Collection[int]) -> Iterator[tuple[Block, bool]]:
+    """(block, whether it was reached) of the statements of functions that were entered, and of the
+    module's own.
 
-    `lines`: the lines of the file that were reached, `entered`: since the training began; a
-    function that has any of these belongs to it. `active`: the lines on the stack of the first
-    optimizer step: their functions belong to it from the outermost loop on. Blocks that only raise,
-    leave or print are left out, and so are the handlers of errors.
+    `lines`: the lines of the file that were reached. Blocks that only raise, leave or print are
+    left out, and so are the handlers of errors.
     """
-    for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, _SCOPES[:2]))]:
-        own = {line for line in active if _innermost(tree, line) is scope}
-        if own:
-            yield from _in(scope.body, lines, 0, min(_start(scope, line) for line in own))
-        elif not isinstance(scope, ast.Module) and any(
-            _innermost(tree, line) is scope for line in entered
-        ):
-            yield from _in(scope.body, lines, 0, 0)
+    for scope in (tree, *functions(tree)):
+        own = range(scope.body[0].lineno, _end(scope.body[-1]) + 1) if scope.body else ()
+        if any(line in lines for line in own):
+            name = "" if isinstance(scope, ast.Module) else scope.name
+            yield from _in(scope.body, lines, None, name)
+
+
+def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All functions and methods of a file."""
+    return [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def _in(
-    body: Sequence[ast.stmt], lines: Collection[int], under: int, start: int
+    body: Sequence[ast.stmt], lines: Collection[int], within: ast.stmt | None, function: str
 ) -> Iterator[tuple[Block, bool]]:
-    """The blocks of a list of statements, from line `start` on: consecutive statements that were
-    reached, or were not, are one.
+    """The blocks of a list of statements: consecutive statements that were reached, or were not,
+    are one.
     """
-    rest = [stmt for stmt in body if _end(stmt) >= start and _counts(stmt)]
+    rest = filter(_counts, body)
+    under, decides = within.lineno if within is not None else 0, within
     for reached, together in groupby(rest, lambda stmt: _reached(stmt, lines)):
         group = list(together)
         for stmt in group if reached else ():
-            for part in _parts(stmt):
-                yield from _in(part, lines, stmt.lineno, start)
-        if not all(_is_trivial(stmt) for stmt in group) and not isinstance(group[-1], ast.Raise):
-            yield Block(group[0].lineno, _end(group[-1]), under), reached
+            for part in parts_of(stmt):
+                yield from _in(part, lines, stmt, function)
+        returns = all(map(is_trivial, group))
+        if not isinstance(group[-1], ast.Raise) and (not returns or any(map(_computes, group))):
+            first, last = group[0].lineno, _end(group[-1])
+            yield Block(first, last, under, returns, tuple(group), decides, function), reached
+        decides = group[-1] if reached and isinstance(group[-1], ast.If) else within
 
 
-def _parts(stmt: ast.stmt) -> list[list[ast.stmt]]:
+def parts_of(stmt: ast.stmt) -> list[list[ast.stmt]]:
     """The lists of statements within a statement, without the handlers of errors and without other
     functions.
     """
@@ -97,14 +106,14 @@ def _reached(stmt: ast.stmt, lines: Collection[int]) -> bool:
     return any(line in lines for line in range(first, _end(stmt) + 1))
 
 
-def _is_trivial(stmt: ast.stmt) -> bool:
+def is_trivial(stmt: ast.stmt) -> bool:
     """Whether nothing of the training happens in a statement: it leaves, or writes a line for
     people.
     """
     if isinstance(stmt, (*_LEAVES, *_SCOPES, ast.Assert)):
         return True
     if isinstance(stmt, ast.If | ast.With):
-        return all(_is_trivial(one) for part in _parts(stmt) for one in part)
+        return all(is_trivial(one) for part in parts_of(stmt) for one in part)
     if not isinstance(stmt, ast.Expr) or not isinstance(stmt.value, ast.Call):
         return False
     name = ast.unparse(stmt.value.func).rpartition(".")[2]
@@ -118,25 +127,21 @@ def _counts(stmt: ast.stmt) -> bool:
     )
 
 
-def _innermost(tree: ast.Module, line: int) -> Scope:
-    """The function that a line is in; the module for its top level."""
-    found: Scope = tree
-    for node in ast.walk(tree):  # breadth first: an inner function comes after the outer one
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body[
-            0
-        ].lineno <= line <= _end(node):
-            found = node
-    return found
+def _computes(stmt: ast.stmt) -> bool:
+    """Whether a statement returns more than a value that is there."""
+    if isinstance(stmt, ast.If | ast.With):
+        return any(_computes(one) for part in parts_of(stmt) for one in part)
+    return isinstance(stmt, ast.Return) and stmt.value is not None and not is_there(stmt.value)
 
 
-def _start(scope: Scope, line: int) -> int:
-    """The first line of the outermost loop of a function around a line, else the line."""
-    loops = [
-        node
-        for node in ast.walk(scope)
-        if isinstance(node, _LOOPS) and node.lineno <= line <= _end(node)
-    ]
-    return min((node.lineno for node in loops), default=line)
+def is_there(node: ast.expr) -> bool:
+    """Whether an expression computes nothing: a name, a constant, a part of such, or some of
+    them.
+    """
+    return not any(
+        isinstance(one, ast.Call | ast.BinOp | ast.Await | ast.comprehension | ast.IfExp)
+        for one in ast.walk(node)
+    )
 
 
 def _end(node: ast.stmt) -> int:

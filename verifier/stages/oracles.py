@@ -6,6 +6,7 @@ from pathlib import Path
 from ..analysis.batch import whole_batch
 from ..analysis.checkpoints import unwritten
 from ..analysis.follow_up_runs import clip_is_open, for_a_resume, keeps_its_batch_on
+from ..analysis.not_covered import lines_of_a_resume
 from ..analysis.precision import low_precision, needs_full_precision
 from ..analysis.root_cause import root_cause
 from ..analysis.why_not_run import never_written, no_resume
@@ -91,6 +92,8 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
         steps = min(settings.steps - after, MOST_RESHARDED if role != "resume" else settings.steps)
         probe = {"full_precision": exact, **for_a_resume(train, after)}
+        if role == "resume" and (lines := lines_of_a_resume(evidence)):
+            probe["lines"] = lines
         fields = {"steps": steps, "files": "saved", "probe": probe}
         return settings.run(
             role, world, *words, given=given, optional=optional, starting_point=False, **fields

@@ -89,12 +89,13 @@ class Survey:
         """Write what is new: after a step, or at the end."""
         session, weights = self.session, self.weights
         steps = max(session.progress.step_number() - 1, session.progress.own - (not ended))
-        new = self.lines.new()
-        if new or steps <= STEPS or ended:
+        new, sides = self.lines.new(), self.lines.sides.new()
+        if new or sides or steps <= STEPS or ended:
             session.write(
                 Reached(
                     steps=steps,
                     lines=new,
+                    sides=sides,
                     backwards=self.backwards,
                     trainable=weights.trainable(),
                     ended=ended,
@@ -116,6 +117,7 @@ class Survey:
             Reached(
                 steps=0,
                 lines=self.lines.new(),
+                sides=self.lines.sides.new(),
                 backwards=self.backwards,
                 stack=self.session.frames.stack(),
                 sharded=self.sharded,

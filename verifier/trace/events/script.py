@@ -54,7 +54,8 @@ class Raised(Event):
 class Reached(Event):
     """What the script has reached since the last such event, in the survey run (events/survey.py).
 
-    `steps`: optimizer steps made; `lines`: {file: lines of the project}; `backwards`: since then.
+    `steps`: optimizer steps made; `lines`: {file: lines of the project}; `sides`: {file: what was
+    evaluated of its conditional expressions} (expression_sides.py); `backwards`: since then.
     `stack`: the frames of the first optimizer step, innermost first: lines are reported again from
     then on. `trainable`: parameters that require gradients. `ended`: the script has come to its
     end, with these `weights` (a digest of this rank's part); `still`: parameters and buffers, by
@@ -64,6 +65,7 @@ class Reached(Event):
 
     steps: int
     lines: dict[str, list[int]] = field(default_factory=dict)
+    sides: dict[str, list[list[int]]] = field(default_factory=dict)
     backwards: int = 0
     trainable: int = 0
     stack: list[Place] = field(default_factory=list)
@@ -75,11 +77,12 @@ class Reached(Event):
 
 
 class Visited(Event):
-    """{file: those of the lines that the request asked for that this rank has reached}
-    (rank.py).
+    """{file: those of the lines that the request asked for that this rank has reached}, and what
+    was evaluated of the conditional expressions on these lines (rank.py).
     """
 
     lines: dict[str, list[int]]
+    sides: dict[str, list[list[int]]] = field(default_factory=dict)
 
 
 class Printed(Located):
