@@ -29,6 +29,8 @@ class Finding:
     required: bool = True  # whether it decides: a failure that does not is a warning
     # whether right scripts may be made so too: such a failure needs another one beside it
     suspicion: bool = False
+    # rules whose failure follows from what it names, beside those that its rule always explains
+    explains: tuple[str, ...] = ()
 
     @property
     def warns(self) -> bool:

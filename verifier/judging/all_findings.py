@@ -97,13 +97,16 @@ def with_consequences(findings: list[Finding], evidence: Evidence) -> list[Findi
     consequence.
     """
     failed = [f for f in findings if f.status == "fail" and not f.warns]
-    effects = [f for f in failed if not RULES[f.rule].names_a_cause]
+    effects = [f for f in failed if not (RULES[f.rule].names_a_cause or f.explains)]
     # What a resume loses explains no difference between runs that resume from nothing.
     after_resume = {f.rule: bool(RULES[f.rule].needs & OF_CHECKPOINTS) for f in failed}
-    causes = [after_resume[f.rule] for f in failed if f not in effects]
-    explained = {name for f in failed for name in RULES[f.rule].explains}
+    # An error that a script swallowed in step 90 explains no difference in step 3.
+    causes = [after_resume[f.rule] for f in failed if f not in effects and not f.explains]
+    explained = {name for f in failed for name in (*RULES[f.rule].explains, *f.explains)}
 
     def follows(finding: Finding) -> bool:
+        if finding.explains:
+            return False
         caused = any(after_resume[finding.rule] or not cause for cause in causes)
         return finding.rule in explained or (finding in effects and caused)
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from .frames import Frames
 
+Raised = Callable[[FrameType, BaseException, TracebackType], None]
 # line events without a new line after which a frame is left alone: it computes, in a loop of its
 # own
 QUIET = 20_000
@@ -43,6 +44,10 @@ class Lines:
         self._codes: list[CodeType] = []  # kept, so that no other gets the id of one
         self._new: dict[str, set[int]] = {}
         self._kept: set[CodeType] = set()  # whose frames are never left alone
+        # before Python 3.12: what is called with each error that reaches a followed frame, and the
+        # ids of the codes that are followed for their errors alone
+        self.raised: Raised = lambda frame, error, passed: None
+        self.raising: set[int] = set()
 
     def start(self) -> None:
         """Watch from now on, in all threads."""
@@ -100,7 +105,9 @@ class Lines:
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not self._lines_of(frame.f_code):
-            return None
+            if id(frame.f_code) not in self.raising:
+                return None
+            frame.f_trace_lines = False
         quiet = 0
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -109,6 +116,8 @@ class Lines:
                 quiet = 0 if self._add(frame.f_code, frame.f_lineno) else quiet + 1
                 if quiet > QUIET and frame.f_code not in self._kept:
                     frame.f_trace_lines = False
+            elif event == "exception":
+                self.raised(frame, argument[1], argument[2])
             return line
 
         return line

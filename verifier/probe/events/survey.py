@@ -24,6 +24,7 @@ from ..dispatcher import Call, Leave
 from ..line_coverage import Lines
 from ..measures import writes
 from ..optimizer_ids import Turns
+from ..passing_errors import PassingErrors
 from ..session import Session
 from .backward import BACKWARD
 
@@ -77,6 +78,7 @@ class Survey:
     def __init__(self, session: Session, lines: Lines) -> None:
         self.session, self.lines = session, lines
         self.weights = Weights()
+        self.errors = PassingErrors(session, lines, self._made)
         self.backwards = 0  # since the last report
         self.trained = False  # whether any backward has begun
         self.sharded = False  # whether `fully_shard` was called
@@ -88,9 +90,9 @@ class Survey:
     def report(self, ended: bool = False) -> None:
         """Write what is new: after a step, or at the end."""
         session, weights = self.session, self.weights
-        steps = max(session.step_number() - 1, session.own - (not ended))
+        steps = self._made(ended)
         new = self.lines.new()
-        if new or steps <= STEPS or ended:
+        if new or steps <= STEPS or ended or self.errors.open:
             session.write(
                 Reached(
                     steps=steps,
@@ -104,14 +106,22 @@ class Survey:
                 )
             )
         self.backwards = 0
+        if not ended:
+            self.errors.stepped()
 
     def end(self) -> None:
         """The script has ended."""
+        self.errors.end()
         self.report(ended=True)
+
+    def _made(self, ended: bool = False) -> int:
+        """The steps that were made."""
+        return max(self.session.step_number() - 1, self.session.own - (not ended))
 
     def _begin(self) -> None:
         """The first step is about to be made, of all or of the sharded model."""
         self.weights.begin()
+        self.errors.begin()
         self.session.write(
             Reached(
                 steps=0,
@@ -158,6 +168,7 @@ class Survey:
         if not self.sharded:  # what was trained until now is another model
             self.sharded, self.session.own = True, 0
             self.session.optimizers = Turns()
+            self.errors.sharding()
         self.weights.shard(call)
 
     def destroying(self, call: Call) -> None:
@@ -167,6 +178,7 @@ class Survey:
     def backward(self, call: Call) -> Leave | None:
         """A backward is about to begin."""
         self.trained = True
+        self.errors.backwards += 1
         if not self.session.optimizers:  # each backward may be a step that the script makes itself
             self.session.own += 1
             if self.session.own == 1:
@@ -185,6 +197,7 @@ def install(session: Session) -> None:
     if session.lines is None:
         return
     survey = Survey(session, session.lines)
+    survey.errors.start()
     session.subscribe("ended", survey.end)
     session.around("torch.distributed.fsdp:fully_shard", before=survey.sharding)
     session.around("torch.distributed:destroy_process_group", before=survey.destroying)
