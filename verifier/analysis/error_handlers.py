@@ -81,7 +81,7 @@ def _manager(sources: Sources, at: Place, node: ast.AST, classes: list[str]) -> 
         return None
     trees = (sources.tree(file) for file in sources.project)
     kinds = (one for tree in trees for one in walk(tree) if isinstance(one, ast.ClassDef))
-    own = {one.name for one in (*functions_of(sources), *kinds)}
+    own = {one.name for one in functions_of(sources)} | {one.name for one in kinds}
     used = {name for item in node.items for name in called(item.context_expr)}
     return Handler(node.lineno, _head(sources, at, node.lineno)) if used & own else None
 

@@ -34,6 +34,7 @@ class Swallowed:
     missing: str
     doubt: str
     at: float
+    everywhere: bool = False  # whether every rank raised it
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class _Error:
     @property
     def loops(self) -> list[LoopAt]:
         """The loops around its lines, outermost first."""
-        found = {}
-        for record in reversed(self.records):
-            found |= {(one.file, one.line): one for one in record.loops}
+        found: dict[tuple[str, int], LoopAt] = {}
+        for one in (one for record in reversed(self.records) for one in record.loops):
+            found.setdefault((one.file, one.line), one)
         return list(found.values())
 
     def inside(self, loop: LoopAt) -> bool:
@@ -72,7 +73,7 @@ class _Error:
     def caught(self) -> str:
         """`except Exception` (train.py:9)."""
         if self.handler is None:
-            return "code outside the project"
+            return "a library, or a Future that is not asked,"
         return f"`{self.handler.text}` ({_name(self.place.file)}:{self.handler.line})"
 
     def said(self) -> str:
@@ -100,10 +101,9 @@ def swallowed(run: Run | None, sources: Sources) -> Swallowed | None:
     if first is None:
         return None
     ranks = sorted({one.rank for one in found if one.raised == first.raised})
-    who = f"rank{'s' if ranks[1:] else ''} {some(map(str, ranks))}"
-    if len(ranks) == run.world_size > 1:
-        who = "every rank"
-    return replace(first, text=f"{who} raised {first.text}")
+    everywhere = len(ranks) == run.world_size > 1
+    who = "every rank" if everywhere else f"rank{'s' * (len(ranks) > 1)} {some(map(str, ranks))}"
+    return replace(first, text=f"{who} raised {first.text}", everywhere=everywhere)
 
 
 def last_error(run: Run | None, sources: Sources) -> str:
@@ -122,12 +122,16 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
     last = made[-1].seq if made else -1
     active = next((record.stack for record in reversed(made) if record.stack), [])
     # An error after which the training goes on is a retry, or a batch that is left out.
-    for error in (one for one in _errors(trace, sources) if one.last.seq > last):
-        loops = [one for one in error.loops if _holds(one, active)]
+    errors = [one for one in _errors(trace, sources) if one.last.seq > last]
+    for error in errors:
+        # Without any step it is not known which loop would have made them.
+        before = not active and error.first.sharded
+        loops = [one for one in error.loops if before or _holds(one, active)]
         left = [one for one in loops if not error.inside(one)]
         if _designed(error, sources) or _died(error, trace):
             continue
-        if left or _leaves_library(error, active, sources) or _ends(error, loops, trace):
+        ends = _leaves(error) or (error is errors[-1] and _goes_no_further(error, loops, trace))
+        if left or (loops and ends) or _leaves_library(error, active, sources):
             missing = _missing(error.last, left or loops) or _behind(trace, run)
             yield Swallowed(
                 trace.rank,
@@ -167,15 +171,16 @@ def _leaves_library(error: _Error, active: list[Place], sources: Sources) -> boo
     return any((at.file, at.line) == (error.place.file, error.place.line) for at in active)
 
 
-def _ends(error: _Error, loops: list[LoopAt], trace: Trace) -> bool:
-    """Whether the loop in whose body it was caught has ended by it: its handler leaves the loop, or
-    the rank came to its end without the iterations that were left.
-    """
-    if not loops or error.handler is None:
-        return False
+def _leaves(error: _Error) -> bool:
+    """Whether its handler leaves the loop."""
+    return error.handler is not None and error.handler.leaves
+
+
+def _goes_no_further(error: _Error, loops: list[LoopAt], trace: Trace) -> bool:
+    """Whether a rank came to its end without the iterations that were left after its last error."""
     # Where batches are left out until the loop is over, the last error is that of the last one.
-    more = any(one.total and one.done is not None and one.done + 1 < one.total for one in loops)
-    return error.handler.leaves or (more and trace.end is not None)
+    more = (one.total and one.done is not None and one.done + 1 < one.total for one in loops)
+    return trace.end is not None and any(more)
 
 
 def _designed(error: _Error, sources: Sources) -> bool:

@@ -26,6 +26,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
 
@@ -63,12 +64,24 @@ def _position(loop: _Loop, file: str, names: Mapping[str, Any]) -> LoopAt:
     try:
         if not isinstance(loop, ast.While):
             total, done = _progress(loop.target, loop.iter, names)
-        elif not isinstance(loop.test, ast.Constant):  # `while True` ends elsewhere
+        elif not isinstance(loop.test, ast.Constant):
             goes_on = bool(_number(loop.test, names))
     except _Unknown:
         pass
+    if total is None and goes_on is None:  # `while True` ends by a break
+        goes_on = _breaks_not(loop, names)
     first, last = loop.lineno, _end(loop)
     return LoopAt(file=file, line=first, last=last, goes_on=goes_on, total=total, done=done)
+
+
+def _breaks_not(loop: _Loop, names: Mapping[str, Any]) -> bool | None:
+    """Whether no `if` of a loop breaks it now; None if that is not known."""
+    ifs = [one for one in ast.walk(loop) if isinstance(one, ast.If)]
+    tests = [one.test for one in ifs if isinstance(one.body[-1], ast.Break)]
+    try:
+        return not any(_number(test, names) for test in tests) if tests else None
+    except _Unknown:
+        return None
 
 
 def _progress(

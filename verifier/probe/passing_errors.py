@@ -4,9 +4,11 @@ An error that is caught is seen for the last time in the function that catches i
 project's last one on its way to a library that does. So what is recorded last of an error, and no
 step follows, says where the script swallowed it.
 
-From Python 3.12 on a tool of its own in `sys.monitoring` is called for RAISE; before, the trace
-function of line_coverage.py is. Neither costs anything where no error is raised.
+Imports no torch. From Python 3.12 on a tool of its own in `sys.monitoring` is called for RAISE;
+before, the trace function of line_coverage.py is. Neither costs anything where no error is raised.
 """
+
+from __future__ import annotations
 
 import queue
 import sys
@@ -14,14 +16,16 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..trace.events import LoopAt, Passing
 from ..trace.origin import origin
 from .line_coverage import Lines
 from .loop_progress import loops_at
-from .session import Session
 from .stop_run import StopRun
+
+if TYPE_CHECKING:
+    from .session import Session
 
 # by which Python ends loops and generators, and the verifier a run; and what a loop that polls a
 # queue raises in each turn
@@ -43,7 +47,8 @@ class PassingErrors:
         # {id of a function that is on the stack of the first step: its line there}
         self._training: dict[int, int] = {}
         self._codes: list[CodeType] = []  # kept, so that no other gets the id of one
-        self._numbers: list[tuple[int, str, int]] = []  # (id, place) of the errors of one number
+        # {(id, file, line): frames passed} of the errors of one number
+        self._passed: dict[tuple[int, str, int], int] = {}
         self._number = 0
         self._met: Counter[_Seen] = Counter()
         self._held: Passing | None = None  # not written
@@ -74,6 +79,7 @@ class PassingErrors:
             self._training[id(frame.f_code)] = frame.f_lineno
             self._codes.append(frame.f_code)
         self.lines.raising |= set(self._training)
+        self._passed.clear()
 
     def sharding(self) -> None:
         """`fully_shard` is called for the first time."""
@@ -136,25 +142,28 @@ class PassingErrors:
         """The number of an error that was met before, or was raised while one was handled that
         was.
         """
-        *_, (inner, line) = traceback.walk_tb(raised)
+        frames = list(traceback.walk_tb(raised))
+        inner, line = frames[-1]
         key = (id(error), inner.f_code.co_filename, line)
-        known = {one[0] for one in self._numbers}
-        chain, last = False, error.__context__
-        while last is not None and not chain:
-            chain, last = id(last) in known, last.__context__
-        if key not in self._numbers:
-            self._number += not chain
-            self._numbers = [*(self._numbers if chain else ()), key]
+        # an error on its way out passes more and more frames; else another one has got its id
+        if self._passed.get(key, len(frames)) >= len(frames):
+            known, before = {one[0] for one in self._passed}, error.__context__
+            while before is not None and id(before) not in known:
+                before = before.__context__
+            if before is None:
+                self._number += 1
+                self._passed.clear()
+        self._passed[key] = len(frames)
         return self._number
 
     def _loops(self, raised: TracebackType) -> list[LoopAt]:
-        """The loops around the lines of the error in the functions of the training, outermost
-        first.
+        """The loops around the lines of the error in the functions of the training (of the project,
+        before the first step), outermost first.
         """
         return [
             loop
             for frame, line in traceback.walk_tb(raised)
-            if id(frame.f_code) in self._training
+            if self._watches(frame.f_code)
             for loop in loops_at(frame, line)
         ]
 

@@ -3,7 +3,6 @@ from ...analysis.root_cause import is_victim, root_cause
 from ...analysis.swallowed_errors import Swallowed, last_error, swallowed
 from ..base import Evidence, Finding, Rule, Run, count
 
-
 # A rank that has left the training looks like a rank that took another branch, or has less data.
 _SEEN_AS = ("rank-conditional-collective", "rank-local-control-flow", "uneven-batches-hang")
 
@@ -42,7 +41,7 @@ class RunCompletes(Rule):
             return self.unknown(evidence.missing.get("train", "the script was not run"))
         caught = swallowed(evidence.survey, evidence.sources)
         if caught is not None and caught.missing and not caught.doubt and not _crashed(run):
-            return self._swallowed(caught)
+            return self._swallowed(caught, evidence.survey)
         if not run.completed:
             cause = root_cause(run)
             # A simulated rank has made-up numbers from the others, by which a right script may
@@ -64,16 +63,17 @@ class RunCompletes(Rule):
                 f"after the compared steps: {cause.text}", cause.location, fix=cause.fix
             )
         if caught is not None:
-            why = caught.doubt or "no loop shows whether steps are missing"
+            why = caught.doubt or "no loop shows that steps are missing"
             return self.unknown(f"{caught.text}; {why}", location=caught.raised)
         return self.passed(f"{count(run.world_size, 'rank')} made {count(run.steps(), 'step')}")
 
-    def _swallowed(self, error: Swallowed) -> Finding:
+    def _swallowed(self, error: Swallowed, survey: Run | None) -> Finding:
         fix = (
-            "Fix the error at that line, and raise it again where it is caught, so that the launcher"
-            " stops all ranks and the script does not end with status 0."
+            "Fix the error at that line, and raise it again where it is caught, so that the"
+            " launcher stops all ranks and the script does not end with status 0."
         )
-        text = f"{error.text}: {error.missing}"
+        waited = survey is not None and survey.timed_out and not error.everywhere
+        text = f"{error.text}: {error.missing}{'; the others waited for it' if waited else ''}"
         return self.failed(text, error.raised, fix=fix, explains=_SEEN_AS)
 
 

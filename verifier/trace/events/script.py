@@ -96,7 +96,8 @@ class Passing(Event):
     `number`: the same for one error, and what was raised from it, on its way out. `classes`: names
     of its class and of the bases; `origin`: whose code defines the class. `frames`: of the project,
     innermost first; the last is the function that it passed through. `loops`: around these lines,
-    of functions of the training, outermost first. `before_step`: whether the line is
+    of functions of the training (before the first step, of the project), outermost first.
+    `before_step`: whether the line is
     before that of the step. `steps`: made before it; `backwards`: since the sharding. `training`:
     whether a step had been made; `sharded`: whether `fully_shard` had been called.
     """
