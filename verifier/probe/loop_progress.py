@@ -114,6 +114,8 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         if found is _Unknown or inspect.isroutine(found) or hasattr(type(found), "__get__"):
             raise _Unknown
         return found
+    if isinstance(node, ast.Subscript):
+        return _item(_value(node.value, names), _value(node.slice, names))
     if isinstance(node, ast.BinOp):
         return _applied(node.op, node.left, node.right, names)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
@@ -125,6 +127,12 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return not _number(node.operand, names)
     if isinstance(node, ast.Call) and not node.keywords:
         return _called(_name(node.func), node.args, names)
+    raise _Unknown
+
+
+def _item(items: Any, key: Any) -> Any:
+    if type(items) is dict and isinstance(key, str) and key in items:
+        return items[key]
     raise _Unknown
 
 
