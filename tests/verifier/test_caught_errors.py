@@ -12,7 +12,9 @@ import pytest
 from records import cases, end, judge, row, run, sources, step, stepped
 from records import judged_as as judged
 from verified_fsdp2.verifier.analysis.error_handlers import handler_of
-from verified_fsdp2.verifier.evidence import Sources
+from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judging.all_findings import with_consequences
 from verified_fsdp2.verifier.probe.loop_progress import loops_at
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Place
@@ -79,6 +81,7 @@ def passing(
         "before_step": True,
         "steps": 2,
         "backwards": 2,
+        "since_step": 0,
         "training": True,
         "sharded": True,
     }
@@ -88,17 +91,25 @@ def rank(*records: dict[str, Any], steps: int = 2) -> list[dict[str, Any]]:
     """What a rank of the survey run records: two steps, and what comes then."""
     begun = [reached(0, stack=[place(14), place(16, "<module>")], sharded=True)]
     made = [reached(k + 1) for k in range(steps)]
-    return [*begun, *made, *records, reached(steps, ended=True), {"kind": "end", "how": "return"}]
+    return [
+        *begun,
+        *made,
+        *records,
+        reached(steps, ended=True, backwards=0),
+        {"kind": "end", "how": "return"},
+    ]
 
 
-def survey(*ranks: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+def survey(*ranks: list[dict[str, Any]], text: str = SCRIPT, **more: Any) -> dict[str, Any]:
     """Evidence of a survey run."""
-    return {"survey": run(*ranks, role="survey", **more), **sources(SCRIPT)}
+    return {"survey": run(*ranks, role="survey", **more), **sources(text)}
 
 
 TRAIN = [step(), stepped()]
 DIED = passing(2, 11, 16)
 SKIPPED = passing(8, error="ValueError")
+SKIPPED_LAST = {**passing(8, error="ValueError", done=19), "before_step": False}
+BREAKS = SCRIPT.replace("continue", "break")
 STOPPED = passing(13, 20, error="Stop")
 GOES_ON = passing(2, 11, 16, done=None, total=None, goes_on=True)
 UNKNOWN = passing(2, 11, 16, done=None, total=None)
@@ -123,10 +134,15 @@ test_finding = judged(
     # what fails is behind the step of the last iteration
     row(RULE, "inconclusive", TRAIN, names=("no loop shows",), **survey(rank(LAST))),
     # batches are left out until the loop is over
-    row(RULE, "pass", TRAIN, **survey(rank({**SKIPPED, "loops": passing(8, done=19)["loops"]}))),
+    row(RULE, "pass", TRAIN, **survey(rank(SKIPPED_LAST))),
     row(RULE, "pass", TRAIN, **survey(rank(SKIPPED, reached(3), reached(4)))),
     # the loop was left otherwise after the error that was caught in its body
-    row(RULE, "fail", TRAIN, names=("except ValueError",), **survey(rank(SKIPPED))),
+    row(RULE, "inconclusive", TRAIN, names=("another reason",), **survey(rank(SKIPPED))),
+    # what is behind the step may fail before a break; micro-batches are left over
+    row(RULE, "pass", TRAIN, **survey(rank({**SKIPPED, "before_step": False}))),
+    row(RULE, "pass", TRAIN, **survey([*rank(SKIPPED)[:-2], reached(2, ended=True)])),
+    row(RULE, "fail", TRAIN, names=("except ValueError",), **survey(rank(SKIPPED), text=BREAKS)),
+    row(RULE, "pass", TRAIN, **survey(rank(SKIPPED_LAST), text=BREAKS)),
     row(RULE, "pass", TRAIN, **survey(rank(STOPPED))),
     row(
         RULE,
@@ -153,7 +169,15 @@ def test_who_caught_it_stands_before_a_hang() -> None:
     found = judge(RULE, TRAIN, **late)
     assert found.status == "fail" and "rank 1 raised RuntimeError" in found.evidence
     assert "the others waited for it" in found.evidence
-    assert "uneven-batches-hang" in found.explains
+    # the ranks part because of it; a difference between the compared steps has another cause
+    others = [
+        Finding(name, "fail", "")
+        for name in ("rank-local-control-flow", "uneven-batches-hang", "matches-ddp")
+    ]
+    judged = with_consequences([*others, found], Evidence(**late))
+    assert [one.consequence for one in judged] == [True, True, True, False]
+    alone = with_consequences([others[2], found], Evidence(**late))
+    assert [one.consequence for one in alone] == [False, False]
 
 
 def test_a_training_that_dies_before_its_first_step() -> None:
@@ -207,6 +231,7 @@ def _handler(text: str, line: int, error: str) -> int | None:
     ("for step in range(2, 9, 2):", 4, 1, None),
     ("for step in range(cfg.steps):", 12, 4, None),
     ("for step in range(settings['steps']):", 12, 4, None),
+    ("for step in range(min(int(cfg.steps), 9)):", 9, 4, None),
     ("for step in range(cfg.asked()):", None, None, None),
     ("for i, step in enumerate(items):", 7, 4, None),
     ("for i, step in enumerate(tqdm(items), start=1):", 7, 4, None),

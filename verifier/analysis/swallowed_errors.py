@@ -130,18 +130,28 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
         left = [one for one in loops if not error.inside(one)]
         if _designed(error, sources) or _died(error, trace):
             continue
-        ends = _leaves(error) or (error is errors[-1] and _goes_no_further(error, loops, trace))
-        if left or (loops and ends) or _leaves_library(error, active, sources):
-            missing = _missing(error.last, left or loops) or _behind(trace, run)
-            yield Swallowed(
-                trace.rank,
-                error.said(),
-                error.first.frames[0],
-                error.caught(),
-                missing,
-                _doubt(error),
-                error.first.at,
+        missing = _missing(error.last, left or loops) or _behind(trace, run)
+        doubt = _doubt(error)
+        if not left and loops:
+            if not _leaves(error) and (error is not errors[-1] or _goes_on(error, loops, trace)):
+                continue
+            # A batch that is left out in the last iteration is no end of the training.
+            if not missing and all(_is_known(one) for one in loops):
+                continue
+            doubt = doubt or (
+                "" if _leaves(error) else "the loop may have ended for another reason"
             )
+        elif not left and not _leaves_library(error, active, sources):
+            continue
+        yield Swallowed(
+            trace.rank,
+            error.said(),
+            error.first.frames[0],
+            error.caught(),
+            missing,
+            doubt,
+            error.first.at,
+        )
 
 
 def _errors(trace: Trace, sources: Sources) -> Iterator[_Error]:
@@ -176,11 +186,20 @@ def _leaves(error: _Error) -> bool:
     return error.handler is not None and error.handler.leaves
 
 
-def _goes_no_further(error: _Error, loops: list[LoopAt], trace: Trace) -> bool:
-    """Whether a rank came to its end without the iterations that were left after its last error."""
+def _goes_on(error: _Error, loops: list[LoopAt], trace: Trace) -> bool:
+    """Whether the loop in whose body a rank caught its last error may have gone on to its end."""
+    ends = [record for record in trace.of(Reached) if record.ended]
+    # What is behind the step of an iteration, such as a log, may fail in the last one before a
+    # break; the last micro-batches of an epoch may fill no window of an accumulation.
+    if not ends or not error.last.before_step or ends[-1].backwards > error.last.since_step:
+        return True
     # Where batches are left out until the loop is over, the last error is that of the last one.
     more = (one.total and one.done is not None and one.done + 1 < one.total for one in loops)
-    return trace.end is not None and any(more)
+    return not any(more)
+
+
+def _is_known(loop: LoopAt) -> bool:
+    return loop.total is not None or loop.goes_on is not None
 
 
 def _designed(error: _Error, sources: Sources) -> bool:

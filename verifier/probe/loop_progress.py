@@ -17,6 +17,11 @@ from .frames import tree_of
 _Loop = ast.For | ast.While
 _BARS = ("tqdm", "track")  # show the progress of what they are given
 _NUMBERS = (int, float)
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "int": lambda number: int(number),
+    "min": lambda *numbers: min(numbers),
+    "max": lambda *numbers: max(numbers),
+}
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -139,10 +144,10 @@ def _item(items: Any, key: Any) -> Any:
 def _called(name: str, given: Sequence[ast.expr], names: Mapping[str, Any]) -> Any:
     if name == "len" and len(given) == 1:
         return _length(_value(given[0], names))
-    if name in ("range", "min", "max") and given:
+    if name in ("range", *_PLAIN) and given:
         numbers = [_number(one, names) for one in given]
-        if name != "range":
-            return min(numbers) if name == "min" else max(numbers)
+        if name in _PLAIN:
+            return _PLAIN[name](*numbers)
         if all(isinstance(one, int) for one in numbers) and (len(numbers) < 3 or numbers[2]):
             return range(*numbers)
     raise _Unknown

@@ -43,7 +43,8 @@ class PassingErrors:
         self.session, self.lines, self.made = session, lines, made
         self.open = False  # whether one was recorded since the last step
         self.sharded = False
-        self.backwards = 0
+        self.backwards = 0  # since the sharding
+        self.since_step = 0
         # {id of a function that is on the stack of the first step: its line there}
         self._training: dict[int, int] = {}
         self._codes: list[CodeType] = []  # kept, so that no other gets the id of one
@@ -87,7 +88,12 @@ class PassingErrors:
 
     def stepped(self) -> None:
         """A step has been made: the training goes on."""
-        self.open, self._held = False, None
+        self.open, self._held, self.since_step = False, None, 0
+
+    def backward(self) -> None:
+        """A backward is about to begin."""
+        self.backwards += 1
+        self.since_step += 1
 
     def end(self) -> None:
         """The script has ended."""
@@ -134,6 +140,7 @@ class PassingErrors:
             before_step=self._before_step(raised),
             steps=self.made(),
             backwards=self.backwards,
+            since_step=self.since_step,
             training=bool(self._training),
             sharded=self.sharded,
         )

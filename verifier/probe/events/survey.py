@@ -178,7 +178,7 @@ class Survey:
     def backward(self, call: Call) -> Leave | None:
         """A backward is about to begin."""
         self.trained = True
-        self.errors.backwards += 1
+        self.errors.backward()
         if not self.session.optimizers:  # each backward may be a step that the script makes itself
             self.session.own += 1
             if self.session.own == 1:

@@ -63,8 +63,9 @@ class RunCompletes(Rule):
                 f"after the compared steps: {cause.text}", cause.location, fix=cause.fix
             )
         if caught is not None:
+            what = f": {caught.missing}" if caught.missing else ""
             why = caught.doubt or "no loop shows that steps are missing"
-            return self.unknown(f"{caught.text}; {why}", location=caught.raised)
+            return self.unknown(f"{caught.text}{what}; {why}", location=caught.raised)
         return self.passed(f"{count(run.world_size, 'rank')} made {count(run.steps(), 'step')}")
 
     def _swallowed(self, error: Swallowed, survey: Run | None) -> Finding:

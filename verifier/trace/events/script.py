@@ -97,9 +97,9 @@ class Passing(Event):
     of its class and of the bases; `origin`: whose code defines the class. `frames`: of the project,
     innermost first; the last is the function that it passed through. `loops`: around these lines,
     of functions of the training (before the first step, of the project), outermost first.
-    `before_step`: whether the line is
-    before that of the step. `steps`: made before it; `backwards`: since the sharding. `training`:
-    whether a step had been made; `sharded`: whether `fully_shard` had been called.
+    `before_step`: whether the line is before that of the step. `steps`: made before it;
+    `backwards`: since the sharding, and `since_step`: since the last step. `training`: whether a
+    step had been made; `sharded`: whether `fully_shard` had been called.
     """
 
     number: int
@@ -112,6 +112,7 @@ class Passing(Event):
     before_step: bool
     steps: int
     backwards: int
+    since_step: int
     training: bool
     sharded: bool
 
