@@ -49,6 +49,7 @@ CLASSES = {
     "RuntimeError": ["RuntimeError", "Exception"],
     "ValueError": ["ValueError", "Exception"],
     "Stop": ["Stop", "Exception"],
+    "KeyError": ["KeyError", "LookupError", "Exception"],
     "KeyboardInterrupt": ["KeyboardInterrupt", "BaseException"],
 }
 
@@ -78,6 +79,7 @@ def passing(
         "origin": "user" if error == "Stop" else "python",
         "frames": [place(line) for line in lines],
         "loops": [{"file": FILE, "line": 6, "last": 14, "total": total, "done": done, **more}],
+        "callers": [],
         "before_step": True,
         "steps": 2,
         "backwards": 2,
@@ -109,6 +111,8 @@ TRAIN = [step(), stepped()]
 DIED = passing(2, 11, 16)
 SKIPPED = passing(8, error="ValueError")
 SKIPPED_LAST = {**passing(8, error="ValueError", done=19), "before_step": False}
+IN_STEP = {**SKIPPED, "loops": [], "callers": SKIPPED["loops"]}
+ASKS = SCRIPT.replace("except ValueError", "except KeyError")
 BREAKS = SCRIPT.replace("continue", "break")
 STOPPED = passing(13, 20, error="Stop")
 GOES_ON = passing(2, 11, 16, done=None, total=None, goes_on=True)
@@ -138,9 +142,13 @@ test_finding = judged(
     row(RULE, "pass", TRAIN, **survey(rank(SKIPPED, reached(3), reached(4)))),
     # the loop was left otherwise after the error that was caught in its body
     row(RULE, "inconclusive", TRAIN, names=("another reason",), **survey(rank(SKIPPED))),
+    # a look into a cache
+    row(RULE, "pass", TRAIN, **survey(rank(passing(8, error="KeyError")), text=ASKS)),
     # what is behind the step may fail before a break; micro-batches are left over
     row(RULE, "pass", TRAIN, **survey(rank({**SKIPPED, "before_step": False}))),
     row(RULE, "pass", TRAIN, **survey([*rank(SKIPPED)[:-2], reached(2, ended=True)])),
+    # a function that makes a step catches it, and the loop that calls it ends
+    row(RULE, "inconclusive", TRAIN, names=("iteration 3",), **survey(rank(IN_STEP))),
     row(RULE, "fail", TRAIN, names=("except ValueError",), **survey(rank(SKIPPED), text=BREAKS)),
     row(RULE, "pass", TRAIN, **survey(rank(SKIPPED_LAST), text=BREAKS)),
     row(RULE, "pass", TRAIN, **survey(rank(STOPPED))),

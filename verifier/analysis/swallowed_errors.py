@@ -17,6 +17,8 @@ from .wording import count, cut, some
 _ENDINGS = {"KeyboardInterrupt", "StopIteration", "GeneratorExit", "Empty", "CancelledError"}
 # So do these where a handler names them: records are read until there are no more.
 _DATA_END = {"EOFError", "IndexError"}
+# By these, where a handler names them, a script asks whether there is something.
+_ASKS = {"LookupError", "AttributeError", "ImportError"}
 
 
 @dataclass(frozen=True)
@@ -130,17 +132,19 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
         left = [one for one in loops if not error.inside(one)]
         if _designed(error, sources) or _died(error, trace):
             continue
-        missing = _missing(error.last, left or loops) or _behind(trace, run)
+        # A function that makes one step may catch it, and return to the loop.
+        callers = [one for one in error.last.callers if before or _holds(one, active)]
+        around = left or loops or callers
+        missing = _missing(error.last, around) or _behind(trace, run)
         doubt = _doubt(error)
-        if not left and loops:
-            if not _leaves(error) and (error is not errors[-1] or _goes_on(error, loops, trace)):
+        if not left and around:
+            leaves = bool(loops) and _leaves(error)
+            if not leaves and (error is not errors[-1] or _goes_on(error, around, trace)):
                 continue
             # A batch that is left out in the last iteration is no end of the training.
-            if not missing and all(_is_known(one) for one in loops):
+            if not missing and all(_is_known(one) for one in around):
                 continue
-            doubt = doubt or (
-                "" if _leaves(error) else "the loop may have ended for another reason"
-            )
+            doubt = doubt or ("" if leaves else "the loop may have ended for another reason")
         elif not left and not _leaves_library(error, active, sources):
             continue
         yield Swallowed(
@@ -189,6 +193,9 @@ def _leaves(error: _Error) -> bool:
 def _goes_on(error: _Error, loops: list[LoopAt], trace: Trace) -> bool:
     """Whether the loop in whose body a rank caught its last error may have gone on to its end."""
     ends = [record for record in trace.of(Reached) if record.ended]
+    named = error.handler is not None and error.handler.names
+    if named and not _ASKS.isdisjoint(error.last.classes):
+        return True
     # What is behind the step of an iteration, such as a log, may fail in the last one before a
     # break; the last micro-batches of an epoch may fill no window of an accumulation.
     if not ends or not error.last.before_step or ends[-1].backwards > error.last.since_step:

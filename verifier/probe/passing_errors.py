@@ -14,7 +14,7 @@ import queue
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +136,8 @@ class PassingErrors:
             classes=[kind.__name__ for kind in type(error).__mro__],
             origin=_defined_by(type(error)),
             frames=frames,
-            loops=self._loops(raised),
+            loops=self._loops(traceback.walk_tb(raised)),
+            callers=self._loops([*traceback.walk_stack(frame.f_back)][::-1]),
             before_step=self._before_step(raised),
             steps=self.made(),
             backwards=self.backwards,
@@ -163,13 +164,13 @@ class PassingErrors:
         self._passed[key] = len(frames)
         return self._number
 
-    def _loops(self, raised: TracebackType) -> list[LoopAt]:
-        """The loops around the lines of the error in the functions of the training (of the project,
-        before the first step), outermost first.
+    def _loops(self, frames: Iterable[tuple[FrameType, int]]) -> list[LoopAt]:
+        """The loops around lines of functions of the training (of the project, before the first
+        step), in the order of the frames.
         """
         return [
             loop
-            for frame, line in traceback.walk_tb(raised)
+            for frame, line in frames
             if self._watches(frame.f_code)
             for loop in loops_at(frame, line)
         ]

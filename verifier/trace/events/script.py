@@ -96,10 +96,11 @@ class Passing(Event):
     `number`: the same for one error, and what was raised from it, on its way out. `classes`: names
     of its class and of the bases; `origin`: whose code defines the class. `frames`: of the project,
     innermost first; the last is the function that it passed through. `loops`: around these lines,
-    of functions of the training (before the first step, of the project), outermost first.
-    `before_step`: whether the line is before that of the step. `steps`: made before it;
-    `backwards`: since the sharding, and `since_step`: since the last step. `training`: whether a
-    step had been made; `sharded`: whether `fully_shard` had been called.
+    of functions of the training (before the first step, of the project), outermost first;
+    `callers`: those around the calls that led to the last function. `before_step`: whether the line
+    is before that of the step. `steps`: made before it; `backwards`: since the sharding, and
+    `since_step`: since the last step. `training`: whether a step had been made; `sharded`: whether
+    `fully_shard` had been called.
     """
 
     number: int
@@ -109,6 +110,7 @@ class Passing(Event):
     origin: str
     frames: list[Place]
     loops: list[LoopAt]
+    callers: list[LoopAt]
     before_step: bool
     steps: int
     backwards: int
