@@ -188,11 +188,19 @@ def test_who_caught_it_stands_before_a_hang() -> None:
     assert [one.consequence for one in alone] == [False, False]
 
 
+def test_a_crash_stands_before_what_another_rank_caught() -> None:
+    crashed = [*rank()[:-2], end("ValueError", "no such sample")]
+    found = judge(RULE, TRAIN, **survey(rank(LOST), crashed))
+    assert found.status == "fail" and "rank 1 raised ValueError" in found.evidence
+
+
 def test_a_training_that_dies_before_its_first_step() -> None:
     first = {**passing(2, 11, 16, done=0), "training": False, "steps": 0}
     without = run([first, reached(0, ended=True), {"kind": "end", "how": "return"}], role="survey")
     found = judge(RULE, run([]), survey=without, **sources(SCRIPT))
     assert found.status == "fail" and "iteration 1 of 20, after 0 steps" in found.evidence
+    named = sources(SCRIPT.replace("except Exception as error", "except RuntimeError"))
+    assert judge(RULE, run([]), survey=without, **named).status == "inconclusive"
 
 
 @cases(

@@ -99,7 +99,9 @@ def swallowed(run: Run | None, sources: Sources) -> Swallowed | None:
         return None
     found = [one for trace in run.traces for one in _of(trace, run, sources)]
     own = [one for one in found if not lost_peer(one.text)]
-    first = min(own or found, key=lambda one: (bool(one.doubt), one.at), default=None)
+    # that of a rank that lost another one has its cause in the other's end, if that is known
+    found = own or (found if run.completed else [])
+    first = min(found, key=lambda one: (bool(one.doubt), one.at), default=None)
     if first is None:
         return None
     ranks = sorted({one.rank for one in found if one.raised == first.raised})
@@ -137,6 +139,8 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
         around = left or loops or callers
         missing = _missing(error.last, around) or _behind(trace, run)
         doubt = _doubt(error)
+        if before and error.handler is not None and error.handler.names:
+            doubt = doubt or "no step shows which loop trains"
         if not left and around:
             leaves = bool(loops) and _leaves(error)
             if not leaves and (error is not errors[-1] or _goes_on(error, around, trace)):

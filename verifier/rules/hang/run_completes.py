@@ -40,7 +40,8 @@ class RunCompletes(Rule):
         if run is None:
             return self.unknown(evidence.missing.get("train", "the script was not run"))
         caught = swallowed(evidence.survey, evidence.sources)
-        if caught is not None and caught.missing and not caught.doubt and not _crashed(run):
+        crashed = any(_crashed(one) for one in (run, evidence.survey) if one is not None)
+        if caught is not None and caught.missing and not caught.doubt and not crashed:
             return self._swallowed(caught, evidence.survey)
         if not run.completed:
             cause = root_cause(run)
