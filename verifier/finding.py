@@ -44,6 +44,8 @@ class Finding:
     # whether right scripts may be made so too: such a failure needs another one beside it
     suspicion: bool = False
     part: str = ""  # of the training, which no run did (Uncovered)
+    # rules whose failure follows from what it names, beside those that its rule always explains
+    explains: tuple[str, ...] = ()
 
     @property
     def warns(self) -> bool:

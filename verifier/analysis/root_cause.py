@@ -191,7 +191,12 @@ def _raised(run: Run, rank: int, end: End) -> RootCause:
 def is_victim(trace: Trace) -> bool:
     """Whether a rank failed only because it lost another one."""
     end = _fault(trace)
-    return end is not None and _VICTIM.search(str(end.message)) is not None
+    return end is not None and lost_peer(str(end.message))
+
+
+def lost_peer(message: str) -> bool:
+    """Whether an error says that another rank is gone."""
+    return _VICTIM.search(message) is not None
 
 
 def own_frames(text: str) -> tuple[list[Place], bool]:

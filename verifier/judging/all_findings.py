@@ -101,20 +101,24 @@ def with_consequences(findings: list[Finding], evidence: Evidence) -> list[Findi
     consequence.
     """
     failed = [f for f in findings if f.status == "fail" and not f.warns]
-    effects = [f for f in failed if not RULES[f.rule].names_a_cause]
+    effects = [f for f in failed if not (RULES[f.rule].names_a_cause or f.explains)]
     # What a resume loses explains no difference between runs that resume from nothing.
     after_resume = {f.rule: bool(RULES[f.rule].needs & OF_CHECKPOINTS) for f in failed}
-    causes = [after_resume[f.rule] for f in failed if f not in effects]
-    explained = {name for f in failed for name in RULES[f.rule].explains}
-    seen_in_a_run = {n for f in failed if f.tier != "static" for n in RULES[f.rule].explains}
+    # An error that a script swallowed in step 90 explains no difference in step 3.
+    causes = [after_resume[f.rule] for f in failed if f not in effects and not f.explains]
+    explained = {f.rule: {*RULES[f.rule].explains, *f.explains} for f in failed}
+    anyhow = set().union(*explained.values())
+    in_a_run = set().union(*(explained[f.rule] for f in failed if f.tier != "static"))
 
     def follows(finding: Finding) -> bool:
+        if finding.explains:
+            return False
         # A crash stood as the consequence of an unrelated line of the sources (seven reports on
         # public scripts).
         if RULES[finding.rule].policy(OnlyExplained):
-            return finding.rule in seen_in_a_run
+            return finding.rule in in_a_run
         caused = any(after_resume[finding.rule] or not cause for cause in causes)
-        return finding.rule in explained or (finding in effects and caused)
+        return finding.rule in anyhow or (finding in effects and caused)
 
     return [replace(f, consequence=True) if f in failed and follows(f) else f for f in findings]
 

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from ..trace.events import Line, Place
@@ -79,11 +79,13 @@ class Frames:
         The frames inside the project; if there are none, those outside torch, Python and the
         verifier.
         """
-        lines = (
-            list(running())
-            if error is None
-            else [*_lines(traceback.walk_tb(error.__traceback__))][::-1]
-        )
+        return self.along(error.__traceback__) if error is not None else self._theirs([*running()])
+
+    def along(self, raised: TracebackType | None) -> list[Place]:
+        """The same frames of a traceback."""
+        return self._theirs([*_lines(traceback.walk_tb(raised))][::-1])
+
+    def _theirs(self, lines: list[_Frame]) -> list[Place]:
         theirs = [line for line in lines if not is_machinery(line[0])]
         own = [line for line in theirs if self.owns(line[0])]
         inside = theirs[: theirs.index(own[0])] if own else []

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from ..source.expression_sides import Span, choices, entries, span
 from .frames import Frames, tree_of
 
+Raised = Callable[[FrameType, BaseException, TracebackType], None]
 # line events without a new line after which a frame is left alone: it computes, in a loop of its
 # own
 QUIET = 20_000
@@ -111,6 +112,10 @@ class Lines:
         self.sides = Sides()
         self._tool: int | None = None  # that of sys.monitoring
         self._kept: set[CodeType] = set()  # whose frames are never left alone
+        # before Python 3.12: what is called with each error that reaches a followed frame, and the
+        # ids of the codes that are followed for their errors alone
+        self.raised: Raised = lambda frame, error, passed: None
+        self.raising: set[int] = set()
 
     def start(self) -> None:
         """Watch from now on, in all threads."""
@@ -178,7 +183,9 @@ class Lines:
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
         if not self._lines_of(code) and not self.sides.left(code):
-            return None
+            if id(code) not in self.raising:
+                return None
+            frame.f_trace_lines = False
         quiet = 0
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -191,6 +198,8 @@ class Lines:
             elif event == "opcode":
                 self.sides.passed(code, frame.f_lasti, self._name(code))
                 frame.f_trace_opcodes = self.sides.left(code, frame.f_lineno)
+            elif event == "exception":
+                self.raised(frame, argument[1], argument[2])
             return line
 
         return line

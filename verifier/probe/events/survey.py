@@ -24,6 +24,7 @@ from ..dispatcher import Call, Leave
 from ..line_coverage import Lines
 from ..measures import writes
 from ..optimizer_ids import Turns
+from ..passing_errors import PassingErrors
 from ..session import Session
 from .backward import BACKWARD
 
@@ -77,6 +78,7 @@ class Survey:
     def __init__(self, session: Session, lines: Lines) -> None:
         self.session, self.lines = session, lines
         self.weights = Weights()
+        self.errors = PassingErrors(session, lines, self._made)
         self.backwards = 0  # since the last report
         self.trained = False  # whether any backward has begun
         self.sharded = False  # whether `fully_shard` was called
@@ -88,9 +90,9 @@ class Survey:
     def report(self, ended: bool = False) -> None:
         """Write what is new: after a step, or at the end."""
         session, weights = self.session, self.weights
-        steps = max(session.progress.step_number() - 1, session.progress.own - (not ended))
+        steps = self._made(ended)
         new, sides = self.lines.new(), self.lines.sides.new()
-        if new or sides or steps <= STEPS or ended:
+        if new or sides or steps <= STEPS or ended or self.errors.open:
             session.write(
                 Reached(
                     steps=steps,
@@ -105,14 +107,23 @@ class Survey:
                 )
             )
         self.backwards = 0
+        if not ended:
+            self.errors.stepped()
 
     def end(self) -> None:
         """The script has ended."""
+        self.errors.end()
         self.report(ended=True)
+
+    def _made(self, ended: bool = False) -> int:
+        """The steps that were made."""
+        progress = self.session.progress
+        return max(progress.step_number() - 1, progress.own - (not ended))
 
     def _begin(self) -> None:
         """The first step is about to be made, of all or of the sharded model."""
         self.weights.begin()
+        self.errors.begin()
         self.session.write(
             Reached(
                 steps=0,
@@ -160,6 +171,7 @@ class Survey:
         if not self.sharded:  # what was trained until now is another model
             self.sharded, self.session.progress.own = True, 0
             self.session.progress.optimizers = Turns()
+            self.errors.sharding()
         self.weights.shard(call)
 
     def destroying(self, call: Call) -> None:
@@ -169,11 +181,11 @@ class Survey:
     def backward(self, call: Call) -> Leave | None:
         """A backward is about to begin."""
         self.trained = True
-        if (
-            not self.session.progress.optimizers
-        ):  # each backward may be a step that the script makes itself
-            self.session.progress.own += 1
-            if self.session.progress.own == 1:
+        self.errors.backward()
+        progress = self.session.progress
+        if not progress.optimizers:  # each backward may be a step that the script makes itself
+            progress.own += 1
+            if progress.own == 1:
                 self._begin()
             else:
                 self.report()
@@ -189,6 +201,7 @@ def install(session: Session) -> None:
     if session.lines is None:
         return
     survey = Survey(session, session.lines)
+    survey.errors.start()
     session.subscribe("ended", survey.end)
     session.around("torch.distributed.fsdp:fully_shard", before=survey.sharding)
     session.around("torch.distributed:destroy_process_group", before=survey.destroying)

@@ -1,15 +1,21 @@
 from ...analysis.applicability import without_steps
-from ...analysis.root_cause import root_cause
-from ..base import Evidence, Finding, Rule, count
+from ...analysis.root_cause import is_victim, root_cause
+from ...analysis.swallowed_errors import Swallowed, last_error, swallowed
+from ..base import Evidence, Finding, Rule, Run, count
 from ..policies import OnlyExplained
+
+# A rank that has left the training looks like a rank that took another branch, or has less data.
+_SEEN_AS = ("rank-conditional-collective", "rank-local-control-flow", "uneven-batches-hang")
 
 
 class RunCompletes(Rule):
-    """Every rank reaches the end of the run: none crashes, hangs, is killed or exits early.
+    """Every rank reaches the end of the run: none crashes, hangs, is killed or exits early, and
+    none catches the error that ends its training.
 
     Why: a collective that only some ranks call waits for ever, and launchers name the wrong rank:
     torchrun always exits 1 and reports the rank that it stopped itself when another exited
-    silently.
+    silently. A script that catches the error of a step outside its training loop, prints it and
+    goes on saves weights that are not trained to the end, and exits with status 0.
     Wrong:
         if dist.get_rank() == 0:
             options = StateDictOptions(full_state_dict=True)
@@ -35,6 +41,10 @@ class RunCompletes(Rule):
         run = evidence.train
         if run is None:
             return self.unknown(evidence.missing.get("train", "the script was not run"))
+        caught = swallowed(evidence.survey, evidence.sources)
+        crashed = any(_crashed(one) for one in (run, evidence.survey) if one is not None)
+        if caught is not None and caught.missing and not caught.doubt and not crashed:
+            return self._swallowed(caught, evidence.survey)
         if not run.completed:
             cause = root_cause(run)
             # A simulated rank has made-up numbers from the others, by which a right script may
@@ -44,7 +54,9 @@ class RunCompletes(Rule):
                 return self.unknown(f"{early}: {cause.text}")
             return self.failed(cause.text, cause.location, fix=cause.fix)
         if run.steps() == 0:
-            return self.unknown(f"the script ended: {without_steps(run)}")
+            error = last_error(evidence.survey, evidence.sources)
+            more = f"; {error}" if error else ""
+            return self.unknown(f"the script ended: {without_steps(run)}{more}")
         survey = evidence.survey
         # A survey run that reached its time limit, or that the verifier's own probe stopped, is no
         # failure of the script.
@@ -53,4 +65,23 @@ class RunCompletes(Rule):
             return self.failed(
                 f"after the compared steps: {cause.text}", cause.location, fix=cause.fix
             )
+        if caught is not None:
+            what = f": {caught.missing}" if caught.missing else ""
+            why = caught.doubt or "no loop shows that steps are missing"
+            return self.unknown(f"{caught.text}{what}; {why}", location=caught.raised)
         return self.passed(f"{count(run.world_size, 'rank')} made {count(run.steps(), 'step')}")
+
+    def _swallowed(self, error: Swallowed, survey: Run | None) -> Finding:
+        fix = (
+            "Fix the error at that line, and raise it again where it is caught, so that the"
+            " launcher stops all ranks and the script does not end with status 0."
+        )
+        waited = survey is not None and survey.timed_out and not error.everywhere
+        text = f"{error.text}: {error.missing}{'; the others waited for it' if waited else ''}"
+        return self.failed(text, error.raised, fix=fix, explains=_SEEN_AS)
+
+
+def _crashed(run: Run) -> bool:
+    """Whether a rank died of an error of its own."""
+    ends = (trace.end for trace in run.traces if not is_victim(trace))
+    return any(end is not None and end.how == "exception" for end in ends)

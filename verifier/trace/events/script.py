@@ -76,6 +76,51 @@ class Reached(Event):
     apart: bool = False
 
 
+class LoopAt(Part):
+    """A loop around a line that an error passed through: its first and last line.
+
+    `total`: its iterations; `done`: those before the one that ran; `goes_on`: whether the test of a
+    `while` holds. None: not known.
+    """
+
+    file: str
+    line: int
+    last: int
+    total: int | None = None
+    done: int | None = None
+    goes_on: bool | None = None
+
+
+class Passing(Event):
+    """An error that passed through a function of the training, or was caught in it, in the survey
+    run (probe/passing_errors.py).
+
+    `number`: the same for one error, and what was raised from it, on its way out. `classes`: names
+    of its class and of the bases; `origin`: whose code defines the class. `frames`: of the project,
+    innermost first; the last is the function that it passed through. `loops`: around these lines,
+    of functions of the training (before the first step, of the project), outermost first;
+    `callers`: those around the calls that led to the last function. `before_step`: whether the line
+    is before that of the step. `steps`: made before it; `backwards`: since the sharding, and
+    `since_step`: since the last step. `training`: whether a step had been made; `sharded`: whether
+    `fully_shard` had been called.
+    """
+
+    number: int
+    error: str
+    message: str
+    classes: list[str]
+    origin: str
+    frames: list[Place]
+    loops: list[LoopAt]
+    callers: list[LoopAt]
+    before_step: bool
+    steps: int
+    backwards: int
+    since_step: int
+    training: bool
+    sharded: bool
+
+
 class Visited(Event):
     """{file: those of the lines that the request asked for that this rank has reached}, and what
     was evaluated of the conditional expressions on these lines (rank.py).

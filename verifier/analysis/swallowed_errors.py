@@ -1,0 +1,278 @@
+"""Errors that ended the training and that the script caught, so that it went on to its end."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..evidence import Sources
+from ..trace import Run, Trace
+from ..trace.events import LoopAt, Passing, Place, Reached
+from .error_handlers import Handler, handler_of
+from .rank_guards import loop_of
+from .root_cause import QUOTED, lost_peer
+from .syntax import walk
+from .wording import count, cut, some
+
+# They end a loop by design: the user's interrupt, a generator that is closed, an empty queue.
+_ENDINGS = {"KeyboardInterrupt", "StopIteration", "GeneratorExit", "Empty", "CancelledError"}
+# So do these where a handler names them: records are read until there are no more.
+_DATA_END = {"EOFError", "IndexError"}
+# By these, where a handler names them, a script asks whether there is something.
+_ASKS = {"LookupError", "AttributeError", "ImportError"}
+
+
+@dataclass(frozen=True)
+class Swallowed:
+    """An error that left the body of the training loop, or ended it, and that the script caught.
+
+    `missing`: how it is known that steps are missing, "" if it is not; `doubt`: why a right script
+    may be made so, "" if none is.
+    """
+
+    rank: int
+    text: str
+    raised: Place
+    caught: str
+    missing: str
+    doubt: str
+    at: float
+    everywhere: bool = False  # whether every rank raised it
+
+
+@dataclass(frozen=True)
+class _Error:
+    """The records of one error on its way out, and what caught it; None: no code of the project."""
+
+    records: list[Passing]
+    handler: Handler | None
+
+    @property
+    def first(self) -> Passing:
+        return self.records[0]
+
+    @property
+    def last(self) -> Passing:
+        return self.records[-1]
+
+    @property
+    def place(self) -> Place:
+        """The line of the function in which it was caught."""
+        return self.last.frames[-1]
+
+    @property
+    def loops(self) -> list[LoopAt]:
+        """The loops around its lines, outermost first."""
+        found: dict[tuple[str, int], LoopAt] = {}
+        for one in (one for record in reversed(self.records) for one in record.loops):
+            found.setdefault((one.file, one.line), one)
+        return list(found.values())
+
+    def inside(self, loop: LoopAt) -> bool:
+        """Whether it was caught within the body of a loop."""
+        around = loop.file == self.place.file and loop.line <= self.place.line <= loop.last
+        return around and self.handler is not None and loop.line < self.handler.line <= loop.last
+
+    def caught(self) -> str:
+        """`except Exception` (train.py:9)."""
+        if self.handler is None:
+            return "a library, or a Future that is not asked,"
+        return f"`{self.handler.text}` ({_name(self.place.file)}:{self.handler.line})"
+
+    def said(self) -> str:
+        """`RuntimeError: no memory in train.py:12 step <- :40 main, which ... caught`."""
+        same = self.first.error == self.last.error
+        frames = (self.last if same else self.first).frames
+        message = cut(next(iter(self.first.message.strip().splitlines()), ""), QUOTED)
+        shown, file = [], ""
+        for one in frames[:3]:
+            shown.append(f"{_name(one.file) if one.file != file else ''}:{one.line} {one.function}")
+            file = one.file
+        error = f"{self.first.error}: {message} in {' <- '.join(shown)}"
+        return f"{error}, which {self.caught()} caught"
+
+
+def swallowed(run: Run | None, sources: Sources) -> Swallowed | None:
+    """The first error that ended the training of a rank and that the script caught; one that a rank
+    raised because it lost another one only if there is no other.
+    """
+    if run is None:
+        return None
+    found = [one for trace in run.traces for one in _of(trace, run, sources)]
+    own = [one for one in found if not lost_peer(one.text)]
+    # that of a rank that lost another one has its cause in the other's end, if that is known
+    found = own or (found if run.completed else [])
+    first = min(found, key=lambda one: (bool(one.doubt), one.at), default=None)
+    if first is None:
+        return None
+    ranks = sorted({one.rank for one in found if one.raised == first.raised})
+    everywhere = len(ranks) == run.world_size > 1
+    who = "every rank" if everywhere else f"rank{'s' * (len(ranks) > 1)} {some(map(str, ranks))}"
+    return replace(first, text=f"{who} raised {first.text}", everywhere=everywhere)
+
+
+def last_error(run: Run | None, sources: Sources) -> str:
+    """The last error that a script caught after the sharding and without making any step; "" if
+    there was none.
+    """
+    for trace in run.traces if run is not None else ():
+        for error in reversed(list(_errors(trace, sources))):
+            if error.first.sharded and error.handler is not None and not _designed(error, sources):
+                return f"rank {trace.rank} raised {error.said()}"
+    return ""
+
+
+def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
+    made = [record for record in trace.of(Reached) if not record.ended]
+    last = made[-1].seq if made else -1
+    active = next((record.stack for record in reversed(made) if record.stack), [])
+    # An error after which the training goes on is a retry, or a batch that is left out.
+    errors = [one for one in _errors(trace, sources) if one.last.seq > last]
+    for error in errors:
+        # Without any step it is not known which loop would have made them.
+        before = not active and error.first.sharded
+        loops = [one for one in error.loops if before or _holds(one, active)]
+        left = [one for one in loops if not error.inside(one)]
+        if _designed(error, sources) or _died(error, trace):
+            continue
+        # A function that makes one step may catch it, and return to the loop.
+        callers = [one for one in error.last.callers if before or _holds(one, active)]
+        around = left or loops or callers
+        missing = _missing(error.last, around) or _behind(trace, run)
+        doubt = _doubt(error)
+        if before and error.handler is not None and error.handler.names:
+            doubt = doubt or "no step shows which loop trains"
+        if not left and around:
+            leaves = bool(loops) and _leaves(error)
+            if not leaves and (error is not errors[-1] or _goes_on(error, around, trace)):
+                continue
+            # A batch that is left out in the last iteration is no end of the training.
+            if not missing and all(_is_known(one) for one in around):
+                continue
+            doubt = doubt or ("" if leaves else "the loop may have ended for another reason")
+        elif not left and not _leaves_library(error, active, sources):
+            continue
+        yield Swallowed(
+            trace.rank,
+            error.said(),
+            error.first.frames[0],
+            error.caught(),
+            missing,
+            doubt,
+            error.first.at,
+        )
+
+
+def _errors(trace: Trace, sources: Sources) -> Iterator[_Error]:
+    """The errors of a rank, in order."""
+    found: dict[int, list[Passing]] = {}
+    for record in (record for record in trace.of(Passing) if record.frames):
+        found.setdefault(record.number, []).append(record)
+    for records in found.values():
+        last = records[-1]
+        yield _Error(records, handler_of(sources, last.frames[-1], last.classes))
+
+
+def _died(error: _Error, trace: Trace) -> bool:
+    """Whether the rank died of an error."""
+    end = trace.end
+    return (
+        end is not None
+        and end.how == "exception"
+        and any((one.error, one.message) == (end.error, end.message) for one in error.records)
+    )
+
+
+def _leaves_library(error: _Error, active: list[Place], sources: Sources) -> bool:
+    """Whether it left the call of a library that makes the steps in a loop of its own."""
+    if any(loop_of(sources, at.file, at.line) is not None for at in active):
+        return False
+    return any((at.file, at.line) == (error.place.file, error.place.line) for at in active)
+
+
+def _leaves(error: _Error) -> bool:
+    """Whether its handler leaves the loop."""
+    return error.handler is not None and error.handler.leaves
+
+
+def _goes_on(error: _Error, loops: list[LoopAt], trace: Trace) -> bool:
+    """Whether the loop in whose body a rank caught its last error may have gone on to its end."""
+    ends = [record for record in trace.of(Reached) if record.ended]
+    named = error.handler is not None and error.handler.names
+    if named and not _ASKS.isdisjoint(error.last.classes):
+        return True
+    # What is behind the step of an iteration, such as a log, may fail in the last one before a
+    # break; the last micro-batches of an epoch may fill no window of an accumulation.
+    if not ends or not error.last.before_step or ends[-1].backwards > error.last.since_step:
+        return True
+    # Where batches are left out until the loop is over, the last error is that of the last one.
+    more = (one.total and one.done is not None and one.done + 1 < one.total for one in loops)
+    return not any(more)
+
+
+def _is_known(loop: LoopAt) -> bool:
+    return loop.total is not None or loop.goes_on is not None
+
+
+def _designed(error: _Error, sources: Sources) -> bool:
+    """Whether a script ends its training by this error as it is meant to: an interrupt, or
+    `raise StopTraining` with a handler that names that class.
+    """
+    first, handler = error.first, error.handler
+    if not _ENDINGS.isdisjoint(first.classes):
+        return True
+    if first.error == "SystemExit":
+        return first.message in ("", "0", "None")
+    if handler is None or not handler.names or first.origin not in ("user", "library"):
+        return False
+    at = first.frames[0]
+    raises = (node for node in walk(sources.tree(at.file)) if isinstance(node, ast.Raise))
+    return at.library is None and any(
+        node.lineno <= at.line <= (node.end_lineno or 0) for node in raises
+    )
+
+
+def _doubt(error: _Error) -> str:
+    """Why a right script may end its training so; "" if it may not."""
+    first, handler = error.first, error.handler
+    if first.origin == "user":
+        return "the class of the error is the project's, so the script may end its training by it"
+    if handler is not None and handler.names and not _DATA_END.isdisjoint(first.classes):
+        return "the script may read until its data end"
+    return ""
+
+
+def _missing(error: Passing, loops: list[LoopAt]) -> str:
+    """How the loops show that steps are missing; "" if they do not. The innermost one is named."""
+    found, before = "", 0
+    for loop in loops:
+        name = f"{_name(loop.file)}:{loop.line}"
+        if loop.goes_on:
+            found = f"the condition of the loop at {name} still holds"
+        if loop.total is None:
+            continue
+        done = loop.done
+        if done is None:  # one backward, and not more, is taken for one iteration
+            done = min(error.backwards - before * loop.total, loop.total)
+        if done + 1 < loop.total or (done < loop.total and error.before_step):
+            at = f"iteration {max(done, 0) + 1} of {loop.total}"
+            found = f"the loop at {name} ended in {at}"
+        before = before * loop.total + max(done, 0)
+    return found and f"{found}, after {count(error.steps, 'step')}"
+
+
+def _behind(trace: Trace, run: Run) -> str:
+    """Whether a rank made fewer steps than another one."""
+    made, most = (max(map(_steps, traces)) for traces in ([trace], run.traces))
+    return f"it made {count(made, 'step')}, and another rank {most}" if made < most else ""
+
+
+def _steps(trace: Trace) -> int:
+    return max((record.steps for record in trace.of(Reached)), default=0)
+
+
+def _holds(loop: LoopAt, active: list[Place]) -> bool:
+    return any(loop.file == at.file and loop.line <= at.line <= loop.last for at in active)
+
+
+def _name(file: str) -> str:
+    return file.rpartition("/")[2]
