@@ -49,8 +49,10 @@ def seen(folder: Path, python: str, calls: str) -> list[list[str]]:
     """What is printed by `calls` in a process of its own, in which the script is watched."""
     (folder / "train.py").write_text(SCRIPT)
     (folder / "watch.py").write_text(WATCH.replace("{calls}", calls))
-    package = Path(verified_fsdp2.__file__ or "").parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(package)}
+    # installed from a checkout, its folder need not have the package's name
+    (folder / "packages").mkdir()
+    (folder / "packages" / "verified_fsdp2").symlink_to(Path(verified_fsdp2.__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": str(folder / "packages")}
     answer = subprocess.run(
         [python, "watch.py", str(folder)], cwd=folder, env=environment, capture_output=True
     )

@@ -52,7 +52,7 @@ def evidence(
         role: run(*[steps] * size, role=role)
         for role, size in zip(("train", "single"), sizes, strict=False)
     }
-    return Evidence(by_role={"survey": survey, **others}, sources=Sources({FILE: text}, (FILE,)))
+    return Evidence(survey=survey, **others, sources=Sources({FILE: text}, (FILE,)))
 
 
 def listed(found: Evidence) -> list[tuple[str, int | None]]:
@@ -178,5 +178,5 @@ y = g(args) if args.resume else 0
     side = list(span(ast.parse(HEAD + body).body[-1].value.body))  # type: ignore[attr-defined]
     visited = {"lines": {FILE: [n for n in asked if n != first + 4]}, "sides": {FILE: [side]}}
     resume = run([{"kind": "visited", **visited}], role="resume")
-    resumed = Evidence(by_role={**found.by_role, "resume": resume}, sources=found.sources)
+    resumed = found.having("resume", resume)
     assert [code for code, _ in listed(resumed)] == ["if x:"]
