@@ -166,9 +166,9 @@ def test_numbers_of_all_ranks(ranks: list[list[dict[str, Any]]], number: int) ->
     "alone, drew, status",
     (0.5, "", "pass"),
     (0.4, "", "fail"),
-    (0.25, "", "not_applicable"),
-    (1.0, "", "not_applicable"),
-    (0.4, "a", "not_applicable"),  # from other noise
+    (0.25, "", "not_covered"),
+    (1.0, "", "not_covered"),
+    (0.4, "a", "not_covered"),  # from other noise
 )
 def test_what_is_returned_is_that_of_one_process(alone: float, drew: str, status: str) -> None:
     """Half and twice the value are sums of which the caller makes a mean."""

@@ -195,8 +195,8 @@ test_the_status = judged_as(
         EPOCH, "pass", [model(), begin(), begin(), *BASE, micro(2), micro(3)]
     ),  # a look at the first batch
     row(EPOCH, "pass", between(begin(0), begin(1))),  # an evaluation over the training data
-    row(EPOCH, "inconclusive", between(begin(shuffle=False))),
-    row(EPOCH, "inconclusive", between()),  # one epoch is left to the sources
+    row(EPOCH, "not_covered", between(begin(shuffle=False))),
+    row(EPOCH, "not_covered", between()),  # one epoch is left to the sources
     row(EPOCH, "fail", between(), hits={EPOCH: (Hit(EPOCH, "no set_epoch in the loop", LINE),)}),
     row(EPOCH, "not_applicable", PLAIN),
     row(DRAWS, "not_applicable", recomputed()),
@@ -281,10 +281,10 @@ test_errors_of_torch = judged_as(
     ),  # one rank reduces nothing
     row(FULL, "not_applicable", SHARDED, SHARDED, **sources()),
     row(FULL, "pass", SHARDED, SHARDED, **sources("model.load_state_dict(x)")),
-    row(FULL, "inconclusive", SHARDED, SHARDED, saving=LINE, **sources("model.load_state_dict(x)")),
+    row(FULL, "not_covered", SHARDED, SHARDED, saving=LINE, **sources("model.load_state_dict(x)")),
     row(FULL, "pass", *[[shard(None), LOADED, *PLAIN]] * 2, saving=LINE, **sources()),
     row(NO_SYNC, "not_applicable", SHARDED, SHARDED, **sources()),
-    row(NO_SYNC, "inconclusive", SHARDED, SHARDED, **sources("with model.no_sync():")),
+    row(NO_SYNC, "not_covered", SHARDED, SHARDED, **sources("with model.no_sync():")),
     row(NO_SYNC, "pass", *[[shard(None), micro(), *PLAIN]] * 2, **sources("with model.no_sync():")),
     row(MESHES, "not_applicable", [model(parameter("w")), CLIP, *BASE], **sources()),
     row(MESHES, "not_applicable", [TWO, *BASE], **sources()),

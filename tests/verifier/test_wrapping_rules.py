@@ -219,7 +219,7 @@ test_what_is_named = judged_as(
     ),  # the error of torch is enough
     row(DIVERGENT, "fail", steps(reduce("a")), steps(reduce("b")), names=("rank 0", "rank 1")),
     row(STALE_GROUP, "fail", [*steps(), STALE], steps(), at=LINE, names=("'root'",)),
-    row(RANK_0, "inconclusive", steps(), steps(), saving=LINE),
+    row(RANK_0, "not_covered", steps(), steps(), saving=LINE),
     row("model-gathered-every-step", "fail", *gathered(16 * 4)),  # the bytes of the whole model
     row("model-gathered-every-step", "pass", *gathered(16 * 4 - 1)),
     row(
@@ -301,7 +301,7 @@ class TestPresence:
     )
     def test_what_only_sources_show(self, rule: str, source: str) -> None:
         assert self.named(rule, source, followed="from the script on").status == "pass"
-        assert self.named(rule, source).status == "inconclusive"
+        assert self.named(rule, source).status == "not_covered"
         absent = self.named(rule, "pass")
         assert (absent.status, absent.tier) == ("not_applicable", "static")
         assert self.named(rule, "pass", hits={rule: (Hit(rule, "seen", LINE),)}).status == "fail"

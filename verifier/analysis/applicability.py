@@ -162,7 +162,7 @@ def unseen_load(evidence: Evidence, *setters: str) -> str:
 
 
 def no_evaluation(evidence: Evidence, reason: str) -> str:
-    """Why nothing of an evaluation is judged: not covered, where the sources call `eval()`."""
+    """Why nothing of an evaluation is judged: not covered, where the sources have one."""
     return reason if unnamed(evidence.sources, "eval") else Uncovered(reason, "evaluation")
 
 
