@@ -81,6 +81,14 @@ def test_the_second_line() -> None:
     assert len(headline(compared(parts=PARTS_DONE, made=9))) == 1
 
 
+def test_a_part_stands_at_the_branch_that_its_option_leaves_out() -> None:
+    branch = {"file": "/a/repo/train.py", "first": 90, "last": 91, "after_step": None}
+    lines = [{**branch, "code": "if args.accum > 1:"}, {**branch, "code": "if accumulate:"}]
+    assert headline(compared(lines=lines, made=9))[1].count("train.py:90") == 2
+    second = headline(compared(lines=lines[:1], made=9))[1]
+    assert second.startswith("not covered: accumulation (") and second.count("(") == 1
+
+
 @pytest.mark.parametrize("format", sorted(RENDERERS))
 def test_every_format_says_it(format: str) -> None:
     text = RENDERERS[format](compared())

@@ -5,6 +5,7 @@ not covered: accumulation (train.py:88, --accum), if cfg.compile: (train.py:41),
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,11 +45,12 @@ def extent(facts: Facts) -> str:
 def not_covered(verdict: Verdict) -> list[str]:
     """What no run did of what the script has, what matters most first."""
     facts, horizon = verdict.facts.get("coverage"), verdict.facts.get("horizon")
-    branches = [_branch(one) for one in (horizon["lines"] if horizon is not None else ())]
+    branches = list(horizon["lines"]) if horizon is not None else []
     if facts is None:
-        return branches
-    left = [*_parts(facts), *branches, *_steps(facts)]
-    return [*left, *_reasons(verdict.findings, facts)]
+        return [_branch(one) for one in branches]
+    left = list(_parts(facts, branches))
+    left += [_branch(one) for one in branches]
+    return [*left, *_steps(facts), *_reasons(verdict.findings, facts)]
 
 
 def place(file: str, line: int) -> str:
@@ -70,14 +72,24 @@ def _why(verdict: Verdict) -> str:
     return f"{count(len(unsure), 'rule')} could not be judged; " if unsure else ""
 
 
-def _parts(facts: Facts) -> Iterator[str]:
+def _parts(facts: Facts, branches: list[Facts]) -> Iterator[str]:
+    """The parts that no run did. Of each the first branch that its option leaves out is taken from
+    `branches`: its line is the part's.
+    """
     parts = facts["parts"]
     left = [name for name, one in parts.items() if not one["done"] and one["file"]]
     # a script that does not save cannot resume: only the first of these says something
     for name in [name for name in OPTIONS if name in left][:1]:
         yield _part(name, parts[name], OPTIONS[name])
     for name in (name for name in left if name not in OPTIONS):
-        yield _part(name, parts[name], parts[name]["option"])
+        part = parts[name]
+        word = re.escape(part["option"].lstrip("-").replace("-", "_"))
+        asked = (one for one in branches if word and re.search(rf"\b{word}\b", one["code"]))
+        branch = next(asked, None)
+        if branch is not None:
+            branches.remove(branch)
+            part = {**part, "file": branch["file"], "line": branch["first"]}
+        yield _part(name, part, part["option"])
 
 
 def _part(name: str, one: Facts, option: str) -> str:
