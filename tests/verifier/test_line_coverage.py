@@ -37,7 +37,7 @@ from verified_fsdp2.verifier.probe.line_coverage import Lines
 import train
 text = open(train.__file__).read().splitlines()
 lines = Lines(Frames(sys.argv[1]))
-def told():
+def reported():
     new = lines.sides.new()
     return [text[a - 1][b:d] for spans in new.values() for a, b, c, d in spans if a == c]
 lines.start()
@@ -69,8 +69,8 @@ def pythons() -> list[str]:
 
 @pytest.mark.parametrize("python", pythons())
 def test_sides_that_were_evaluated(tmp_path: Path, python: str) -> None:
-    calls = "train.first(True, 1, 1, 3.0); print(told())\n"
-    calls += "train.first(False, 0, 2, 3.0); print(told())\n"
+    calls = "train.first(True, 1, 1, 3.0); print(reported())\n"
+    calls += "train.first(False, 0, 2, 3.0); print(reported())\n"
     one, other = seen(tmp_path, python, calls)
     assert {"small", "rank", "accum", "loss", "accum == 1", "lambda v: -v"} <= {*one}
     missing = {"1 + rank", "5", "loss * accum", "None", "2", "w"}
@@ -82,8 +82,10 @@ def test_sides_that_were_evaluated(tmp_path: Path, python: str) -> None:
 def test_a_side_is_told_once_and_again_when_the_training_begins(
     tmp_path: Path, python: str
 ) -> None:
-    calls = "train.late(100); print(told()); train.late(100); print(told())\n"
-    calls += "lines.again(); train.late(100); print(told()); train.late(200); print(told())\n"
+    calls = "train.late(100); print(reported()); train.late(100); print(reported())\n"
+    calls += (
+        "lines.again(); train.late(100); print(reported()); train.late(200); print(reported())\n"
+    )
     first, still, again, late = seen(tmp_path, python, calls)
     assert {*first} == {*again} == {"step", "step < 150"}
     assert still == [] and late == ["2 * step"]
@@ -91,5 +93,5 @@ def test_a_side_is_told_once_and_again_when_the_training_begins(
 
 def test_sides_of_lines_that_are_asked_for(tmp_path: Path) -> None:
     calls = "lines = Lines(Frames(sys.argv[1]), {train.__file__: [8]}); lines.start()\n"
-    calls += "train.first(True, 1, 1, 3.0); print(told())\n"
+    calls += "train.first(True, 1, 1, 3.0); print(reported())\n"
     assert {*seen(tmp_path, sys.executable, calls)[0]} == {"lambda v: -v", "rank"}

@@ -16,7 +16,7 @@ Part = Literal[
     "gpu",
 ]
 PARTS: tuple[Part, ...] = get_args(Part)
-# How a verification is told to do what belongs to checkpoints.
+# The option that makes a verification do what belongs to checkpoints.
 OPTIONS: dict[Part, str] = {
     "checkpoint": "--save-args",
     "resume": "--resume-args",

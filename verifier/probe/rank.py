@@ -144,8 +144,8 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
     finally:
         if probe.asked is not None:
             reached = probe.asked.new()
-            told = {file: reached.get(file, []) for file in request["lines"]}
-            probe.writer.write(Visited(lines=told, sides=probe.asked.sides.new()))
+            seen = {file: reached.get(file, []) for file in request["lines"]}
+            probe.writer.write(Visited(lines=seen, sides=probe.asked.sides.new()))
         probe.publish("ended")
 
 
