@@ -59,13 +59,13 @@ def listed(found: Evidence) -> list[tuple[str, int | None]]:
     return [(one.side or one.code, one.step) for one in unreached(found)]
 
 
-@cases("at, listed", (9, []), (10, [9]), (41, [40]), (90, [89]))
+@cases("at, expected", (9, []), (10, [9]), (41, [40]), (90, [89]))
 def test_a_line_is_not_compared_where_its_report_is_behind_the_compared_steps(
-    at: int, listed: list[int]
+    at: int, expected: list[int]
 ) -> None:
     body = "for step in steps:\n    if step == 90:\n        double(grads)\n"
     found = listed(evidence(body, late={"double(grads)": at}))
-    assert found == [("if step == 90:", k) for k in listed]
+    assert found == [("if step == 90:", k) for k in expected]
 
 
 def test_sides_that_no_run_has_evaluated() -> None:
