@@ -25,10 +25,8 @@ from .requirements import requirements
 if TYPE_CHECKING:
     import jinja2
 
-HYGIENE = {
-    ".gitignore": "gitignore.j2",
-    "pyproject.toml": "pyproject.toml.j2",
-}  # made from the rest
+# made from the rest
+HYGIENE = {".gitignore": "gitignore.j2", "pyproject.toml": "pyproject.toml.j2"}
 CI = {"github": ".github/workflows/verify.yml", "gitlab": ".gitlab-ci.yml"}
 
 
@@ -61,16 +59,13 @@ def files(spec: Spec) -> dict[str, str]:
         **dict.fromkeys(("verify.yaml", "spec.yaml", "README.md"), True),
     }
     found = {path: f"{path}.j2" for path, asked in wanted.items() if asked}
-    found |= (
-        {"model.py": "model_transformers.py.j2"} if spec["model"]["kind"] == "transformers" else {}
-    )
-    found |= (
-        {"export.py": "export_llama.py.j2"} if spec["checkpoint"]["export"] == "huggingface" else {}
-    )
-    found |= {
-        "tests/test_train.py": "test_train.py.j2",
-        **({CI[ci]: f"ci_{ci}.yml.j2"} if ci in CI else {}),
-    }
+    if spec["model"]["kind"] == "transformers":
+        found["model.py"] = "model_transformers.py.j2"
+    if spec["checkpoint"]["export"] == "huggingface":
+        found["export.py"] = "export_llama.py.j2"
+    found["tests/test_train.py"] = "test_train.py.j2"
+    if ci in CI:
+        found[CI[ci]] = f"ci_{ci}.yml.j2"
     return {**found, **launch_files(spec["launch"]), **HYGIENE}
 
 

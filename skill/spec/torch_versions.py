@@ -7,18 +7,12 @@ from __future__ import annotations
 import importlib.metadata
 
 ASYNCHRONOUS = (2, 9)  # DefaultStager, which copies the state, is there from this version on
-GROUPED_MM = (
-    2,
-    13,
-)  # torch.nn.functional.grouped_mm was run on 2.13.0; it needs rows of a multiple of 16 bytes
-FROZEN_IN_ITS_OWN_TYPE = (
-    2,
-    13,
-)  # a group of FSDP2 with frozen parameters of another type was run on 2.13.0
-SET_TIMEOUT = (
-    2,
-    15,
-)  # torch.distributed.set_timeout; the private function that it replaces warns from then on
+# torch.nn.functional.grouped_mm was run on 2.13.0; it needs rows of a multiple of 16 bytes
+GROUPED_MM = (2, 13)
+# a group of FSDP2 with frozen parameters of another type was run on 2.13.0
+FROZEN_IN_ITS_OWN_TYPE = (2, 13)
+# torch.distributed.set_timeout; the private function that it replaces warns from then on
+SET_TIMEOUT = (2, 15)
 # It clears what a second copy needs (pytorch issue 183413; run on 2.11.0 and 2.12.1).
 STAGER_SERVES_ONCE = ((2, 11), (2, 12))
 
