@@ -82,6 +82,8 @@ class RunCompletes(Rule):
 
 
 def _crashed(run: Run) -> bool:
-    """Whether a rank died of an error of its own."""
+    """Whether a rank died of an error of its own, or of an exit code."""
     ends = (trace.end for trace in run.traces if not is_victim(trace))
-    return any(end is not None and end.how == "exception" for end in ends)
+    return any(
+        end.how == "exception" or (end.how == "sys.exit" and end.code) for end in ends if end
+    )
