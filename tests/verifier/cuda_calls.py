@@ -49,6 +49,7 @@ torch.ones(3, device="cuda").new_tensor([2]).is_cuda and torch.ones(3, device="c
 torch.ones_like(torch.ones(2, device="cuda")).is_cuda and not torch.ones_like(torch.ones(2, device="cuda"), device="cpu").is_cuda
 (torch.ones(2, device="cuda") + 1)[1:].is_cuda and not (torch.ones(2) + 1).is_cuda
 torch.ones(3).pin_memory().to("cuda", non_blocking=True).is_cuda
+torch.empty_like(torch.ones(3), pin_memory=True).numel() == 3 and torch.zeros(3, pin_memory=True).sum() == 0
 nn.Linear(2, 2, device="cuda").weight.is_cuda and nn.Linear(2, 2).cuda().weight.is_cuda and nn.Linear(2, 2).to(0).weight.is_cuda
 nn.Linear(2, 2, device="meta").to_empty(device="cuda").weight.is_cuda
 copy.deepcopy(nn.Linear(2, 2, device="cuda")).weight.is_cuda

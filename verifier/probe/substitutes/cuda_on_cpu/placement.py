@@ -76,7 +76,8 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        # Pages of the CPU are pinned for a GPU, of which there is none (simpler-fsdp: empty_like).
+        kwargs = {key: value for key, value in (kwargs or {}).items() if key != "pin_memory"}
         asked = kwargs.get("device")
         wanted = (
             device_from(asked)
@@ -84,8 +85,7 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else None
         )
         if wanted is not None:
-            kwargs = {**kwargs, "device": CPU}
-            kwargs.pop("pin_memory", None)
+            kwargs["device"] = CPU
         if is_fake(types):
             return func(*args, **kwargs)  # shapes alone
         if any(kind not in PLAIN for kind in types):
