@@ -218,6 +218,15 @@ def test_the_action_fails_as_the_command_does(
         assert "FAIL optim-before-shard" in done.stdout
 
 
+def test_an_exit_code_without_a_report_is_no_pass(tmp_path: Path, tools: Path) -> None:
+    """As where a `json.py` of the repository ends the command with 0."""
+    (tools / "fsdp2").write_text("#!/bin/sh\nexit 0\n")
+    for name in ("json", "shlex", "pathlib"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(0)\n")
+    done, outputs = verify_step(tmp_path, tools, target="train.py", args="--small")
+    assert (done.returncode, outputs["verdict"]) == (3, "error")
+
+
 def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
     (tools / "fsdp2").write_text("#!/bin/sh\nprintf '[%s]' \"$@\" >&2; exit 4\n")
     inputs = {
@@ -229,6 +238,7 @@ def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
     inputs |= {
         "only": "parity wrapping",
         "skip": "* clipping",
+        "require": "resume,bf16",
         "baseline": "old.json",
         "reports": "text json",
     }
@@ -237,6 +247,10 @@ def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
     )
     assert (done.returncode, outputs["verdict"]) == (4, "inconclusive")
     words = re.findall(r"\[([^\]]*)\]", done.stderr)
+    own = words.index("--name") - 1
+    report = words[own - 2 : own]
+    assert report[0] == "--report" and re.fullmatch(r"json=/.+/\{target\}\.json", report[1])
+    del words[own - 2 : own]
     assert words == [
         *(
             "verify",
@@ -248,7 +262,18 @@ def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
             "--config",
             "c.yaml",
         ),
-        *("--nproc", "4", "--baseline", "old.json", "--only", "parity", "--only", "wrapping"),
+        *(
+            "--nproc",
+            "4",
+            "--require",
+            "resume,bf16",
+            "--baseline",
+            "old.json",
+            "--only",
+            "parity",
+            "--only",
+            "wrapping",
+        ),
         *("--skip", "*", "--skip", "clipping"),
         *(
             "--report",
