@@ -312,7 +312,7 @@ def test_the_install_of_the_action(tmp_path: Path, tools: Path) -> None:
     }
     done = shell(step("Install")["run"], tmp_path, tools, **here, **env)
     assert re.findall(r"\[([^\]]*)\]", done.stdout) == [
-        *("-m", "pip", "install", "--disable-pip-version-check", "--quiet"),
+        *("-I", "-m", "pip", "install", "--disable-pip-version-check", "--quiet"),
         *("--constraint", str(ROOT / "constraints.txt")),
         *(
             "--extra-index-url",
