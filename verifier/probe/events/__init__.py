@@ -33,6 +33,7 @@ SURVEY = (
     "lora_merges",
     "overwritten",
     "random_stream",
+    "schedules",
     "sharding",
     "survey",
     "ending",

@@ -94,6 +94,25 @@ class Stepped(Event):
     moved: dict[str, list[float]]
 
 
+class Scheduled(Located):
+    """A schedule was stepped (events/schedules.py), at the end `idle` times since its optimizer
+    made its last step (of `made`), each after a step of others with parameters of that one.
+
+    `before`: the most such times after which it stepped again; `moved`: whether its learning rates,
+    `lr`, changed in these; `others_moved`: whether those of the others did, or have a schedule.
+    """
+
+    cls: str
+    made: int
+    idle: int
+    before: int
+    moved: bool
+    lr: list[float]
+    others: list[str]
+    lr_of_others: list[float]
+    others_moved: bool
+
+
 class Stress(Event):
     """Huge gradients at the step, {name: [before.before, before.after, after.after]}
     (events/stress.py).
