@@ -37,7 +37,7 @@ def place_of(target: object) -> str:
 
 def entries(state: object) -> dict[str, SavedEntry]:
     """{dotted key: what it holds on this rank} of a state dict, however nested."""
-    return {key: entry(value) for key, value in islice(_leaves(state, ()), _MOST)}
+    return {key: entry(value) for key, value in islice(leaves(state), _MOST)}
 
 
 def entry(value: object) -> SavedEntry:
@@ -85,13 +85,13 @@ def held(
     return {s.name: sketch(s.param) for s in slots}, state
 
 
-def _leaves(value: object, path: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+def leaves(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, object]]:
     """Leaves with the keys that DCP gives them: dicts are flattened, and lists that hold tensors or
     dicts.
     """
     if isinstance(value, Mapping) or (isinstance(value, list) and _is_flattened(value)):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _leaves(inner, (*path, str(key)))
+            yield from leaves(inner, (*path, str(key)))
     else:
         yield ".".join(path), value
 

@@ -37,6 +37,7 @@ SURVEY = (
     "sharding",
     "survey",
     "ending",
+    "written_files",
 )
 ENDING = ("checkpoints", "sharding", "ending")
 CAPACITY = ("capacity",)

@@ -88,6 +88,17 @@ class Merged(Located):
     factor: float
 
 
+class WrittenFile(Located):
+    """A mapping is about to be written to a file (events/written_files.py), with so many values,
+    nested ones included, of which so many are tensors.
+    """
+
+    to: str
+    after_step: int
+    values: int
+    tensors: int
+
+
 class SetState(Located):
     """What a rank passes to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
 
