@@ -30,11 +30,13 @@ LAST = ("stress", "memory", "changed")
 
 SURVEY = (
     "checkpoints",
+    "data",
     "lora_merges",
     "overwritten",
     "random_stream",
     "sharding",
     "survey",
+    "batches",
     "ending",
 )
 ENDING = ("checkpoints", "sharding", "ending")
@@ -50,7 +52,7 @@ def topics(
     The survey run has its own, and so has the run of which only the ending counts.
     """
     there = {found.name for found in pkgutil.iter_modules(__path__)}
-    there -= {"survey", "ending", "capacity"}
+    there -= {"survey", "batches", "ending", "capacity"}
     all_steps = (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST)
     wanted: tuple[str, ...] = ENDING if ending else all_steps
     if mode == "survey":
