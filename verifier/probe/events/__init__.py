@@ -30,12 +30,14 @@ LAST = ("stress", "memory", "changed")
 
 SURVEY = (
     "checkpoints",
+    "data",
     "lora_merges",
     "overwritten",
     "random_stream",
     "schedules",
     "sharding",
     "survey",
+    "batches",
     "ending",
     "written_files",
 )
@@ -52,7 +54,7 @@ def topics(
     The survey run has its own, and so has the run of which only the ending counts.
     """
     there = {found.name for found in pkgutil.iter_modules(__path__)}
-    there -= {"survey", "ending", "capacity"}
+    there -= {"survey", "batches", "ending", "capacity"}
     all_steps = (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST)
     wanted: tuple[str, ...] = ENDING if ending else all_steps
     if mode == "survey":

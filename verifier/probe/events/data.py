@@ -81,7 +81,10 @@ def _drawn(
     if (digest := _digest(order)) is None or (place := session.here()) is None:
         return
     key = place.file, place.line, len(order)
-    if digest != last.get(key) and session.first(key, most=ORDERS):
+    # Of the survey every draw is judged; an evaluation may draw the same order each time.
+    whole = session.request.mode == "survey"
+    new = torch.is_grad_enabled() if whole else digest != last.get(key)
+    if new and session.first(key, most=ORDERS):
         last[key] = digest
         session.write(Order(samples=len(order), digest=digest, parts=parts, at_line=place))
 

@@ -1,6 +1,6 @@
 """The survey run: how far the script comes, by its lines, steps, saves and backwards.
 
-Beside its saves nothing else is recorded.
+Its samples and orders are recorded beside (events/batches.py, events/data.py).
 """
 
 import hashlib

@@ -1,9 +1,10 @@
 from ...analysis.applicability import absent, unfinished
+from ...analysis.same_epochs import same_epochs
 from ...source.events import ITERATE, Flow
 from ...source.flow_queries import SAMPLER, is_const, names_in, text
 from ...source.values import reach
 from ...trace import Trace
-from ...trace.events import Micro, Sampler, SetEpoch
+from ...trace.events import Micro, Order, Sampler, SetEpoch
 from ..base import Evidence, Finding, Hits, Rule, Uncovered, count
 
 EPOCHS = "a second epoch"
@@ -27,11 +28,15 @@ class SetEpochMissing(Rule):
     Fix: Call `sampler.set_epoch(epoch)` before every epoch (also after a resume), on the sampler
     that the loader uses.
     Source: huggingface/nanoVLM PR#124; mehta-lab/VisCy PR#408; the documentation of
-    `DistributedSampler`.
+    `DistributedSampler`; mosaicml/composer@a9b9791b.
     """
+
+    reads = frozenset({"survey"})
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
+        if same_epochs(evidence) is not None:
+            return ""
         begun = max(len(_begun(trace)) for trace in run.traces)
         if begun == 1 and all(t.end is not None and t.end.how != "stopped" for t in run.traces):
             return absent(run, run.all(SetEpoch), "the script makes a single epoch")
@@ -40,8 +45,6 @@ class SetEpochMissing(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         begun = [_begun(trace) for trace in run.traces]
-        if not any(begun):
-            return self.unknown(unfinished(run))
         for trace in run.traces:
             if (again := _repeated(trace)) is not None:
                 called = (
@@ -53,6 +56,14 @@ class SetEpochMissing(Rule):
                     f" {called}"
                 )
                 return self.failed(text, again.at_line)
+        if (same := same_epochs(evidence)) is not None:
+            text = (
+                f"each epoch of {same.batches} batches trains on the same batches in the"
+                f" same order, {same.times} epochs in the survey run: {_drawn(same.drawn)}"
+            )
+            return self.failed(text, same.drawn.at_line)
+        if not any(begun):
+            return self.unknown(unfinished(run))
         # A run that ends within its first epoch shows no second order: inconclusive.
         if max(map(len, begun)) == 1 and not run.all(SetEpoch):
             reason = "the run ended in the first epoch, without a call of set_epoch"
@@ -78,6 +89,13 @@ class SetEpochMissing(Rule):
                     "is iterated over each epoch without set_epoch: every epoch has the same order"
                 )
                 yield f"{text(event.node)} {what}", event
+
+
+def _drawn(order: Order | Sampler) -> str:
+    """What draws the same order in each epoch."""
+    if isinstance(order, Sampler):
+        return f"the sampler begins epoch {order.epoch} (seed {order.seed}) each time"
+    return f"the order of {order.samples} is drawn anew each time, and comes out the same"
 
 
 def _begun(trace: Trace) -> list[Sampler]:

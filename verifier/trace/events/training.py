@@ -32,6 +32,17 @@ class Micro(Located):
     tokens: int = 0
 
 
+class Batch(Event):
+    """A backward of the survey run has begun (events/batches.py).
+
+    `rows`: hashes of the first of its samples, as in `Micro`; `size`: how many samples it has.
+    """
+
+    step: int
+    rows: list[int]
+    size: int
+
+
 class Cleared(Event):
     """Gradients of a step were discarded before it (events/calls.py)."""
 
@@ -258,8 +269,8 @@ class Sampler(Located):
 
 
 class Order(Located):
-    """The script has drawn an order of so many samples, other than the one before at this line
-    (events/data.py).
+    """The script has drawn an order of so many samples, other than the one before at this line;
+    in the survey run each one that is drawn with gradients (events/data.py).
 
     `parts`: in so many parts, one a rank, a batch sampler divides it (accelerate's
     BatchSamplerShard).
