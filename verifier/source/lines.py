@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from ..trace.events import Place
 # Words of a norm in a statement: they place a clip on local norms (faults manual_local_norm_clip).
 _NORMS = ("norm", "pow(2)", "** 2", "**2", "square")
 _LOCAL = ("to_local()", "_local_tensor")
+_GRADIENTS = re.compile(r"\b(grads?|gradients?)\b")
 
 
 # Names by which a function that reads gradients takes their length: it may clip. Others need no
@@ -35,7 +37,7 @@ def find_local_norm(sources: Sources) -> Place | None:
                 code = text.splitlines()[0].strip()
                 place = Place(file=path, line=line, function=function, code=code)
                 # A count of local elements beside an argument `max_grad_norm` is no clip.
-                if any("grad" in s[1] for s in local):
+                if any(_GRADIENTS.search(s[1]) for s in local):
                     return place
                 others = others or place
     return others
