@@ -10,6 +10,7 @@ from scripts import written
 from trees import build_file_tree
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
+from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.source.lines import find_local_norm
 from verified_fsdp2.verifier.source.project import Files
 from verified_fsdp2.verifier.source.sources import project_files
@@ -137,3 +138,22 @@ def test_what_is_watched(project: Path) -> None:
     for wrong in ("a b", "f(x)", "best across=nothing", "import x", ""):
         with pytest.raises(UserError, match="watch"):
             resolve(project, {"watch": [wrong]})
+
+
+LOCAL_CLIP = """
+def as_local(t):
+    return t.to_local() if isinstance(t, DTensor) else t
+
+def main(max_grad_norm):
+    print(sum(p.to_local().numel() for p in model.parameters()), max_grad_norm)
+    sizes = max_grad_norm
+
+def clip(params):
+    norm = get_total_norm([as_local(p.grad) for p in params])
+"""
+
+
+def test_a_clip_that_takes_shards_by_a_function_of_its_own_is_located() -> None:
+    place = find_local_norm(Sources({"train.py": LOCAL_CLIP}, ("train.py",)))
+    assert place is not None
+    assert (place.function, place.line) == ("clip", 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from ..trace.events import Place
 
 # Words of a norm in a statement: they place a clip on local norms (faults manual_local_norm_clip).
 _NORMS = ("norm", "pow(2)", "** 2", "**2", "square")
+_LOCAL = ("to_local()", "_local_tensor")
+_GRADIENTS = re.compile(r"\b(grads?|gradients?)\b")
 
 
 # Names by which a function that reads gradients takes their length: it may clip. Others need no
@@ -20,18 +23,31 @@ _LENGTHS = {"norm", "vector_norm", "get_total_norm", "square", "pow", "dot"}
 
 def find_local_norm(sources: Sources) -> Place | None:
     """The statement of the project that takes the local part of gradients, in a function that goes
-    on to take a norm.
+    on to take a norm; functions that name gradients come first.
     """
+    others = None
     for path in sources.project:
-        for function, statements in _functions(sources, path):
-            local = [s for s in statements if "to_local()" in s[1] or "_local_tensor" in s[1]]
+        functions = list(_functions(sources, path))
+        local_part = _LOCAL + tuple(f"{name}(" for name, own in functions if _returns_local(own))
+        for function, statements in functions:
+            local = [s for s in statements if any(word in s[1] for word in local_part)]
             norms = [s for s in statements if any(word in s[1] for word in _NORMS)]
             if local and norms:
                 line, text = next((s for s in local if s in norms), local[0])
-                return Place(
-                    file=path, line=line, function=function, code=text.splitlines()[0].strip()
-                )
-    return None
+                code = text.splitlines()[0].strip()
+                place = Place(file=path, line=line, function=function, code=code)
+                # A count of local elements beside an argument `max_grad_norm` is no clip.
+                if any(_GRADIENTS.search(s[1]) for s in local):
+                    return place
+                others = others or place
+    return others
+
+
+def _returns_local(statements: list[tuple[int, str]]) -> bool:
+    """Whether a function returns the local part of a tensor, and does nothing else."""
+    return len(statements) == 1 and (
+        statements[0][1].startswith("return") and any(word in statements[0][1] for word in _LOCAL)
+    )
 
 
 def may_clip(sources: Sources) -> bool:

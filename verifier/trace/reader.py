@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .events import (
+    BuffersRead,
     Checkpoint,
     Cleared,
     EditedGradients,
@@ -30,7 +31,7 @@ from .seal import mark
 _LOADS = ("load", "torch.load")
 # Every record with a step number moves with the load; one that is left out would belong to another
 # step.
-_NUMBERED = (Cleared, EditedGradients, KeptGradients, Micro, State, Step, Stepped)
+_NUMBERED = (BuffersRead, Cleared, EditedGradients, KeptGradients, Micro, State, Step, Stepped)
 
 
 class Foreign(Exception):

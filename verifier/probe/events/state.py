@@ -12,10 +12,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...launch.request import ONE_PROCESS
-from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
+from ...trace.events import BuffersRead, EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
 from ..compat.tensors import address, layout, local
+from ..dispatcher import Call
 from ..measures import element_hash
 from ..reachable_values import Walk
 from ..session import Session
@@ -52,6 +53,7 @@ class Watch:
         self.coarse: dict[str, torch.Tensor] = {}
         # by an optimizer, and not cleared or changed since
         self.consumed: dict[str, _Consumed] = {}
+        self.read: dict[tuple[str, bool], tuple[int, int]] = {}  # of buffers, when last read
 
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
@@ -60,6 +62,30 @@ class Watch:
                 self._record()
             else:
                 self.evaluations += 1
+                self._buffers_read(saved=False)
+
+    def saves(self, call: Call) -> None:
+        """The state of a model is taken."""
+        if any(call.args[0] is root for _, root in self.session.roots):
+            self._buffers_read(saved=True)
+
+    def _buffers_read(self, saved: bool) -> None:
+        session = self.session
+        found: dict[str, Held] = {}
+        for name, root in session.roots:
+            for key, buffer in root.named_buffers():
+                path = f"{name.rstrip('.') or 'model'}.{key}"
+                if not _is_read(buffer):
+                    continue
+                token = (buffer.data_ptr(), buffer._version)
+                if self.read.get((path, saved)) != token:
+                    self.read[path, saved] = token
+                    with torch.no_grad():
+                        found[path] = _held(buffer, "module", session.rank)
+        step = session.progress.step_number()
+        if found and step <= session.request.steps + 1:
+            record = BuffersRead(step=step, values=found, saved=saved, at_line=session.here())
+            session.write(record)
 
     def before_backward(self) -> None:
         """A backward begins: the first of a step records the state, if no forward has, others what
@@ -279,6 +305,12 @@ def _has_modes(module: nn.Module) -> bool:
     return "training" in names or next(module.children(), None) is None
 
 
+def _is_read(buffer: torch.Tensor) -> bool:
+    """Whether a buffer is a plain tensor of this rank whose elements can be read."""
+    plain = type(buffer) is torch.Tensor and not (buffer.is_meta or buffer.is_inference())
+    return plain and buffer.is_floating_point() and buffer.numel() > 0
+
+
 def _is_live(value: object, holder: str, walk: Walk) -> bool:
     """Whether what may be a snapshot lies in the memory of the weights."""
     # so is its `to_local`
@@ -326,3 +358,4 @@ def install(session: Session) -> None:
     for notice in ("stepped", "updated"):
         session.subscribe(notice, watch.stepped)
     session.subscribe("call", watch.called)
+    session.around("torch.nn:Module.state_dict", before=watch.saves)

@@ -1,9 +1,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ...analysis.agreement import Agree, Noise, among, noise
 from ...analysis.applicability import no_evaluation
+from ...analysis.copies_of_weights import copy_apart
 from ...analysis.measured import apart as differ
 from ...analysis.measured import measured, of_both
 from ...analysis.measured import noise as measured_noise
@@ -12,6 +14,11 @@ from ...tolerances import FLOOR, MULTIPLE
 from ...trace.events import Held, Place, State
 from ..base import Evidence, Finding, Run, Uncovered
 from ._one_process import OneProcessRule
+
+UPDATE_OF_A_COPY = (
+    "Update a copy of the weights (an average) once after each optimizer step, not after each"
+    " micro-batch, whose number depends on the number of ranks."
+)
 
 
 class EvaluationSameInOneProcess(OneProcessRule):
@@ -60,13 +67,20 @@ class EvaluationSameInOneProcess(OneProcessRule):
             compared += len(returned)
         if wrong:
             worst = max(wrong, key=lambda one: one.apart / one.limit)
-            text = (
-                f"before step {worst.step}: {worst.what} = {worst.here:.6g} on {run.world_size}"
-                f" ranks, {worst.there:.6g} in one process with the same weights (allowed:"
-                f" {worst.limit:.1g} apart)"
-            )
-            return self.failed(text, worst.line, measured=worst.apart, limit=worst.limit)
+            return self._differs(worst, run, single)
         return self._nothing_wrong(compared, len(seen) > len(results), bool(paths))
+
+    def _differs(self, worst: "Number", run: Run, single: Run) -> Finding:
+        """A failure, and whether a copy of the weights is its cause."""
+        given = "with the same weights"
+        more: dict[str, Any] = {}
+        if other := copy_apart(run, single, worst.step):
+            given, more = f"with the same trained weights, but {other}", {"fix": UPDATE_OF_A_COPY}
+        text = (
+            f"before step {worst.step}: {worst.what} = {worst.here:.6g} on {run.world_size} ranks,"
+            f" {worst.there:.6g} in one process {given} (allowed: {worst.limit:.1g} apart)"
+        )
+        return self.failed(text, worst.line, measured=worst.apart, limit=worst.limit, **more)
 
     def _nothing_wrong(self, compared: int, parts: bool, evaluates: bool) -> Finding:
         """A pass, where something was compared."""

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...analysis.buffer_reads import equal_where_read
 from ...analysis.comparison import compare, parted
 from ...analysis.limits import limits
 from ...analysis.state import (
@@ -70,7 +71,9 @@ class StateSameOnRanks(Rule):
         found: dict[str, str] = {}
         for path in sorted(compared):
             copies = Copies(path, held[path], ranks, last, run)
-            if copies.differ and not any(meant(copies) for meant in MEANT):
+            if copies.differ and not (
+                any(meant(copies) for meant in MEANT) or equal_where_read(evidence, path)
+            ):
                 found[path] = copies.words()
         found |= self._drawn_from(evidence, ranks)
         if found:

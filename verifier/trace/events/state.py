@@ -50,6 +50,18 @@ class State(Located):
     function: str = ""  # in which the innermost frame of the training loop runs
 
 
+class BuffersRead(Located):
+    """What depends on buffers of the models reads them: a forward without gradients, or, if
+    `saved`, a `state_dict` (events/state.py).
+
+    `values`: those that were written since the last one.
+    """
+
+    step: int
+    values: dict[str, Held]
+    saved: bool
+
+
 class KeptGradients(Located):
     """An optimizer consumes gradients that its step before has consumed, and that `at_line` a
     backward has added to (events/state.py).
