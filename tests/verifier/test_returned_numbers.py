@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from records import cases, judge, micro, run, step, stepped
-from verified_fsdp2.verifier.analysis.measured import measured
+from verified_fsdp2.verifier.analysis.measured import measured, shown
 from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.probe.events.measured import Measures
 from verified_fsdp2.verifier.probe.frames import Frames
@@ -180,3 +180,29 @@ def test_what_is_returned_is_that_of_one_process(alone: float, drew: str, status
     single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
     found = judge(RULE, ranks, full_precision=ranks, single=single, sources=SOURCES)
     assert found.status == status, found.evidence
+
+
+@cases(
+    "text, path, is_shown",
+    ("print(f'loss {mean:.3f}')", "mean", True),
+    ("logger.info(f'loss {mean.item()}')", "mean", True),
+    ("print(f'loss {float(mean)}')", "mean", True),
+    ("print(f'loss {mean / world}')", "mean", False),  # another number is made of it
+    ("print(f'loss {other}')", "mean", False),
+    ("return mean", "returned", False),
+    ("note(f'loss {mean}')", "mean", False),
+)
+def test_what_an_evaluation_prints_itself(text: str, path: str, is_shown: bool) -> None:
+    sources = Sources({"train.py": f"def evaluate(model):\n    {text}\n"}, ("train.py",))
+    assert shown(sources, "Trainer.evaluate", path) == is_shown
+
+
+def test_half_of_one_process_is_no_sum_where_it_is_printed() -> None:
+    sources = Sources({"train.py": "def evaluate(m):\n    print(f'{mean}')\n"}, ("train.py",))
+    ranks = run(*[made(call(0.4, "mean"))] * 2)
+    rows = [
+        {**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in made(call(0.8, "mean"))
+    ]
+    single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
+    found = judge(RULE, ranks, full_precision=ranks, single=single, sources=sources)
+    assert found.status == "fail", found.evidence

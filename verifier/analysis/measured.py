@@ -10,8 +10,9 @@ from ..evidence import Evidence, Sources
 from ..trace import Run, Trace
 from ..trace.events import UNKNOWN, Measured, Place
 from .limits import nudged
-from .syntax import functions_of, loops, walk
+from .syntax import functions_of, last_name, loops, walk
 
+_SHOWS = {"print", "info", "log", "write"}
 Key = tuple[int, str, str]  # step, function, path
 
 
@@ -65,6 +66,30 @@ def noise(evidence: Evidence) -> dict[tuple[str, str], float]:
     for key in of_both(mine, theirs):
         found[key[1:]] = max(found.get(key[1:], 0.0), apart(mine[key].value, theirs[key].value))
     return found
+
+
+def shown(sources: Sources, function: str, path: str) -> bool:
+    """Whether a function prints or logs a variable of its own as it is."""
+    return any(
+        isinstance(node, ast.FormattedValue) and _plain(node.value) == path
+        for one in functions_of(sources)
+        if one.name == function.rpartition(".")[2]
+        for call in walk(one)
+        if isinstance(call, ast.Call) and last_name(call.func) in _SHOWS
+        for node in walk(call)
+    )
+
+
+def _plain(value: ast.expr) -> str:
+    """`loss` of `loss`, `loss.item()` and `float(loss)`."""
+    match value:
+        case ast.Name(id=name):
+            return name
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="item"), args=[]):
+            return name
+        case ast.Call(func=ast.Name(id="float"), args=[ast.Name(id=name)]):
+            return name
+    return ""
 
 
 def apart(a: float, b: float) -> float:

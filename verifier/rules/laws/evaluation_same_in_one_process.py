@@ -7,7 +7,7 @@ from ...analysis.agreement import Agree, Noise, among, noise
 from ...analysis.applicability import no_evaluation
 from ...analysis.copies_of_weights import copy_apart
 from ...analysis.measured import apart as differ
-from ...analysis.measured import measured, of_both
+from ...analysis.measured import measured, of_both, shown
 from ...analysis.measured import noise as measured_noise
 from ...analysis.state import apart, divided, evaluated, handed_on, states
 from ...tolerances import FLOOR, MULTIPLE
@@ -170,7 +170,10 @@ def _returned(evidence: Evidence, run: Run, single: Run, times: float) -> Iterat
             differ(here, there),
             limit,
             never_repeats=key in again and differ(here, again[key].value) > limit,
-            is_a_sum=any(differ(here, value) <= limit for value in sums),
+            # What the call itself prints is its result: no caller makes another of it
+            # (a validation loss divided by the global count and then averaged over ranks).
+            is_a_sum=any(differ(here, value) <= limit for value in sums)
+            and not shown(evidence.sources, function, path),
             line=mine[key].at_line,
         )
 
