@@ -15,7 +15,7 @@ from ...launch.request import ONE_PROCESS
 from ...trace.events import BuffersRead, EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
-from ..compat.tensors import address, layout, local
+from ..compat.tensors import address, layout, local, version
 from ..dispatcher import Call
 from ..measures import element_hash
 from ..reachable_values import Walk
@@ -77,7 +77,7 @@ class Watch:
                 path = f"{name.rstrip('.') or 'model'}.{key}"
                 if not _is_read(buffer):
                     continue
-                token = (buffer.data_ptr(), buffer._version)
+                token = (buffer.data_ptr(), version(buffer))
                 if self.read.get((path, saved)) != token:
                     self.read[path, saved] = token
                     with torch.no_grad():
