@@ -211,7 +211,7 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """
     reasons = inconclusive(verdict.findings)
     rules = sum(map(len, reasons.values()))
-    faulty = "judge them again when what failed is repaired" if verdict.verdict == "fail" else ""
+    faulty = "what failed may be why; run again when it is repaired" if verdict.verdict == "fail" else ""
     if rules and not verbose and (why := stopped_early(verdict) or faulty):
         yield from (*_text(f"NOT CHECKED {count(rules, 'rule')}: {why} (-v lists them)"), "")
     else:
