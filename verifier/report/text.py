@@ -211,8 +211,10 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """
     reasons = inconclusive(verdict.findings)
     rules = sum(map(len, reasons.values()))
-    faulty = "what failed may be why; run again when it is repaired" if verdict.verdict == "fail" else ""
-    if rules and not verbose and (why := stopped_early(verdict) or faulty):
+    why = stopped_early(verdict)
+    if not why and verdict.verdict == "fail":
+        why = "what failed may be why; run again when it is repaired"
+    if rules and why and not verbose:
         yield from (*_text(f"NOT CHECKED {count(rules, 'rule')}: {why} (-v lists them)"), "")
     else:
         yield from _reasons(reasons, verbose)
