@@ -89,8 +89,9 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
     findings = list(verdict.findings)
     for one in OF_A_TEAM:
         findings = one.apply(findings, policy)
-    parts = verdict.facts.get("coverage", {}).get("parts", {})
-    findings += required_and_not_done(parts, policy.require)
+    if verdict.tier == "ranks":
+        parts = verdict.facts.get("coverage", {}).get("parts", {})
+        findings += required_and_not_done(parts, policy.require)
     skipped = list(verdict.skipped)
     for rule in left_out:
         skip = next((s for s in policy.skips if not s.over and is_skipped(rule, [s.rule])), None)

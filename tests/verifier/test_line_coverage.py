@@ -79,7 +79,7 @@ def test_sides_that_were_evaluated(tmp_path: Path, python: str) -> None:
 
 
 @pytest.mark.parametrize("python", pythons())
-def test_a_side_is_told_once_and_again_when_the_training_begins(
+def test_a_side_is_reported_once_and_again_when_the_training_begins(
     tmp_path: Path, python: str
 ) -> None:
     calls = "train.late(100); print(reported()); train.late(100); print(reported())\n"

@@ -126,7 +126,7 @@ build(model)
     ("if world > 1:\n    f(1)\n", ()),
     ("if world < 1:\n    raise ValueError\n", ("raise ValueError",)),
 )
-def test_what_tells_a_reviewer_nothing(body: str, missing: tuple[str, ...]) -> None:
+def test_what_a_reviewer_need_not_read(body: str, missing: tuple[str, ...]) -> None:
     assert listed(evidence(body, *missing)) == []
 
 
@@ -138,13 +138,13 @@ def test_the_other_way_and_the_end_of_a_script() -> None:
     assert listed(evidence(body, *body.split())) == [("dist.barrier()", None)]
 
 
-def test_a_condition_is_told_once() -> None:
+def test_a_condition_is_listed_once() -> None:
     body = "if args.every and step % f(args.every) == 0:\n    save(model)\n"
     missing = ("save(model)", "step % f(args.every) == 0")
     assert listed(evidence(body, *missing)) == [(body.splitlines()[0], None)]
 
 
-def test_what_a_device_does_beside_being_chosen_is_told() -> None:
+def test_what_a_device_does_beside_being_chosen_is_listed() -> None:
     body = "if torch.cuda.is_available():\n    weight += dist.get_rank()\n"
     found = listed(evidence(body, "weight += dist.get_rank()"))
     assert found == [("if torch.cuda.is_available():", None)]

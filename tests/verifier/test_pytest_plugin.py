@@ -192,6 +192,22 @@ def test_what_could_not_be_checked_fails_unless_an_option_skips_it(
     done.stdout.fnmatch_lines(["SKIPPED*not checked: *"])
 
 
+@pytest.mark.launch
+def test_a_part_that_a_run_must_do_is_an_item(project: pytest.Pytester) -> None:
+    project.mkdir("run")
+    (project.path / "run" / "train.py").write_text(RIGHT)
+    (project.path / "run" / "verify.yaml").write_text("require: [accumulation, gpu]\nsteps: 2\n")
+    done = project.runpytest_inprocess(
+        *PLUGIN, "--fsdp2", "run", "-k", "require-accumulation or optim-before-shard"
+    )
+    assert outcomes(done) == {
+        "failed": 1,
+        "passed": 1,
+        "deselected": done.parseoutcomes()["deselected"],
+    }
+    done.stdout.fnmatch_lines(["not checked: accumulation is required, and *"])
+
+
 @pytest.mark.full
 @pytest.mark.launch
 def test_the_fixture_on_ranks(project: pytest.Pytester) -> None:

@@ -47,7 +47,7 @@ test_the_survey = judged_as(
     row(RULE, "not_applicable", TRAIN, **survey(*(sampler(shuffle=False), FIRST) * 2)),
     # a fixed permutation in each forward, and a single batch
     row(RULE, "not_applicable", TRAIN, **survey(*(order(), FIRST[:1]) * 6)),
-    # of an earlier version, or nothing to tell samples by
+    # of an earlier version, or nothing that distinguishes samples
     row(RULE, "not_applicable", TRAIN, **survey(order(), order())),
     row(RULE, "not_applicable", TRAIN, survey=None),
 )

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from ..config.parts import Part
 from ..evidence import SAVES, Evidence, Sources
-from ..trace.events import Checkpoint, Evaluated, Reached, Visited
+from ..trace.events import Checkpoint, Evaluated
 from .nonsmooth_steps import before_the_kink
 from .precision import LOW, low_precision
+from .reached import Seen
 from .steps_to_compare import steps_of
 from .syntax import last_name, walk
 
@@ -120,12 +121,8 @@ def _in_low_precision(evidence: Evidence) -> bool:
 
 def _compiles(evidence: Evidence) -> bool:
     """Whether a line that compiles was reached; what torch then does is not recorded."""
-    lines = {*_compile_calls(evidence)}
-    runs = [run for run in (evidence.survey, evidence.train) if run is not None]
-    records: list[Reached | Visited] = []
-    for run in runs:
-        records += [*run.all(Reached), *run.all(Visited)]
-    return any(line in record.lines.get(file, ()) for record in records for file, line in lines)
+    reached = Seen.of(evidence).lines
+    return any(line in reached.get(file, ()) for file, line in _compile_calls(evidence))
 
 
 _DONE: Mapping[Part, Callable[[Evidence], bool]] = {

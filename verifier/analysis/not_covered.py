@@ -44,9 +44,7 @@ def unreached(evidence: Evidence) -> list[Unreached]:
     survey = evidence.survey
     if survey is None or evidence.train is None:
         return []
-    seen = Seen.by(survey)
-    for run in (evidence.train, evidence.resume):
-        seen.also(run)
+    seen = Seen.of(evidence)
     compared, made = evidence.train.steps(), steps_of(survey)
     found = [
         one

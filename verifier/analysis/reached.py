@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
-from ..evidence import Sources
+from ..evidence import Evidence, Sources
 from ..source.expression_sides import Span
 from ..source.unreached_blocks import Block, blocks
 from ..trace import Run
@@ -43,6 +43,14 @@ class Seen:
                     made = max(made, event.steps - (not event.ended))
                 seen._add(event.lines, event.sides, made)
                 made = event.steps if number > first else 0
+        return seen
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Self:
+        """What the survey, the train run and the resume have reached."""
+        seen = cls.by(evidence.survey) if evidence.survey is not None else cls()
+        for run in (evidence.train, evidence.resume):
+            seen.also(run)
         return seen
 
     def also(self, run: Run | None) -> None:

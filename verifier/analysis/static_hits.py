@@ -27,13 +27,10 @@ def unreached(evidence: Evidence, place: Place) -> bool:
 def _lines(evidence: Evidence, file: str) -> set[int] | None:
     """The lines of a file that ranks reached; None where no run watched it to its end."""
     survey, train = evidence.survey, evidence.train
-    # ranks that crash do not say which lines they reached
-    ended = survey is not None and (survey.completed or survey.timed_out)
-    if survey is not None and ended and steps_of(survey) and file in evidence.sources.project:
-        seen = Seen.by(survey)
-        seen.also(train)
-        seen.also(evidence.resume)
-        return set(seen.lines.get(file, ()))
+    # A run that was stopped, or crashed, may have come to other lines later.
+    whole = survey is not None and survey.completed and steps_of(survey) > 0
+    if whole and file in evidence.sources.project:
+        return set(Seen.of(evidence).lines.get(file, ()))
     # a train run alone watches the lines that it was asked for (rules/base.lines_to_reach)
     if train is None or train.steps() == 0:
         return None

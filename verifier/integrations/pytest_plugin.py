@@ -24,6 +24,7 @@ from ..config.flags import FLAGS
 
 _FLAGS = tuple(name for name in FLAGS if name not in ("module", "thorough", "oversubscribe"))
 _SHARED = "fsdp2_shared"
+_REQUIRE = "require-"  # before the name of a part, in the names of items
 
 Result = dict[str, Any]
 
@@ -123,7 +124,7 @@ class Targets:
             names = [
                 item.name
                 for item in session.items
-                if isinstance(item, RuleItem) and item.path == file
+                if isinstance(item, RuleItem) and item.path == file and not item.part
             ]
             folder = getattr(self.config, "workerinput", {}).get(_SHARED)
             self.found[file] = (
@@ -147,6 +148,7 @@ class Targets:
 
     def _verify(self, file: Path, names: list[str]) -> Result:
         from ..errors import UserError
+        from ..judging.all_findings import REQUIRED
         from ..report.json_report import as_dict
         from ..report.limits_text import limits
         from ..report.secrets import redact_secrets
@@ -160,7 +162,8 @@ class Targets:
             return {"refused": f"environment error: {verdict.refused}"}
         findings: dict[str, Result] = {}
         for item in as_dict(verdict)["findings"]:  # the static tier may have several of one rule
-            findings.setdefault(item["rule"], item)
+            name = f"{_REQUIRE}{item['part']}" if item["rule"] == REQUIRED else item["rule"]
+            findings.setdefault(name, item)
         return {
             "unchecked": verdict.partial if verdict.verdict == "inconclusive" else "",
             "limits": limits(verdict),
@@ -177,19 +180,26 @@ class TargetFile(pytest.File):
         self.targets = targets
 
     def collect(self) -> Iterator[pytest.Item]:
-        """An item for each rule that the tier judges."""
+        """An item for each rule that the tier judges, and for each part that a run must do."""
         from ..pipeline import select
 
-        for name in select((), (), self.config.getoption("fsdp2_tier")):
+        tier = self.config.getoption("fsdp2_tier")
+        parts = self.targets.targets[self.path].policy.require if tier == "ranks" else ()
+        for name in (*select((), (), tier), *(f"{_REQUIRE}{part}" for part in parts)):
             yield RuleItem.from_parent(self, name=name, targets=self.targets)
 
 
 class RuleItem(pytest.Item):
-    """One rule on one target."""
+    """One rule on one target, or one part of the training that it requires."""
 
     def __init__(self, targets: Targets, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.targets = targets
+
+    @property
+    def part(self) -> bool:
+        """Whether this is a part that a run must do, and no rule."""
+        return self.name.startswith(_REQUIRE)
 
     def runtest(self) -> None:
         """Pass, skip, or fail with the finding."""
@@ -208,6 +218,8 @@ class RuleItem(pytest.Item):
         if self.name not in result["findings"]:  # without a run nothing passes
             if result["unchecked"]:
                 self._not_checked(sanitize(result["unchecked"]))
+            if self.part:
+                return  # a run did it
             pytest.skip(sanitize(f"no finding in {result['limits']}"))
         finding = finding_of(result["findings"][self.name])
         numbers = {"measured": finding.measured, "limit": finding.limit}

@@ -107,8 +107,8 @@ def with_consequences(findings: list[Finding], evidence: Evidence) -> list[Findi
     # An error that a script swallowed in step 90 explains no difference in step 3.
     causes = [after_resume[f.rule] for f in failed if f not in effects and not f.explains]
     explained = {f.rule: {*RULES[f.rule].explains, *f.explains} for f in failed}
-    anyhow = set().union(*explained.values())
-    in_a_run = set().union(*(explained[f.rule] for f in failed if f.tier != "static"))
+    of_any = set().union(*explained.values())
+    of_runs = set().union(*(explained[f.rule] for f in failed if f.tier != "static"))
 
     def follows(finding: Finding) -> bool:
         if finding.explains:
@@ -116,9 +116,9 @@ def with_consequences(findings: list[Finding], evidence: Evidence) -> list[Findi
         # A crash stood as the consequence of an unrelated line of the sources (seven reports on
         # public scripts).
         if RULES[finding.rule].policy(OnlyExplained):
-            return finding.rule in in_a_run
+            return finding.rule in of_runs
         caused = any(after_resume[finding.rule] or not cause for cause in causes)
-        return finding.rule in anyhow or (finding in effects and caused)
+        return finding.rule in of_any or (finding in effects and caused)
 
     return [replace(f, consequence=True) if f in failed and follows(f) else f for f in findings]
 
@@ -146,16 +146,18 @@ def required_and_not_done(
 ) -> list[Finding]:
     """An inconclusive finding for each part of the training that a team requires and no run did.
 
-    `parts`: facts["coverage"]["parts"] of the report.
+    `parts`: facts["coverage"]["parts"] of the report; {} where no run made a step.
     """
     return [
-        Finding(REQUIRED, "inconclusive", _not_done(name, parts[name]), part=name)
+        Finding(REQUIRED, "inconclusive", _not_done(name, parts.get(name)), part=name)
         for name in require
-        if name in parts and not parts[name]["done"]
+        if name not in parts or not parts[name]["done"]
     ]
 
 
-def _not_done(name: Part, one: Mapping[str, Any]) -> str:
+def _not_done(name: Part, one: Mapping[str, Any] | None) -> str:
+    if one is None:
+        return f"{name} is required, and no run made a step"
     if name == "gpu":
         return "gpu is required, and the ranks computed on the CPU: give --device cuda"
     if one["file"] is None:

@@ -37,7 +37,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 class _Unknown(Exception):
-    """A value that the verifier cannot tell without running code of the script."""
+    """A value that the verifier cannot know without running code of the script."""
 
 
 def loops_at(frame: FrameType, line: int) -> list[LoopAt]:

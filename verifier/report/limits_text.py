@@ -1,12 +1,12 @@
 """What a tier cannot show: for the verdict line of every report."""
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..analysis.wording import count
 from ..config.policy import BY_QUICK
 from ..verdict import Verdict
+from .locations import shortest
 from .wrapping import wrapped
 
 SIMULATED = "one process, fake collectives; numbers, hangs and checkpoints are not checked"
@@ -75,4 +75,4 @@ def not_followed(verdict: Verdict, verbose: bool = False) -> Iterator[str]:
 
 
 def _place(one: Mapping[str, Any]) -> str:
-    return f"{min(one['file'], os.path.relpath(one['file']), key=len)}:{one['line']}"
+    return f"{shortest(one['file'])}:{one['line']}"

@@ -27,6 +27,11 @@ def relative(file: str) -> str | None:
     return None if path.startswith("..") else path.replace(os.sep, "/")
 
 
+def shortest(file: str) -> str:
+    """The path, or that relative to the current folder if it is shorter."""
+    return min(file, os.path.relpath(file), key=len)
+
+
 def place_of(finding: Finding, verdict: Verdict) -> Place:
     """The finding's location, or the first line of the script."""
     script = str(verdict.target["script"])

@@ -4,7 +4,6 @@ pass: steps 1-9 of 120, on 2 ranks, 1, 4; CPU
 not covered: accumulation (train.py:88, --accum), if cfg.compile: (train.py:41), 3 more
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from ..analysis.wording import count
 from ..config.parts import OPTIONS
 from ..finding import Finding
 from ..verdict import Verdict
+from .locations import shortest
 
 SHOWN = 3  # of what is not covered, in the second line
 Facts = Mapping[str, Any]
@@ -53,11 +53,6 @@ def not_covered(verdict: Verdict) -> list[str]:
     return [*left, *_steps(facts), *_reasons(verdict.findings, facts)]
 
 
-def place(file: str, line: int) -> str:
-    """`train.py:88`, the path relative to the current folder if that is shorter."""
-    return f"{min(file, os.path.relpath(file), key=len)}:{line}"
-
-
 def _why(verdict: Verdict) -> str:
     """Which rules failed, or how many could not be judged."""
     if verdict.answer in ("fail", "error"):
@@ -93,14 +88,14 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[str]:
 
 
 def _part(name: str, one: Facts, option: str) -> str:
-    where = place(one["file"], one["line"])
+    where = f"{shortest(one['file'])}:{one['line']}"
     return f"{name} ({where}, {option})" if option else f"{name} ({where})"
 
 
 def _branch(one: Facts) -> str:
     """A branch that no run reached, by its condition; the side of an expression; a later step."""
     late = f", after step {one['after_step']}" if one["after_step"] is not None else ""
-    return f"{one.get('side') or one['code']} ({place(one['file'], one['first'])}{late})"
+    return f"{one.get('side') or one['code']} ({shortest(one['file'])}:{one['first']}{late})"
 
 
 def _steps(facts: Facts) -> Iterator[str]:

@@ -5,7 +5,6 @@ With `verbose` also what passed, what is not applicable or skipped, the losses, 
 collectives.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..finding import Finding, Status
 from ..trace.events import Line
 from ..verdict import Comparison, Verdict
 from .limits_text import MOST, counted, not_followed, verdict_line
-from .locations import steps_to
+from .locations import shortest, steps_to
 from .numbers_text import facts, losses
 from .proved import headline
 from .sanitize import sanitize, shown
@@ -145,7 +144,7 @@ def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]
 
 def _lines(one: Mapping[str, Any]) -> str:
     """`train.py:88-95 (if step % 500 == 0:)`."""
-    file = min(one["file"], os.path.relpath(one["file"]), key=len)
+    file = shortest(one["file"])
     last = f"-{one['last']}" if one["last"] > one["first"] else ""
     return f"{file}:{one['first']}{last} ({one.get('side') or one['code'][:60]})"
 
@@ -354,10 +353,7 @@ def counts(verdict: Verdict) -> str:
 
 def place(location: Line) -> str:
     """`path:line in function`, the path relative to the current folder if that is shorter."""
-    return (
-        f"{min(location.file, os.path.relpath(location.file), key=len)}:{location.line} in"
-        f" {location.function}"
-    )
+    return f"{shortest(location.file)}:{location.line} in {location.function}"
 
 
 def _text(text: str, first: str = "", further: str | None = None) -> list[str]:

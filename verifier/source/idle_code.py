@@ -1,5 +1,5 @@
-"""Code whose absence from a run tells a reviewer nothing: messages, guards, imports, defaults, the
-choice of a device. Pure functions on syntax trees.
+"""Code that a reviewer need not read where no run reached it: messages, guards, imports, defaults,
+the choice of a device. Pure functions on syntax trees.
 """
 
 from __future__ import annotations
