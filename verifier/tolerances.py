@@ -157,6 +157,10 @@ QUICK_SECONDS = 8.0
 # The last step up to which the first save is waited for: exam round 6 missed a counter saved after
 # the 20th. Pinned: test_the_first_save_is_waited_for.
 FIRST_SAVE = 60
+# Of a window behind the compared steps: steps after the one that changes something, and the most
+# where several changes follow one another; how many windows, and how many seconds they may take.
+AFTER_A_CHANGE, LONGEST_WINDOW = 1, 6
+MOST_WINDOWS, WINDOWS_SECONDS = 3, 20.0
 # Steps after a block that a condition guards: one shows what it changed, one what that did.
 AFTER_A_BLOCK = 2
 # The first step of a run also initialises. Pinned: test_simulate.

@@ -78,6 +78,14 @@ OPTIONS = (
         ),
     ),
     (
+        "--windows",
+        "F-L,...",
+        (
+            "further steps to compare, or none (default auto: where later steps change something,"
+            " and the last ones)"
+        ),
+    ),
+    (
         "--reshard-to",
         "N,M",
         (

@@ -2,7 +2,7 @@
 
 import platform as machine
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,17 @@ def assemble(
         verdict="inconclusive",
         target=dict(target),
         environment=dict(environment),
-        runs=[summary(run) for run in runs],
+        runs=[*map(summary, runs), *_in_windows(evidence)],
         findings=[replace(f, evidence=stable(f.evidence, work)) for f in findings],
         facts=facts(evidence, work, bool(environment.get("devices"))),
     )
+
+
+def _in_windows(evidence: Evidence) -> Iterator[dict[str, Any]]:
+    """The runs of the windows that were compared."""
+    for one in evidence.windows:
+        for run in one.evidence.runs if one.evidence is not None else ():
+            yield summary(run, one.window.first - 1)
 
 
 def environment_of(

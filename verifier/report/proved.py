@@ -6,6 +6,7 @@ not covered: accumulation (train.py:88, --accum), if cfg.compile: (train.py:41),
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..analysis.wording import count
@@ -99,11 +100,13 @@ def _branch(one: Facts) -> str:
 
 
 def _steps(facts: Facts) -> Iterator[str]:
-    last, made = facts["steps"][-1][1], facts["made"]
     if facts["one_process"] is not None:
         yield f"one process after step {facts['one_process']}"
-    if made > last:
-        yield f"steps {last + 1}-{made}"
+    behind = [*facts["steps"], [facts["made"] + 1, 0]]
+    gaps = [(a[1] + 1, b[0] - 1) for a, b in pairwise(behind) if b[0] > a[1] + 1]
+    parts = [f"{first}-{last}" if last > first else f"{first}" for first, last in gaps]
+    if parts:
+        yield f"steps {' and '.join(parts)}"
 
 
 def _reasons(findings: Sequence[Finding], facts: Facts) -> Iterator[str]:

@@ -30,6 +30,7 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
     lines = [
         *_named(verdict),
         *_headline(verdict),
+        *_windows(verdict, verbose),
         *_horizon(verdict, verbose),
         *failures(verdict),
         *_inconclusive(verdict, verbose),
@@ -103,6 +104,19 @@ def _headline(verdict: Verdict) -> Iterator[str]:
     for line in lines:
         yield from _text(line, further=INDENT)
     if lines:
+        yield ""
+
+
+def _windows(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """The steps behind the first ones that were compared, and those that were not, with reasons."""
+    found = verdict.facts.get("coverage", {}).get("windows", [])
+    left = [one for one in found if not one["compared"]]
+    shown = found if verbose else [*(one for one in found if one["compared"]), *left[:MOST]]
+    for one in shown:
+        what = "ALSO COMPARED" if one["compared"] else "NOT COMPARED"
+        reasons = ": ".join(filter(None, [one["reason"], one["why"]]))
+        yield from _text(reasons, f"{what} steps {one['first']}-{one['last']}: ", INDENT)
+    if shown:
         yield ""
 
 

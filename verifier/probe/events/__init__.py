@@ -25,7 +25,8 @@ FIRST = (
     "wrapping",
     "calls",
 )
-LAST = ("stress", "memory", "changed")
+# "skipped_steps" sees a step end after all others do: what follows it is recorded.
+LAST = ("stress", "memory", "changed", "skipped_steps")
 
 
 SURVEY = (

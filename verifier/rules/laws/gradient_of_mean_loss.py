@@ -25,6 +25,7 @@ class GradientOfMeanLoss(Rule):
     compared with the mean of the cross entropies of the same samples.
     """
 
+    in_windows = True
     needs = frozenset({"train", "full_precision"})
     reads = frozenset({"single"})
 
