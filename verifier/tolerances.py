@@ -160,7 +160,7 @@ FIRST_SAVE = 60
 # Of a window behind the compared steps: steps after the one that changes something, and the most
 # where several changes follow one another; how many windows, and how many seconds they may take.
 AFTER_A_CHANGE, LONGEST_WINDOW = 1, 6
-MOST_WINDOWS, WINDOWS_SECONDS = 3, 20.0
+MOST_WINDOWS, WINDOWS_SECONDS = 3, 30.0
 # Steps after a block that a condition guards: one shows what it changed, one what that did.
 AFTER_A_BLOCK = 2
 # The first step of a run also initialises. Pinned: test_simulate.

@@ -36,13 +36,13 @@ def windows(evidence: Evidence) -> list[Window]:
 
 
 def seconds_of(evidence: Evidence, window: Window) -> float:
-    """What the runs of a window take, about, by what the survey run took: the script, DDP and one
-    process, each from its first step on.
+    """What the runs of a window take, about: the script, DDP and one process, each from its first
+    step on. Two of them have a lighter probe than the survey run, by whose time this is estimated.
     """
     survey = evidence.survey
     if survey is None:
         return 0.0
-    return 3 * survey.seconds * window.last / max(steps_of(survey), 1)
+    return 2 * survey.seconds * window.last / max(steps_of(survey), 1)
 
 
 def _late_code(evidence: Evidence) -> Iterator[tuple[int, str]]:

@@ -47,7 +47,7 @@ def without_an_optimizer(first: Evidence) -> str:
 
 
 def script(settings: Settings, first: Evidence) -> PlannedRun:
-    """The script itself, without mixed precision and dropout if the first steps were compared so."""
+    """The script itself, without mixed precision and dropout if the first steps were."""
     target = settings.target
     probe = {"leave_starting_point": True, "full_precision": _exact(first)}
     given = "--save-args" if target.save_args else "the arguments after `--`"
