@@ -31,9 +31,9 @@ def with_windows(settings: stages.Settings, executor: Executor, evidence: Eviden
     wanted = windows_wanted(settings, evidence)
     if not wanted or not rules:
         return evidence
+    if _fails(with_texts(evidence), settings.chosen):
+        return evidence
     trouble = without_an_optimizer(evidence)
-    if not trouble and _fails(with_texts(evidence), settings.chosen):
-        trouble = "the first steps already show a fault"
     made: list[InWindow] = []
     for window, left_out in wanted:
         why = trouble or left_out
