@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from test_horizon import FILE, SOURCES
+from test_proved import compared
 from torch import nn
 
 from records import cases, micro, model, run, step, stepped
@@ -19,6 +20,8 @@ from verified_fsdp2.verifier.judging.in_windows import combined, not_compared
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.probe import starting_point
 from verified_fsdp2.verifier.probe.compat.groups import Slot
+from verified_fsdp2.verifier.report import RENDERERS
+from verified_fsdp2.verifier.report.proved import headline
 
 WINDOW = Window(31, 33, "samples come again")
 
@@ -209,3 +212,17 @@ def test_a_factor_that_comes_late_is_found_in_the_last_steps(
     if status == "fail":
         assert found.evidence.startswith("in steps 39-40 (the last steps): ")
         assert "from step 39 on" in found.evidence
+
+
+def test_reports_list_windows_with_their_reasons() -> None:
+    late = {"first": 31, "last": 33, "reason": "samples come again", "compared": True, "why": ""}
+    left = {**late, "first": 90, "last": 90, "compared": False, "why": "it takes about 90 s"}
+    steps = [[1, 9], [31, 33], [119, 120]]
+    found = compared(steps=steps, windows=[late, left])
+    assert headline(found)[1].endswith("steps 10-30 and 34-118")
+    lines = [
+        "ALSO COMPARED: steps 31-33 (samples come again)",
+        "NOT COMPARED: step 90 (samples come again; it takes about 90 s)",
+    ]
+    for form in ("text", "github", "html"):
+        assert all(line in RENDERERS[form](found) for line in lines), form

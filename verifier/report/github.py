@@ -120,10 +120,7 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
     blocks = ["\n".join(headline(verdict)), verdict.target.get("command"), verdict.partial]
     blocks += [limits(verdict)]
     blocks += [text.comparison(held, verdict.answer)] if held is not None else []
-    blocks += [
-        f"{word}: {'; '.join(places)}"
-        for word, places in text.not_judged(verdict.facts.get("horizon"))
-    ]
+    blocks += [f"{word}: {'; '.join(places)}" for word, places in text.judged_or_not(verdict.facts)]
     blocks += [f"{text.SUGGESTED}\n{verdict.suggestion}"] if verdict.suggestion else []
     head = f"## fsdp2: {marks[verdict.answer]}\n\n" + "".join(
         _block(block) for block in blocks if block

@@ -30,7 +30,6 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
     lines = [
         *_named(verdict),
         *_headline(verdict),
-        *_windows(verdict, verbose),
         *_horizon(verdict, verbose),
         *failures(verdict),
         *_inconclusive(verdict, verbose),
@@ -107,24 +106,11 @@ def _headline(verdict: Verdict) -> Iterator[str]:
         yield ""
 
 
-def _windows(verdict: Verdict, verbose: bool) -> Iterator[str]:
-    """The steps behind the first ones that were compared, and those that were not, with reasons."""
-    found = verdict.facts.get("coverage", {}).get("windows", [])
-    left = [one for one in found if not one["compared"]]
-    shown = found if verbose else [*(one for one in found if one["compared"]), *left[:MOST]]
-    for one in shown:
-        what = "ALSO COMPARED" if one["compared"] else "NOT COMPARED"
-        reasons = ": ".join(filter(None, [one["reason"], one["why"]]))
-        yield from _text(reasons, f"{what} steps {one['first']}-{one['last']}: ", INDENT)
-    if shown:
-        yield ""
-
-
 def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """What of the user's training code was not judged; MOST of each kind, all of them with
     `verbose`.
     """
-    found = not_judged(verdict.facts.get("horizon"))
+    found = judged_or_not(verdict.facts)
     for word, places in found:
         kept = places if verbose else places[:MOST]
         more = [f"{len(places) - len(kept)} more (-v)"] if len(places) > len(kept) else []
@@ -136,24 +122,37 @@ def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
 SUGGESTED = "the script's options look as if this judged its checkpoints, too (not run):"
 
 
-def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]:
-    """(heading, lines) of what no run reached, and of what only the survey run did, after the
-    compared steps.
+def judged_or_not(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """(heading, entries) of the steps behind the first ones that were compared or left out, of what
+    no run reached, and of what only the survey run did, after the compared steps.
+
+    `found`: the facts of a verdict.
     """
-    if horizon is None:
-        return []
-    stopped = (
-        f" (the script was stopped after {count(horizon['steps'], 'step')},"
-        f" {horizon['seconds']:.0f} s)"
-    )
-    never = [_lines(one) for one in horizon["lines"] if one["after_step"] is None]
-    known = [one for one in horizon["lines"] if one["after_step"] is not None]
-    later = [f"{_lines(one)} after step {one['after_step']}" for one in known]
+    steps = [(one, _steps(one)) for one in found.get("coverage", {}).get("windows", ())]
     parts = [
-        ("NOT RUN" + ("" if horizon["ended"] else stopped), never),
-        ("RUN ONCE, NOT COMPARED", later),
+        ("ALSO COMPARED", [text for one, text in steps if one["compared"]]),
+        ("NOT COMPARED", [text for one, text in steps if not one["compared"]]),
     ]
-    return [(word, lines) for word, lines in parts if lines]
+    horizon = found.get("horizon")
+    if horizon is not None:
+        stopped = (
+            f" (the script was stopped after {count(horizon['steps'], 'step')},"
+            f" {horizon['seconds']:.0f} s)"
+        )
+        never = [_lines(one) for one in horizon["lines"] if one["after_step"] is None]
+        known = [one for one in horizon["lines"] if one["after_step"] is not None]
+        later = [f"{_lines(one)} after step {one['after_step']}" for one in known]
+        parts.append(("NOT RUN" + ("" if horizon["ended"] else stopped), never))
+        parts.append(("RUN ONCE, NOT COMPARED", later))
+    return [(word, entries) for word, entries in parts if entries]
+
+
+def _steps(one: Mapping[str, Any]) -> str:
+    """`steps 39-40 (the last steps)`."""
+    steps = f"steps {one['first']}-{one['last']}"
+    if one["first"] == one["last"]:
+        steps = f"step {one['first']}"
+    return f"{steps} ({one['reason']}" + (f"; {one['why']})" if one["why"] else ")")
 
 
 def _lines(one: Mapping[str, Any]) -> str:
