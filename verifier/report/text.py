@@ -5,7 +5,7 @@ With `verbose` also what passed, what is not applicable or skipped, the losses, 
 collectives.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..analysis.wording import count, cut
@@ -16,7 +16,7 @@ from ..verdict import Comparison, Verdict
 from .limits_text import MOST, counted, not_followed, verdict_line
 from .locations import shortest, steps_to
 from .numbers_text import facts, losses
-from .proved import headline
+from .proved import branches_named, headline
 from .sanitize import sanitize, shown
 from .wrapping import width, wrapped
 
@@ -107,10 +107,11 @@ def _headline(verdict: Verdict) -> Iterator[str]:
 
 
 def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
-    """What of the user's training code was not judged; MOST of each kind, all of them with
-    `verbose`.
+    """What of the user's training code was not judged, but for what the second line names; MOST of
+    each kind, all of them with `verbose`.
     """
-    found = not_judged(verdict.facts.get("horizon"))
+    named = () if verbose else branches_named(verdict)
+    found = not_judged(verdict.facts.get("horizon"), named)
     for word, places in found:
         kept = places if verbose else places[:MOST]
         more = [f"{len(places) - len(kept)} more (-v)"] if len(places) > len(kept) else []
@@ -122,9 +123,11 @@ def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
 SUGGESTED = "the script's options look as if this judged its checkpoints, too (not run):"
 
 
-def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]:
+def not_judged(
+    horizon: Mapping[str, Any] | None, named: Collection[Mapping[str, Any]] = ()
+) -> list[tuple[str, list[str]]]:
     """(heading, lines) of what no run reached, and of what only the survey run did, after the
-    compared steps.
+    compared steps; without the branches that are `named` elsewhere.
     """
     if horizon is None:
         return []
@@ -132,8 +135,9 @@ def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]
         f" (the script was stopped after {count(horizon['steps'], 'step')},"
         f" {horizon['seconds']:.0f} s)"
     )
-    never = [_lines(one) for one in horizon["lines"] if one["after_step"] is None]
-    known = [one for one in horizon["lines"] if one["after_step"] is not None]
+    rest = [one for one in horizon["lines"] if one not in named]
+    never = [_lines(one) for one in rest if one["after_step"] is None]
+    known = [one for one in rest if one["after_step"] is not None]
     later = [f"{_lines(one)} after step {one['after_step']}" for one in known]
     parts = [
         ("NOT RUN" + ("" if horizon["ended"] else stopped), never),
