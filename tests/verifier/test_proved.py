@@ -24,10 +24,12 @@ from verified_fsdp2.verifier.finding import Finding, Uncovered
 from verified_fsdp2.verifier.judge import apply_policy
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.report.assemble import assemble
+from verified_fsdp2.verifier.report.brief import brief
 from verified_fsdp2.verifier.report.github import summary
 from verified_fsdp2.verifier.report.proved import headline
 from verified_fsdp2.verifier.report.text import render
 from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
 PARTS_DONE = {name: {"done": True, "file": None, "line": None, "option": ""} for name in PARTS}
@@ -111,6 +113,35 @@ def test_a_branch_is_named_once(format: str) -> None:
     assert [f"args.part{n}:" in second for n in range(5)] == [True, True, False, False, False]
     assert [f"args.part{n}:" in below for n in range(5)] == [False, False, True, True, True]
     assert all(f"args.part{n}:" in render(made, verbose=True).split("NOT RUN")[1] for n in range(5))
+
+
+PLACE = Place(file="/a/repo/train.py", line=7, function="main", code="x = 1")
+
+
+@cases(
+    "findings, lines",
+    ([Finding("a", "pass", "fine")], []),
+    ([Finding("b", "fail", "wrong", location=PLACE, fix="Do.")], ["FAIL b: wrong", "7 in", "fix "]),
+    (
+        [
+            Finding("w", "fail", "odd", required=False),
+            Finding("e", "fail", "so", consequence=True),
+            Finding("b", "fail", "wrong"),
+        ],
+        ["FAIL b: wrong"],
+    ),
+    ([Finding("a", "pass", "x"), Finding("w", "fail", "odd", required=False)], ["WARNING w: odd"]),
+    ([Finding("u", "inconclusive", "not finite")], ["NOT CHECKED u: not finite"]),
+)
+def test_a_terminal_has_the_first_lines_and_the_first_finding(
+    findings: list[Finding], lines: list[str]
+) -> None:
+    made = compared(*findings)
+    shown = brief(made).splitlines()
+    assert [" ".join(shown[:2]).count(line) for line in headline(made)] == [1, 1]
+    assert [part in line for part, line in zip(lines, shown[2:], strict=True)] == [True] * len(
+        lines
+    )
 
 
 def test_which_steps_rules_saw() -> None:
