@@ -170,6 +170,7 @@ def failures(verdict: Verdict) -> Iterator[str]:
         yield f"{INDENT}as a consequence:"
         for follower in followers:
             yield shortened(f"{follower.rule}: {follower.evidence}", INDENT + "  ")
+        yield f"{INDENT}  (each whole: fsdp2 explain RULE --report REPORT.json)"
     if failed and verdict.target.get("command"):
         yield f"{INDENT}re-run after fixing: {verdict.target['command']}"
     if followers or (failed and verdict.target.get("command")):
