@@ -145,6 +145,14 @@ class Verdict:
         }
         return codes[self.answer]
 
+    @property
+    def failures(self) -> list[Finding]:
+        """Failures and errors, then warnings; of each those that the baseline has come last, and
+        consequences behind what they follow from.
+        """
+        found = [f for f in self.findings if f.status in ("fail", "error")]
+        return sorted(found, key=lambda f: (f.consequence, f.warns, self.stands(f)))
+
     def stands(self, finding: Finding) -> bool:
         """Whether this failure is known from the baseline, if there is one."""
         return self.baseline is not None and self.baseline.stands(finding)

@@ -9,10 +9,12 @@ from typing import Any
 
 from ..analysis.capacity import judge
 from ..analysis.platform import NOTE
+from ..analysis.steps_to_compare import steps_of
 from ..evidence import Evidence
 from ..finding import Finding
 from ..launch import sharing
 from ..probe.compat.names import VERSIONS
+from ..rules import RULES
 from ..source import environment as settings
 from ..trace import Run
 from ..trace.events import Adapted, CapacityRecord, Start
@@ -31,13 +33,16 @@ def assemble(
     environment: Mapping[str, object],
 ) -> Verdict:
     """A verdict before its findings are weighed. `work`: the folder that texts must not name."""
+    known = facts(evidence, work, bool(environment.get("devices")))
+    if (seen := _observed(evidence, findings)) and "coverage" in known:
+        known["coverage"]["observed"] = seen
     return Verdict(
         verdict="inconclusive",
         target=dict(target),
         environment=dict(environment),
         runs=[*map(summary, runs), *_in_windows(evidence)],
         findings=[replace(f, evidence=stable(f.evidence, work)) for f in findings],
-        facts=facts(evidence, work, bool(environment.get("devices"))),
+        facts=known,
     )
 
 
@@ -46,6 +51,13 @@ def _in_windows(evidence: Evidence) -> Iterator[dict[str, Any]]:
     for one in evidence.windows:
         for run in one.evidence.runs if one.evidence is not None else ():
             yield summary(run, one.window.first - 1)
+
+
+def _observed(evidence: Evidence, findings: Sequence[Finding]) -> int:
+    """The steps of the survey run, if a rule judged them."""
+    watching = {name for name, rule in RULES.items() if "survey" in rule.reads}
+    judged = {f.rule for f in findings if f.status in ("pass", "fail")}
+    return steps_of(evidence.survey) if evidence.survey is not None and judged & watching else 0
 
 
 def environment_of(
