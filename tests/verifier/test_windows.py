@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_formats import valid
 from test_horizon import FILE, SOURCES
 from test_proved import compared
 from torch import nn
@@ -220,6 +221,7 @@ def test_reports_list_windows_with_their_reasons() -> None:
     steps = [[1, 9], [31, 33], [119, 120]]
     found = compared(steps=steps, windows=[late, left])
     assert headline(found)[1].endswith("steps 10-30 and 34-118")
+    valid("json", RENDERERS["json"](found))
     lines = [
         "ALSO COMPARED: steps 31-33 (samples come again)",
         "NOT COMPARED: step 90 (samples come again; it takes about 90 s)",
