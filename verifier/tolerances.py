@@ -131,6 +131,8 @@ LEAST_STEPS = 4
 # Steps in which a rank trains on the whole batch that another had so many steps before: once or
 # twice may be padding. Pinned: test_later.
 BATCHES_AGAIN = 3
+# Samples that ranks share in later epochs and not in the first. Pinned: test_later_epochs.
+SHARED_LATER = 4
 # Samples that two runs have in common by chance, and times as many as they have, before data count
 # as augmented.
 MANY = 20
