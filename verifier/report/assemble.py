@@ -14,6 +14,7 @@ from ..finding import Finding
 from ..launch import sharing
 from ..probe.compat.names import VERSIONS
 from ..source import environment as settings
+from ..source.suppress import remarks
 from ..trace import Run
 from ..trace.events import Adapted, CapacityRecord, Start
 from ..verdict import Verdict
@@ -38,7 +39,7 @@ def assemble(
         runs=[summary(run) for run in runs],
         findings=[replace(f, evidence=stable(f.evidence, work)) for f in findings],
         facts=facts(evidence, work, bool(environment.get("devices"))),
-    )
+    ).remarked(remarks(evidence.suppressions))
 
 
 def environment_of(

@@ -43,8 +43,7 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
             *losses(verdict),
             *facts(verdict),
         ]
-    for note in verdict.environment.get("notes", ()):
-        lines += _text(note, "note ")
+    lines += _notes(verdict)
     return sanitize("\n".join([*bounded(lines), *_last(verdict, verbose)]) + "\n")
 
 
@@ -57,6 +56,7 @@ def render_lint(verdict: Verdict, verbose: bool = False) -> str:
             *failures(verdict),
             *not_followed(verdict, verbose),
             *(_judged(verdict) if verbose else ()),
+            *_notes(verdict),
         ]
     )
     found = count(len(verdict.findings), "finding") if verdict.findings else "no findings"
@@ -64,6 +64,11 @@ def render_lint(verdict: Verdict, verbose: bool = False) -> str:
     lines += _text(f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)")
     lines += compared(verdict)
     return sanitize("\n".join(lines) + "\n")
+
+
+def _notes(verdict: Verdict) -> list[str]:
+    notes = verdict.environment.get("notes", ())
+    return [line for note in notes for line in _text(note, "note ")]
 
 
 def bounded(lines: Iterable[str]) -> list[str]:
