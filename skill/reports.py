@@ -55,6 +55,11 @@ def add_options(parser: argparse.ArgumentParser, report: str, baseline: str) -> 
         help="list what passed and what is not applicable, too",
     )
     add("--baseline", metavar="OLD.json", type=Path, help=baseline)
+    policy = (
+        "take configuration, baseline and suppressions from the base branch of a pull request,"
+        " which can tighten them, not loosen: a git ref, a folder with a checkout, or a verify.yaml"
+    )
+    add("--policy", metavar="BASE", help=policy)
 
 
 def names(text: str) -> list[str]:

@@ -71,6 +71,14 @@ class Hit:
     location: Place
 
 
+@dataclass(frozen=True)
+class Remark:
+    """What a reviewer should know of a policy, and the line that it is about."""
+
+    text: str
+    location: Place | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Suppression:
     """A comment `# fsdp2: ignore[rule] reason`: where it stands, the rules that it names, and the
@@ -81,10 +89,11 @@ class Suppression:
     rules: tuple[str, ...]
     reason: str
     lines: range
+    refused: str = ""  # why it does not count
 
     def covers(self, rule: str, location: Place | None) -> bool:
         """Whether it stands at a place, for a rule, with a reason."""
-        if location is None or not self.reason or rule not in self.rules:
+        if location is None or not self.reason or self.refused or rule not in self.rules:
             return False
         return location.file == self.location.file and location.line in self.lines
 

@@ -106,7 +106,8 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
         skip = next((s for s in policy.skips if not s.over and is_skipped(rule, [s.rule])), None)
         reason, until = (skip.reason, skip.until) if skip else (BY_HAND, None)
         skipped.append({"rule": rule, "reason": reason, "until": until})
-    return replace(verdict, verdict=verdict.of(findings), findings=findings, skipped=skipped)
+    verdict = replace(verdict, verdict=verdict.of(findings), findings=findings, skipped=skipped)
+    return verdict.remarked(policy.remarks)
 
 
 def tables() -> str:

@@ -168,7 +168,9 @@ class Verification:
         return replace(self, work=work, tier="simulate", refused=refused, executor=None)
 
     def static(self) -> Verdict:
-        return verdict_on(self.target.describe(), self.target.script, self.chosen)
+        target = self.target
+        checkouts = target.policy.checkouts
+        return verdict_on(target.describe(), target.script, self.chosen, checkouts)
 
     def verdict(self, launcher: Launcher, files: Worlds | None = None) -> Verdict:
         """Make the runs, and judge them."""
@@ -299,9 +301,8 @@ def read(target: Target) -> Evidence:
     """What the sources show, before any run."""
     course = Course(sizes_chosen=target.sizes_chosen, resumes=bool(target.resume_args))
     evidence = Evidence(tolerances=target.policy.tolerances, course=course, watch=target.watch)
-    evidence = with_sources(
-        evidence, target.script, target.project if target.module or target.root else None
-    )
+    root = target.project if target.module or target.root else None
+    evidence = with_sources(evidence, target.script, root, target.policy.checkouts)
     return replace(evidence, options=options_of(evidence.sources, target.args, target.cwd))
 
 
@@ -322,7 +323,8 @@ def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Eviden
             evidence = stages.added(evidence, made, executor.files)
         settings = settings.with_steps(evidence)
         if stage is stages.FIRST:
-            evidence = with_training(evidence, settings.target.script)
+            target = settings.target
+            evidence = with_training(evidence, target.script, target.policy.checkouts)
             report_early(settings, evidence, executor.progress)
     if settings.tier == "simulate":
         return evidence

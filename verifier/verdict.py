@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, get_args
 
 from .errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, Interrupted
-from .finding import Answer, Finding, Status, Tier
+from .finding import Answer, Finding, Remark, Status, Tier
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Verdict:
     refused: str = ""  # why ranks could not run here: what needs them is inconclusive
     # a command that judges more, from the script's own options; it is never run unasked
     suggestion: str = ""
+    remarks: Sequence[Remark] = ()  # on the policy: what the base branch's has refused
 
     @property
     def tier(self) -> Tier:
@@ -152,6 +153,12 @@ class Verdict:
         """
         found = [f for f in self.findings if f.status in ("fail", "error")]
         return sorted(found, key=lambda f: (f.consequence, f.warns, self.stands(f)))
+
+    def remarked(self, remarks: Sequence[Remark]) -> Self:
+        """This verdict with remarks on the policy, which are notes, too."""
+        notes = [*self.environment.get("notes", ()), *(remark.text for remark in remarks)]
+        environment = {**self.environment, "notes": notes} if remarks else self.environment
+        return replace(self, environment=environment, remarks=(*self.remarks, *remarks))
 
     def stands(self, finding: Finding) -> bool:
         """Whether this failure is known from the baseline, if there is one."""

@@ -8,13 +8,16 @@ import argparse
 import gc
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import FAIL, PASS, UserError
 from ..output import add_command
 from ..reports import HELP, add_options, wanted_reports, write_reports, write_verdict
+
+if TYPE_CHECKING:
+    from ...verifier.config.policy import Checkouts
 
 EPILOG = """\
 Reads the files and what they import from their repository (its root, its src/, folders that the
@@ -75,16 +78,23 @@ def run(options: argparse.Namespace) -> int:
     known = renderers(lint=True, verbose=options.verbose)
     reports = wanted_reports(options.report, options.json, known, options.paths)
     command = shlex.join(["fsdp2", "lint", *map(str, options.paths)])
-    with _few_collections():
-        verdict = lint(
-            options.paths, options.only, options.skip, command, not options.allow_no_training
-        )
-    if options.baseline is not None:
-        old = baseline.load(options.baseline)
-        baseline.must_be_of(options.baseline, old, verdict.target)
-        verdict = baseline.held_against(verdict, options.baseline, old)
+    trains = not options.allow_no_training
+    with _few_collections(), _base_branch(options.policy) as checkouts:
+        verdict = lint(options.paths, options.only, options.skip, command, trains, checkouts)
+        if options.baseline is not None:
+            old = baseline.load(options.baseline)
+            baseline.must_be_of(options.baseline, old, verdict.target)
+            verdict = baseline.held_against(verdict, options.baseline, old, checkouts)
     write_verdict(reports, verdict, known)
     return verdict.exit_code
+
+
+def _base_branch(policy: str | None) -> AbstractContextManager[Checkouts | None]:
+    if policy is None:
+        return nullcontext()
+    from ...verifier.integrations.base_branch import base_branch
+
+    return base_branch(policy, Path())
 
 
 @contextmanager
@@ -107,8 +117,10 @@ def _migrate(options: argparse.Namespace) -> int:
     from ...verifier.report.redacted import redacted
     from ...verifier.source.migration import migrate
 
-    if options.only or options.skip or options.baseline:
-        raise UserError("--migrate judges no rules: leave out --only, --skip and --baseline")
+    if options.only or options.skip or options.baseline or options.policy:
+        raise UserError(
+            "--migrate judges no rules: leave out --only, --skip, --baseline and --policy"
+        )
     reports = wanted_reports(options.report, options.json, report.RENDERERS, options.paths)
     with _few_collections():
         found = redacted(migrate(options.paths))

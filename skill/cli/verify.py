@@ -27,10 +27,11 @@ from ..reports import (
 )
 
 if TYPE_CHECKING:
+    from ...verifier.config.policy import Checkouts
     from ...verifier.config.target import Target
     from ...verifier.verdict import Verdict
 
-Known = tuple[Path, dict[str, Any]]  # an earlier report
+Known = tuple[Path, dict[str, Any], "Checkouts | None"]  # an earlier report
 TIERS = ("static", "simulate", "ranks")
 WORST = (FAIL, OUR_FAULT, INCONCLUSIVE, PASS)  # of several targets, the first of these decides
 EPILOG = """\
@@ -258,14 +259,9 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Verify every target, write the reports, return the worst exit code."""
-    from ...verifier.config.target import resolve_all
     from ...verifier.config.verify_file import config_in
-    from ...verifier.pipeline import select
-    from ...verifier.report import RENDERERS
-    from ...verifier.rules.naming import unknown
+    from ...verifier.integrations.base_branch import base_branch
 
-    flags = {name: getattr(options, name) for name in FLAGS}
-    flags["tier"] = None if options.tier == "ranks" else options.tier
     config = options.config
     if (
         options.target is None
@@ -279,9 +275,22 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.full_size and options.tier != "simulate":
         raise UserError("--full-size: only with --tier simulate; ranks have real tensors")
-    targets = resolve_all(
-        options.target, {**flags, "args": options.script_args}, config, options.named, unknown
-    )
+    folder = config.parent if config is not None else options.target or Path()
+    with base_branch(options.policy, folder) as checkouts:
+        return _all(options, config, checkouts)
+
+
+def _all(options: argparse.Namespace, config: Path | None, checkouts: Checkouts | None) -> int:
+    from ...verifier.config.target import resolve_all
+    from ...verifier.integrations.base_branch import changed_policy
+    from ...verifier.pipeline import select
+    from ...verifier.report import RENDERERS
+    from ...verifier.rules.naming import unknown
+
+    flags = {name: getattr(options, name) for name in FLAGS}
+    flags["tier"] = None if options.tier == "ranks" else options.tier
+    flags |= {"policy": options.policy, "args": options.script_args}
+    targets = resolve_all(options.target, flags, config, options.named, unknown, checkouts)
     select(options.only, options.skip, options.tier)
     if options.work is not None and options.work.exists():
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
@@ -291,6 +300,9 @@ def run(options: argparse.Namespace) -> int:
     reports = reports_by_target(
         parsed_reports(options.report, options.json, RENDERERS), names, scripts
     )
+    if checkouts is None and any(name == "github" for own in reports for name, _ in own):
+        remarks = changed_policy(options.target or Path(), config, options.baseline)
+        targets = [replace(one, policy=replace(one.policy, remarks=remarks)) for one in targets]
     codes = []
     for target, own, known in zip(targets, reports, old, strict=True):
         if len(targets) > 1:
@@ -310,7 +322,7 @@ def _known(path: Path | None, target: Target, several: bool) -> Known | None:
     own = for_target(path, target.name or target.script.stem)
     report = baseline.load(own)
     baseline.must_be_of(own, report, target.describe())
-    return own, report
+    return own, report, target.policy.checkouts
 
 
 def _one(

@@ -4,11 +4,13 @@ inconclusive, limits that are multiplied.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..errors import UserError
-from ..finding import Finding
+from ..finding import Finding, Remark
 from ..trace.events import Place
 from .parts import Part
 
@@ -39,13 +41,37 @@ class Widening:
 
 
 @dataclass(frozen=True)
+class Checkouts:
+    """The folders of a pull request and of its base branch: a file has the same path in both.
+
+    `config`: the configuration of the base branch, where it was named.
+    """
+
+    own: Path
+    base: Path
+    config: Path | None = None
+
+    def before(self, path: Path) -> Path | None:
+        """The place of a file in the base branch, if it is one of the pull request's."""
+        # as it is named, first: a link may lead away from what the base branch has
+        names = (Path(os.path.abspath(path)), path.resolve())  # noqa: PTH100
+        inside = (name for name in names if name.is_relative_to(self.own))
+        return next((self.base / name.relative_to(self.own) for name in inside), None)
+
+
+@dataclass(frozen=True)
 class Policy:
-    """Without `required`, no rule may be inconclusive. `require`: what some run must have done."""
+    """Without `required`, no rule may be inconclusive. `require`: what some run must have done.
+
+    `remarks`: how it differs from that of a base branch; `checkouts`: where that one lies.
+    """
 
     skips: tuple[Skip, ...] = ()
     required: tuple[str, ...] = ()
     require: tuple[Part, ...] = ()
     tolerances: Mapping[str, Widening] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
+    checkouts: Checkouts | None = None
 
     def __post_init__(self) -> None:
         for skip in self.skips:

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..finding import Remark
 from . import modules
+from .base_policy import BasePolicy, base_policy
 from .launchers import problem
 from .parts import PARTS, Part
-from .policy import Policy
+from .policy import Checkouts, Policy
 from .reading.script import parse
 from .settings import applied
 from .verify_file import NAME as CONFIG
-from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, read
+from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, only_in, read
 from .watch import Watched, watched
 from .windows import Window, windows
 
@@ -135,12 +137,14 @@ def resolve_all(
     config: Path | None = None,
     name: str | None = None,
     unknown_rule: CheckName = any_name,
+    checkouts: Checkouts | None = None,
 ) -> list[Target]:
     """The targets at `path`: a script, or a folder (None: the current one) with a configuration or
     `train.py`, or the flag `module`.
 
     `flags` win over the file; `name` chooses one of its targets; `unknown_rule` says what is wrong
-    with the name of a rule in it. Raises UserError if there is no such thing or a value is wrong.
+    with the name of a rule in it; `checkouts`: where the base branch lies, whose configuration the
+    file can tighten, not loosen. Raises UserError if there is no such thing or a value is wrong.
     """
     where = path or Path()
     if not where.exists():
@@ -150,6 +154,13 @@ def resolve_all(
     if config is None and where.is_dir():
         config = config_in(where)
     entries = read(config, unknown_rule=unknown_rule) if config is not None else [Entry()]
+    held, remarks = None, list[Remark]()
+    if checkouts is not None:
+        held = base_policy(checkouts, where, config, unknown_rule)
+        if where.is_dir() and not flags.get("module"):
+            own = entries if config is not None else []
+            more, remarks = held.missing(own, config.parent if config is not None else where)
+            entries = [*own, *more] or entries
     if name is not None:
         known = ", ".join(entry.name for entry in entries if entry.name) or "none"
         entries = [entry for entry in entries if entry.name == name]
@@ -162,7 +173,10 @@ def resolve_all(
         raise UserError(
             f"{config}: it has several targets; omit the script, or choose one with --target NAME"
         )
-    return [_one(path, flags, config, entry, unknown_rule) for entry in entries]
+    found = [_one(path, flags, config, entry, unknown_rule, held) for entry in entries]
+    policy = found[0].policy
+    policy = replace(policy, remarks=(*remarks, *policy.remarks))
+    return [replace(found[0], policy=policy), *found[1:]]
 
 
 def _one(
@@ -171,6 +185,7 @@ def _one(
     config: Path | None,
     entry: Entry,
     unknown_rule: CheckName,
+    held: BasePolicy | None,
 ) -> Target:
     """The target of one entry of the configuration."""
     where = path or Path()
@@ -179,7 +194,12 @@ def _one(
         base /= entry.values["folder"]
         if not base.is_dir():
             raise UserError(f"{config}: target {entry.name}: {base}: no such folder")
-        entry = entry.over(_only(base, unknown_rule))
+        entry = entry.over(only_in(base, unknown_rule))
+    if held is None:
+        policy = entry.policy
+    else:
+        entry, remarks = held.bounded(entry, config)
+        policy = replace(entry.policy, remarks=remarks, checkouts=held.checkouts)
     values = {**entry.values, **{key: value for key, value in flags.items() if value is not None}}
     script = _script(where, base, values.pop("script", None), str(values.get("module", "")))
     parse(script)  # whether it is Python; what is verified is read later, by source/project.py
@@ -192,7 +212,6 @@ def _one(
     target = replace(
         target, reference=_reference(target, cwd), prepare=_other("prepare", target.prepare, cwd)
     )
-    policy = entry.policy
     if "require" in flags and flags["require"] is not None:
         named = _parts(flags["require"])
         policy = replace(policy, require=tuple(dict.fromkeys((*policy.require, *named))))
@@ -222,17 +241,6 @@ def _script(where: Path, base: Path, own: str | None, module: str) -> Path:
             f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)"
         )
     return script
-
-
-def _only(folder: Path, unknown_rule: CheckName) -> Entry:
-    """What a folder of its own says; it has one target."""
-    config = config_in(folder)
-    entries = read(config, unknown_rule=unknown_rule) if config is not None else [Entry()]
-    if len(entries) > 1 or "folder" in entries[0].values:
-        raise UserError(
-            f"{config}: it has targets of its own; name their scripts in the outer configuration"
-        )
-    return entries[0]
 
 
 def _reference(target: Target, base: Path) -> tuple[str, ...]:

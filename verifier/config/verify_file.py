@@ -73,6 +73,17 @@ def config_in(folder: Path) -> Path | None:
     return project if table else None
 
 
+def only_in(folder: Path, unknown_rule: CheckName) -> Entry:
+    """What a folder of its own says; it has one target."""
+    config = config_in(folder)
+    entries = read(config, unknown_rule=unknown_rule) if config is not None else [Entry()]
+    if len(entries) > 1 or "folder" in entries[0].values:
+        raise UserError(
+            f"{config}: it has targets of its own; name their scripts in the outer configuration"
+        )
+    return entries[0]
+
+
 def read(
     path: Path, today: datetime.date | None = None, unknown_rule: CheckName = any_name
 ) -> list[Entry]:
@@ -80,6 +91,14 @@ def read(
 
     Raises NotValid with all that is wrong.
     """
+    shared, targets = read_all(path, today, unknown_rule)
+    return targets or [shared]
+
+
+def read_all(
+    path: Path, today: datetime.date | None = None, unknown_rule: CheckName = any_name
+) -> tuple[Entry, list[Entry]]:
+    """What holds for all targets of this file, and the targets."""
     toml_file = path.suffix == ".toml"
     found = (
         _pyproject(path) if toml_file else files.parsed(files.read_bytes(path, NOUN), path, NOUN)
@@ -94,11 +113,9 @@ def read(
     data = found.data or {}
     common = {key: value for key, value in data.items() if key != "targets"}
     shared = Entry("", _ready(found, common, (), today))
-    if "targets" not in data:
-        return [shared]
-    return [
+    return shared, [
         Entry(target.pop("name"), _ready(found, target, ("targets", number), today)).over(shared)
-        for number, target in enumerate(data["targets"])
+        for number, target in enumerate(data.get("targets", ()))
     ]
 
 

@@ -16,6 +16,7 @@ from ..launch import sharing
 from ..probe.compat.names import VERSIONS
 from ..rules import RULES
 from ..source import environment as settings
+from ..source.suppress import remarks
 from ..trace import Run
 from ..trace.events import Adapted, CapacityRecord, Start
 from ..verdict import Verdict
@@ -43,7 +44,7 @@ def assemble(
         runs=[*map(summary, runs), *_in_windows(evidence)],
         findings=[replace(f, evidence=stable(f.evidence, work)) for f in findings],
         facts=known,
-    )
+    ).remarked(remarks(evidence.suppressions))
 
 
 def _in_windows(evidence: Evidence) -> Iterator[dict[str, Any]]:

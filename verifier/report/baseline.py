@@ -10,15 +10,17 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, cast, get_args
 
+from ..analysis.wording import count
+from ..config.policy import Checkouts
 from ..config.reading import inputs
 from ..errors import UserError
-from ..finding import Finding, Status
+from ..finding import Finding, Remark, Status
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 from .json_report import SCHEMA
@@ -143,8 +145,16 @@ def name_of(target: Mapping[str, Any]) -> str:
     return " ".join([kind, *(os.path.normpath(word) for word in given)])
 
 
-def held_against(verdict: Verdict, path: Path, report: Report) -> Verdict:
-    """The verdict with its comparison to an earlier report of the same target."""
+def held_against(
+    verdict: Verdict, path: Path, report: Report, checkouts: Checkouts | None = None
+) -> Verdict:
+    """The verdict with its comparison to an earlier report of the same target.
+
+    `checkouts`: where the base branch lies, whose report must know a failure, too.
+    """
+    remarks = list[Remark]()
+    if checkouts is not None:
+        report, remarks = _bounded(report, path, checkouts)
     before, now = base_of(report["target"]), base_of(verdict.target)
     old = [finding_of(item) for item in report["findings"]]
     known = Counter(identity(f, before) for f in old if f.status == "fail")
@@ -167,7 +177,38 @@ def held_against(verdict: Verdict, path: Path, report: Report) -> Verdict:
         f.rule for f in verdict.findings if f.status == "inconclusive" and f.rule in was_open
     )
     held = Comparison(str(path), tuple(new), tuple(standing), tuple(gone), tuple(unjudged), still)
-    return replace(verdict, baseline=held)
+    return replace(verdict, baseline=held).remarked(remarks)
+
+
+def _bounded(report: Report, path: Path, checkouts: Checkouts) -> tuple[Report, list[Remark]]:
+    """An earlier report with those failures alone that the base branch's has, too, and what to say
+    of the others.
+    """
+    if path.resolve().is_relative_to(checkouts.base):
+        return report, []
+    before = checkouts.before(path)
+    try:
+        base = load(before) if before is not None else None
+    except UserError:
+        base = None
+    known = Counter(key for key, _ in _failures(base)) if base is not None else Counter()
+    refused = []
+    for key, item in _failures(report):
+        refused += [item] if known[key] <= 0 else []
+        known[key] -= 1
+    if not refused:
+        return report, []
+    found = [item for item in report["findings"] if not any(item is one for one in refused)]
+    text = f"baseline {path}: {count(len(refused), 'failure')} not in that of the base branch"
+    return {**report, "findings": found}, [Remark(f"{text}, and not taken as known")]
+
+
+def _failures(report: Report) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Each failure of a report, with what identifies it."""
+    base = base_of(report["target"])
+    for item in report["findings"]:
+        if item["status"] == "fail":
+            yield identity(finding_of(item), base), item
 
 
 def identity(finding: Finding, base: str) -> tuple[str, ...]:

@@ -60,6 +60,9 @@ def commands(verdict: Verdict) -> list[str]:
     if verdict.partial:
         whole = Finding("", "error", verdict.partial)
         found.insert(0, ("error", whole, "incomplete verification", verdict.partial))
+    for one in verdict.remarks:
+        where = Finding("", "error", one.text, location=one.location)
+        found.append(("warning", where, "policy", one.text))
     if lines := headline(verdict):
         whole = Finding("", "pass", "")
         found.insert(0, ("notice", whole, lines[0], "\n".join(lines)))

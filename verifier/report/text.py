@@ -43,8 +43,7 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
             *losses(verdict),
             *facts(verdict),
         ]
-    for note in verdict.environment.get("notes", ()):
-        lines += filled(note, "note ")
+    lines += _notes(verdict)
     return sanitize("\n".join([*bounded(lines), *_last(verdict, verbose)]) + "\n")
 
 
@@ -57,6 +56,7 @@ def render_lint(verdict: Verdict, verbose: bool = False) -> str:
             *failures(verdict),
             *not_followed(verdict, verbose),
             *(_judged(verdict) if verbose else ()),
+            *_notes(verdict),
         ]
     )
     lines += filled(lint_line(verdict))
@@ -69,6 +69,11 @@ def lint_line(verdict: Verdict) -> str:
     found = count(len(verdict.findings), "finding") if verdict.findings else "no findings"
     said = verdict.partial or f"{found} in {counted(verdict.facts['sources'])}"
     return f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)"
+
+
+def _notes(verdict: Verdict) -> list[str]:
+    notes = verdict.environment.get("notes", ())
+    return [line for note in notes for line in filled(note, "note ")]
 
 
 def bounded(lines: Iterable[str]) -> list[str]:

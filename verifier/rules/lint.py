@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..config.policy import Checkouts
 from ..errors import UserError
 from ..finding import Finding, Hit
 from ..report.redacted import redacted
@@ -17,7 +18,7 @@ from ..source.files import files_of
 from ..source.lint import Seen, look
 from ..source.project import Files
 from ..source.registry import DETECTORS
-from ..source.suppress import RULE, problems, uses
+from ..source.suppress import RULE, problems, remarks, uses
 from ..verdict import Verdict
 from . import RULES
 from .naming import is_named, left
@@ -33,12 +34,14 @@ def lint(
     skip: Collection[str] = (),
     command: str = "",
     training_required: bool = True,
+    checkouts: Checkouts | None = None,
 ) -> Verdict:
     """The verdict on files, and on all Python files below folders: a finding for each hit.
 
     Raises UserError.
 
     Where no file holds training it is inconclusive, unless `training_required` is False.
+    `checkouts`: see `look`.
     """
     started = time.monotonic()
     scripts = files_of(paths)
@@ -53,14 +56,20 @@ def lint(
     target["cwd"] = os.getcwd()  # noqa: PTH109
     # Those to start from come first: what they import is followed in full from there.
     scripts.sort(key=lambda path: "__main__" not in files.text(path))
-    seen = look(scripts, chosen, files)
+    seen = look(scripts, chosen, files, checkouts=checkouts)
     return redacted(_verdict(target, seen, chosen, training_required, started))
 
 
-def verdict_on(target: dict[str, Any], script: Path, chosen: Collection[str]) -> Verdict:
+def verdict_on(
+    target: dict[str, Any],
+    script: Path,
+    chosen: Collection[str],
+    checkouts: Checkouts | None = None,
+) -> Verdict:
     """The verdict on one target: a finding for each hit."""
     started = time.monotonic()
-    return _verdict(target, look([script], chosen), chosen, True, started)
+    seen = look([script], chosen, checkouts=checkouts)
+    return _verdict(target, seen, chosen, True, started)
 
 
 def _verdict(
@@ -80,7 +89,8 @@ def _verdict(
     verdict = Verdict(
         "inconclusive", target, environment, (), findings, facts, seconds=time.monotonic() - started
     )
-    return replace(verdict, verdict=verdict.of(findings))
+    verdict = replace(verdict, verdict=verdict.of(findings))
+    return verdict.remarked(remarks(seen.suppressions))
 
 
 def _sources(seen: Seen, chosen: Collection[str] | None) -> dict[str, Any]:

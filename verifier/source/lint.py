@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config.policy import Checkouts
 from ..finding import Hit, Suppression
 from .coverage import Coverage, Missed, merged
 from .entry_points import follow
 from .follow import Follower
 from .project import Files, Module, Project
 from .registry import DETECTORS
-from .suppress import covering, read
+from .suppress import covering, held_against, read
 
 _BODIES = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -44,11 +45,13 @@ def look(
     only: Collection[str] | None = None,
     files: Files | None = None,
     shown: bool = False,
+    checkouts: Checkouts | None = None,
 ) -> Seen:
     """What the detectors see, each fault once.
 
     `only`: the rules that are looked for; `files`: those that were already read; `shown`: a
-    run has shown that their training is distributed, so that every function is followed to its end.
+    run has shown that their training is distributed, so that every function is followed to its
+    end; `checkouts`: where the base branch lies, whose suppressions alone count.
     """
     files = Files() if files is None else files
     wanted = {rule: found for rule, found in DETECTORS.items() if only is None or rule in only}
@@ -72,6 +75,9 @@ def look(
         modules |= {module.path: module for module in project.modules}
         followed |= {module.tree for module in project.modules if module.state}
     suppressions = tuple(s for module in modules.values() for s in read(module))
+    if checkouts is not None:
+        by_file = {str(path): module for path, module in modules.items()}
+        suppressions = tuple(held_against(suppressions, by_file, checkouts))
     hits = sorted(found.values(), key=lambda h: (h.location.file, h.location.line, h.rule))
     covers = [(hit, covering(suppressions, hit.rule, hit.location)) for hit in hits]
     visible = tuple(hit for hit, cover in covers if cover is None)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..config.policy import Checkouts
 from ..evidence import LOADS, Evidence, Sources
 from ..finding import Hit, Suppression
 from ..trace.events import Checkpoint, Micro, Place, Step
@@ -63,12 +64,12 @@ class Scan:
     gradients: bool = False  # whether they touch gradients beside `backward` and `zero_grad`
 
 
-def scan(script: Path, root: Path | None = None) -> Scan:
+def scan(script: Path, root: Path | None = None, checkouts: Checkouts | None = None) -> Scan:
     """Read the sources of a script; absolute imports are looked up below `root` first, where there
-    is one.
+    is one. `checkouts`: see `look`.
     """
     files = Files()
-    seen = look([script], files=files)
+    seen = look([script], files=files, checkouts=checkouts)
     project = project_files(script, root, files)
     parsed = [module for path in project if (module := files.module(path)) is not None]
     loading = tuple(place for module_ in parsed for place in _loading(module_))
@@ -87,12 +88,17 @@ def scan(script: Path, root: Path | None = None) -> Scan:
     )
 
 
-def with_sources(evidence: Evidence, script: Path, root: Path | None = None) -> Evidence:
+def with_sources(
+    evidence: Evidence,
+    script: Path,
+    root: Path | None = None,
+    checkouts: Checkouts | None = None,
+) -> Evidence:
     """The evidence with what the sources show."""
-    return replace(evidence, **vars(scan(script, root)))
+    return replace(evidence, **vars(scan(script, root, checkouts)))
 
 
-def with_training(evidence: Evidence, script: Path) -> Evidence:
+def with_training(evidence: Evidence, script: Path, checkouts: Checkouts | None = None) -> Evidence:
     """The evidence with what the train run shows of the sources: whether they can resume, and,
     where no call could be followed into them, what the files in which it trained hold.
     """
@@ -117,7 +123,8 @@ def with_training(evidence: Evidence, script: Path) -> Evidence:
     lines = (line for place in places for line in (place, *place.through, *place.callers))
     trained = {Path(line.file) for line in lines if is_user(line.file)} - {script}
     scripts = [script, *sorted(file for file in trained if file.is_file())]
-    seen = look(scripts, files=Files.of(evidence.sources), shown=True)
+    files = Files.of(evidence.sources)
+    seen = look(scripts, files=files, shown=True, checkouts=checkouts)
     loops = ", ".join(sorted({Path(place.file).name for place in places if place.library is None}))
     followed = (
         f"from where the run trained ({loops})"

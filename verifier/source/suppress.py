@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from ..finding import Hit, Suppression
+from ..config.policy import Checkouts
+from ..errors import UserError
+from ..finding import Hit, Remark, Suppression
 from ..trace.events import Place
 from .events import hit_at
-from .project import Module
+from .project import Module, parse
 
 RULE = "unused-suppression"
+REFUSED = "does not count: the base branch has no such comment for this code"
 _FORM = re.compile(r"#\s*fsdp2:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?P<reason>.*)")
 
 
@@ -33,6 +39,50 @@ def read(module: Module) -> Iterator[Suppression]:
         covered = min(inside, key=len, default=range(at, at + 1))
         location = hit_at(RULE, "", module, line, "<module>").location
         yield Suppression(location, rules, match["reason"].strip(" -:"), covered)
+
+
+def held_against(
+    found: Sequence[Suppression], modules: Mapping[str, Module], checkouts: Checkouts
+) -> Iterator[Suppression]:
+    """The suppressions; one that the base branch does not have for the same code is refused."""
+    allowed: dict[str, Counter[str]] = {}
+    for one in found:
+        file = one.location.file
+        if file not in allowed:
+            allowed[file] = _of_base(checkouts.before(Path(file)))
+        keys = list(_keys(one, modules[file]))
+        # without a reason it has no effect, and is reported as such
+        counts = not one.reason or all(allowed[file][key] > 0 for key in keys)
+        allowed[file].subtract(keys if counts else ())
+        yield one if counts else replace(one, refused=REFUSED)
+
+
+def _of_base(path: Path | None) -> Counter[str]:
+    """How often it suppresses each rule, with the code that is covered."""
+    try:
+        module = parse(path) if path is not None and path.is_file() else None
+    except UserError:
+        module = None
+    if module is None:
+        return Counter()
+    return Counter(key for one in read(module) if one.reason for key in _keys(one, module))
+
+
+def _keys(one: Suppression, module: Module) -> Iterator[str]:
+    """Each rule of a suppression with the code that it covers, without the comment."""
+    lines = module.lines[one.lines.start - 1 : one.lines.stop - 1]
+    code = " ".join(" ".join(_FORM.sub("", line).split()) for line in lines)
+    for rule in one.rules:
+        yield f"{rule}: {code}"
+
+
+def remarks(found: Iterable[Suppression]) -> tuple[Remark, ...]:
+    """What a report says of the suppressions that are refused."""
+    return tuple(
+        Remark(f"`# fsdp2: ignore[{', '.join(one.rules)}]` {one.refused}", one.location)
+        for one in found
+        if one.refused
+    )
 
 
 def _comments(module: Module) -> Iterator[tuple[int, int, str]]:
@@ -98,7 +148,7 @@ def problems(
     """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged
     rules) no use.
     """
-    for one in suppressions:
+    for one in (one for one in suppressions if not one.refused):
         if not one.rules:
             yield Hit(
                 RULE, "the comment names no rule: `# fsdp2: ignore[rule-name] reason`", one.location
