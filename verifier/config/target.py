@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import UserError
 from . import modules
+from .commands import valued
 from .launchers import problem
 from .parts import PARTS, Part
 from .policy import Policy
@@ -274,11 +275,7 @@ def _command(
         (k, one) for k, v in given.items() for one in (v if k in ("watch", "allow_writes") else [v])
     ]:
         option, text = "-m" if key == "module" else "--" + key.replace("_", "-"), str(value)
-        # argparse takes one word with a dash for an option of its own
-        joined = (
-            [f"{option}={text}"] if text.startswith("-") and " " not in text else [option, text]
-        )
-        words += [option] if value is True else joined
+        words += [option] if value is True else valued(option, text)
     return (*words, *(["--", *_words("args", own)] if own else []))
 
 
