@@ -206,14 +206,14 @@ def test_options_in_texts_are_there() -> None:
     known = options()
     assert set(OPTIONS.values()) <= known
     folders = ("analysis", "judging", "isolation", "report", "stages", "rules", "launch")
-    told = [
+    named = [
         (where, option)
         for where, text in texts()
         if where.startswith(tuple(f"verifier/{folder}/" for folder in folders))
         for option in re.findall(r"(?:give|pass|with|by) (--[a-z][a-z-]+)", text)
     ]
-    assert len(told) > 10
-    assert [one for one in told if one[1] not in known] == []
+    assert len(named) > 10
+    assert [one for one in named if one[1] not in known] == []
 
 
 def test_the_docs_of_every_rule_are_asked_for_by_a_command() -> None:

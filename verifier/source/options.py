@@ -5,7 +5,7 @@ hydra, and configuration files.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -106,23 +106,7 @@ class _Reader:
         words = {word.arg: word.value for word in call.keywords}
         name = "add_argument" if name in self._short(file) else name
         if name in ("add_argument", "option"):
-            spelled = [
-                a.value
-                for a in call.args
-                if isinstance(a, ast.Constant) and str(a.value).startswith("--")
-            ]
-            action = _text(words.get("action")).rpartition(".")[2]
-            flag = (
-                action in _NO_VALUE
-                or _text(words.get("is_flag")) == "True"
-                or _text(words.get("nargs")) == "0"
-            )
-            takes = "choice" if "choices" in words else _takes(words.get("type"))
-            long, _, off = str(spelled[0]).partition("/") if spelled else ("", "", "")
-            if long:
-                default = _text(words.get("default"))
-                flag = flag or bool(off)
-                yield Option(long, flag, default, file, call.lineno, takes, parsed=True)
+            yield from _argument(call, words, file)
         elif name in _READERS and (call.args or words):
             values = self._assigned(file)
             for arg in (*call.args, *words.values()):
@@ -175,6 +159,25 @@ class _Reader:
                 name, default = f"{prefix}{above}{own}", _text(_default(field.value))
                 takes = _takes(field.annotation)
                 yield Option(name, flag, default, file, field.lineno, takes)
+
+
+def _argument(call: ast.Call, words: Mapping[str | None, ast.expr], file: str) -> Iterator[Option]:
+    """The option of a call of `add_argument` or `option`, if it has a long name."""
+    spelled = [a.value for a in call.args if isinstance(a, ast.Constant)]
+    longs = [str(name) for name in spelled if str(name).startswith("--")]
+    if not longs:
+        return
+    action = _text(words.get("action")).rpartition(".")[2]
+    long, _, off = longs[0].partition("/")
+    flag = (
+        bool(off)
+        or action in _NO_VALUE
+        or _text(words.get("is_flag")) == "True"
+        or _text(words.get("nargs")) == "0"
+    )
+    takes = "choice" if "choices" in words else _takes(words.get("type"))
+    default = _text(words.get("default"))
+    yield Option(long, flag, default, file, call.lineno, takes, parsed=True)
 
 
 def _hydra(folder: Path, name: str, above: str = "") -> Iterator[Option]:
