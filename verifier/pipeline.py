@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from . import stages
+from .analysis.suggestion import arguments, in_a_copy
 from .compare_windows import with_windows
+from .config.commands import with_checkpoints
 from .config.launchers import HERE, most_on_a_machine
-from .config.option import command
 from .config.policy import BY_QUICK
+from .config.settings import applied
 from .config.target import Target
-from .errors import INTERRUPTED, Interrupted, MachineRefuses
+from .errors import INTERRUPTED, Interrupted, MachineRefuses, UserError
 from .evidence import NOT_QUICK, Course, Evidence
 from .execute import Executor, Progress, backend_for
 from .finding import Finding
@@ -224,6 +226,8 @@ class Verification:
         remarks = notes(forked, evidence, files.notes())
         if evidence.cuda_on_cpu and (gpus := too_few(launcher.versions.get("unused", 0))):
             remarks.append(gpus)
+        if asks_for_checkpoints(target, evidence) and (how := in_a_copy(evidence)):
+            remarks.append(how)
         versions = launcher.versions | {
             "isolation": in_words(asdict(launcher.choice), target.allow_writes)
         }
@@ -275,12 +279,23 @@ def suggestion(target: Target, evidence: Evidence) -> str:
     """The command that judges the script's checkpoints, too, where its options show how it saves
     and resumes.
     """
-    if target.save_args or target.resume_args or target.name or evidence.saving is None:
+    if not asks_for_checkpoints(target, evidence):
         return ""
-    words = (
-        target.command[: target.command.index("--")] if "--" in target.command else target.command
-    )
-    return command(words, evidence.options, target.args)
+    save, resume = arguments(evidence)
+    try:  # as the next verification would
+        for words in (save, resume):
+            applied((*target.args, *shlex.split(words)), target.cwd, "", Path())
+    except (UserError, ValueError):
+        return ""
+    given = target.command
+    before = given[: given.index("--")] if "--" in given else given
+    return with_checkpoints(before, save, resume, target.args) if save else ""
+
+
+def asks_for_checkpoints(target: Target, evidence: Evidence) -> bool:
+    """Whether the script saves, and was given no arguments for it."""
+    given = target.save_args or target.resume_args or target.name
+    return not given and evidence.saving is not None
 
 
 def planned(

@@ -9,9 +9,10 @@ import argparse
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,6 +46,8 @@ COMMANDS = (
     "doctor",
     "install",
 )
+# Options whose value is arguments of a script, or of `verify`.
+OF_A_SCRIPT = ("--save-args", "--resume-args", "--single-args", "--reshard-args", "--verify")
 # errno of an OSError anywhere: a fault of the machine, or of a path that was given
 ENVIRONMENT_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE),
@@ -156,7 +159,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             f"unknown command {words[0]!r};"
             f" {f'did you mean {near!r}?' if near else 'see fsdp2 --help'}"
         )
-    options, unknown = _parser(named or COMMANDS).parse_known_args(words[:cut])
+    parser, commands = _parser(named or COMMANDS)
+    known = {name for one in commands.values() for name in one._option_string_actions}
+    options, unknown = parser.parse_known_args(_joined(words[:cut], known))
     if unknown:
         own = "; arguments of the script go after `--`" if named in (["verify"], ["plan"]) else ""
         raise UserError(
@@ -169,11 +174,28 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _joined(words: Sequence[str], own: Collection[str]) -> list[str]:
+    """`--resume-args --resume` as `--resume-args=--resume`: argparse would take the value for an
+    option of ours. It is one only if it has the name of one.
+    """
+    found: list[str] = []
+    for word in words:
+        value = word.startswith("-") and word.partition("=")[0] not in own
+        if value and found and found[-1] in OF_A_SCRIPT:
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are bounded, too, and whose help needs no reader."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message and the usage, and exit 2."""
+        name = re.match(r"argument (--\S+): expected one argument$", message)
+        if name is not None:
+            message += f" (one that begins with a dash: {name[1]}=-...)"
         super().error(bounded(message))
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -182,8 +204,10 @@ class Parser(argparse.ArgumentParser):
             put(message.removesuffix("\n"), file or sys.stderr)
 
 
-def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of these commands; one that is named is the only one that must be imported."""
+def _parser(names: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
+    """The parser of these commands, and that of each; one that is named is the only one that must
+    be imported.
+    """
     parser = Parser(
         prog="fsdp2",
         description="Write FSDP2 training code from a spec, and verify any FSDP2 training script.",
@@ -194,7 +218,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in names:
         import_module(f".{name}", __package__).add_parser(commands)
-    return parser
+    return parser, commands.choices
 
 
 def _report_bug(error: Exception, arguments: Sequence[str]) -> int:

@@ -31,39 +31,48 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the docs of one rule or the list."""
+    """Print the docs of one rule, what it found in a report, or the list."""
     from ...verifier.rules import RULES
-    from ...verifier.rules.base import SECTIONS
 
-    if options.rule is None and options.report is not None:
-        raise UserError("--report: name the rule, too: fsdp2 explain RULE --report REPORT")
     if options.rule is None:
-        titles = {name: rule.page()["Statement"] for name, rule in RULES.items()}
-        if options.json:
-            emit_json(
-                [{"rule": n, "family": r.family, "statement": titles[n]} for n, r in RULES.items()]
-            )
-            return PASS
-        for family, rules in groupby(RULES, lambda name: RULES[name].family):
-            say(f"{family}:")
-            say("\n".join(table([(name, titles[name]) for name in rules], "  ", size=36)))
-        return PASS
+        if options.report is not None:
+            raise UserError("--report: name the rule, too: fsdp2 explain RULE --report REPORT")
+        return _list(options.json)
     if options.rule not in RULES:
         near = difflib.get_close_matches(options.rule, RULES, 1)
         hint = f"; did you mean '{near[0]}'?" if near else "; `fsdp2 explain` lists all"
         raise UserError(f"unknown rule '{options.rule}'{hint}")
     if options.report is not None:
         return _found(options.rule, options.report, options.json)
-    rule = RULES[options.rule]
-    page = rule.page()
-    if options.json:
+    return _docs(options.rule, options.json)
+
+
+def _list(as_json: bool) -> int:
+    """All rules by family."""
+    from ...verifier.rules import RULES
+
+    titles = {name: rule.page()["Statement"] for name, rule in RULES.items()}
+    if as_json:
         emit_json(
-            {
-                "rule": rule.name,
-                "family": rule.family,
-                **{key.lower(): text for key, text in page.items()},
-            }
+            [{"rule": n, "family": r.family, "statement": titles[n]} for n, r in RULES.items()]
         )
+        return PASS
+    for family, rules in groupby(RULES, lambda name: RULES[name].family):
+        say(f"{family}:")
+        say("\n".join(table([(name, titles[name]) for name in rules], "  ", size=36)))
+    return PASS
+
+
+def _docs(name: str, as_json: bool) -> int:
+    """What a rule checks, why, and the fix."""
+    from ...verifier.rules import RULES
+    from ...verifier.rules.base import SECTIONS
+
+    rule = RULES[name]
+    page = rule.page()
+    if as_json:
+        sections = {key.lower(): text for key, text in page.items()}
+        emit_json({"rule": rule.name, "family": rule.family, **sections})
         return PASS
     say(paragraphs(f"{rule.name} ({rule.family})\n\n{page['Statement']}"))
     for section in (section for section in SECTIONS if section in page):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -360,7 +363,21 @@ def _report(
 
     if old is not None:
         verdict = baseline.held_against(verdict, *old)
+    if verdict.suggestion and not _parses(verdict.suggestion):
+        verdict = replace(verdict, suggestion="")
     if verdict.refused:
         log(f"environment error: {verdict.refused}")
     write_verdict(reports, verdict, renderers(verbose=options.verbose))
     return verdict.exit_code
+
+
+def _parses(command: str) -> bool:
+    """Whether this program takes a command that a report would suggest."""
+    from . import parse
+
+    try:
+        with redirect_stderr(StringIO()):
+            parse(shlex.split(command)[1:])
+    except (UserError, SystemExit):
+        return False
+    return True

@@ -10,7 +10,8 @@ import yaml
 
 from records import cases
 from scripts import written
-from verified_fsdp2.verifier.config.option import Option, by_purpose, command, suggested
+from verified_fsdp2.verifier.config.commands import with_checkpoints
+from verified_fsdp2.verifier.config.option import Option, by_purpose, suggested
 from verified_fsdp2.verifier.config.settings import applied
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
@@ -111,7 +112,7 @@ def test_hydra_and_configuration_files(tmp_path: Path) -> None:
     args = ["--config", "conf/sft.yaml"]
     found = options_of(Sources({script: ""}, (script,)), args, tmp_path)
     assert suggested(found)[1] == "set:trainer.resume_from_path={checkpoint}"
-    assert command(["fsdp2", "verify", "train.py"], found, args).endswith(
+    assert with_checkpoints(["fsdp2", "verify", "train.py"], *suggested(found), args).endswith(
         "-- --config conf/sft.yaml"
     )
 

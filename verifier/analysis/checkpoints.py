@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from ..config.option import PLACE
 from ..evidence import LOADS, SAVES, Evidence, saves_of
 from ..finding import Uncovered
 from ..trace import Run
 from ..trace.events import Checkpoint, Lenient, Saving, Step
 from .saves import all_saves, final_path
-
-PLACE = "{checkpoint}"
 
 
 def saves_after(run: Run, step: int) -> bool:

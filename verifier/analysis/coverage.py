@@ -29,7 +29,7 @@ _ACCUMULATION = {
 }
 _LOW = {"bfloat16", "float16", "bf16", "fp16", "autocast", "mixedprecisionpolicy"}
 _OPTIONS: Mapping[Part, set[str]] = {
-    "accumulation": {"accum", "accumulation"},
+    "accumulation": {"accum", "accumulate", "accumulation"},
     "bf16": {"bf16", "fp16", "precision", "dtype", "amp", "mixed"},
     "compile": {"compile"},
     "evaluation": {"eval", "val", "validate"},
@@ -97,7 +97,7 @@ def _part(evidence: Evidence, name: Part) -> OnePart:
     lines = list(_LINES[name](evidence))
     first = min((line for line in lines if line[0] == lines[0][0]), default=None)
     words = _OPTIONS.get(name, set())
-    options = (one.name for one in evidence.options if not _words(one.name).isdisjoint(words))
+    options = (one.shown for one in evidence.options if not _words(one.name).isdisjoint(words))
     return OnePart(_DONE[name](evidence), first, next(options, ""))
 
 

@@ -18,10 +18,9 @@ from typing import Any
 import yaml
 
 from ..errors import UserError
-from .option import SET
+from .option import PLACE, SET
 from .reading import inputs
 
-PLACE = "{checkpoint}"
 READERS: dict[str, Callable[[str], Any]] = {
     ".yaml": yaml.safe_load,
     ".yml": yaml.safe_load,

@@ -17,6 +17,7 @@ from ..errors import UserError
 from ..finding import Remark
 from . import modules
 from .base_policy import BasePolicy, base_policy
+from .commands import valued
 from .launchers import problem
 from .parts import PARTS, Part
 from .policy import Checkouts, Policy
@@ -285,11 +286,7 @@ def _command(
         (k, one) for k, v in given.items() for one in (v if k in ("watch", "allow_writes") else [v])
     ]:
         option, text = "-m" if key == "module" else "--" + key.replace("_", "-"), str(value)
-        # argparse takes one word with a dash for an option of its own
-        joined = (
-            [f"{option}={text}"] if text.startswith("-") and " " not in text else [option, text]
-        )
-        words += [option] if value is True else joined
+        words += [option] if value is True else valued(option, text)
     return (*words, *(["--", *_words("args", own)] if own else []))
 
 

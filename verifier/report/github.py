@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from ..analysis.wording import count
+from ..config.commands import explain
 from ..finding import Finding
 from ..verdict import Verdict
 from . import text
@@ -85,7 +86,7 @@ def _message(finding: Finding, verdict: Verdict) -> str:
         lines.insert(0, f"Known (in baseline {verdict.baseline.path}).")
     if finding.fix:
         lines.append(f"Fix: {finding.fix}")
-    return "\n".join([*lines, f"fsdp2 explain {finding.rule}"])
+    return "\n".join([*lines, explain(finding.rule)])
 
 
 def _command(level: str, finding: Finding, verdict: Verdict, title: str, message: str) -> str:

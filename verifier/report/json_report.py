@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from typing import Any, get_args
 
+from ..config.commands import explain
 from ..finding import Finding, Status
 from ..trace.events import Place
 from ..verdict import Verdict
@@ -79,7 +80,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         **{name: getattr(finding, name) for name in ("measured", "limit", "margin", "evidence")},
         "location": _location(finding.location),
         "fix": finding.fix,
-        "explain": f"fsdp2 explain {finding.rule}",
+        "explain": explain(finding.rule),
         "seconds": round(finding.seconds, 6),
     }
 

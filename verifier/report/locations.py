@@ -2,6 +2,7 @@
 
 import os
 
+from ..config.commands import explain
 from ..finding import Finding
 from ..trace.events import Line, Place
 from ..verdict import Verdict
@@ -70,5 +71,5 @@ def lines_of(finding: Finding, *numbers: str) -> list[str]:
     return [
         *lines,
         *([f"fix: {finding.fix}"] if finding.fix else []),
-        f"fsdp2 explain {finding.rule}",
+        explain(finding.rule),
     ]

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ... import __version__
+from ..config.commands import explain
 from ..finding import Finding
 from ..rules import RULES
 from ..rules.base import Rule
@@ -91,7 +92,7 @@ def _rule(name: str) -> dict[str, Any]:
         "fullDescription": {
             "text": f"{page['Statement']} {page['Why'][0].upper()}{page['Why'][1:]}"[:LONGEST]
         },
-        "help": {"text": f"{page['Fix']} Docs: fsdp2 explain {name}", "markdown": markdown(rule)},
+        "help": {"text": f"{page['Fix']} Docs: {explain(name)}", "markdown": markdown(rule)},
         "defaultConfiguration": {"level": "error"},
         "properties": {"tags": ["fsdp2", rule.family]},
     }

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..analysis.wording import count, cut
+from ..config.commands import explain
 from ..config.policy import open_but_allowed
 from ..finding import Finding, Status
 from ..trace.events import Line
@@ -215,7 +216,7 @@ def failure(finding: Finding, word: str = "FAIL") -> Iterator[str]:
             yield shortened(location.code, " " * 14)
     if finding.fix:
         yield from filled(finding.fix, f"{INDENT}fix  ")
-    yield f"{INDENT}docs fsdp2 explain {finding.rule}"
+    yield f"{INDENT}docs {explain(finding.rule)}"
 
 
 def compared(verdict: Verdict) -> list[str]:

@@ -5,7 +5,7 @@ hydra, and configuration files.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +36,16 @@ _TRAINERS = (
     "RewardConfig",
 )
 _TRAINER = {"output_dir": "", "save_steps": "500", "max_steps": "-1", "resume_from_checkpoint": ""}
+# Actions of argparse that take no value.
+_NO_VALUE = {
+    *("store_true", "store_false", "store_const", "append_const", "count", "help", "version"),
+    "BooleanOptionalAction",
+}
+_TAKES = {
+    **dict.fromkeys(("int", "float", "INT", "FLOAT", "IntRange", "FloatRange"), "number"),
+    **dict.fromkeys(("bool", "BOOL"), "switch"),
+    **dict.fromkeys(("Choice", "Literal"), "choice"),
+}
 _FUNCTIONS = {"Fire": "_", "run": "-"}  # fire.Fire, typer.run: the parameters of a function
 
 
@@ -47,11 +57,19 @@ def options_of(
     """
     reader = _Reader(sources)
     found = [option for file in sources.project for option in reader.read(file)]
+    merged = any(_merges(sources.tree(file)) for file in sources.project)
     for path in configs(args, cwd):
         found += [
-            Option(f"{SET}{key}", False, str(value), str(path)) for key, value in flat(load(path))
+            Option(key if merged else f"{SET}{key}", False, str(value), str(path))
+            for key, value in flat(load(path))
         ]
     return tuple(dict.fromkeys(found))
+
+
+def _merges(tree: ast.Module) -> bool:
+    """Whether a file merges `key=value` of the command line into its configuration."""
+    calls = (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(call.endswith(("OmegaConf.from_cli", "OmegaConf.from_dotlist")) for call in calls)
 
 
 @dataclass(eq=False)
@@ -88,22 +106,7 @@ class _Reader:
         words = {word.arg: word.value for word in call.keywords}
         name = "add_argument" if name in self._short(file) else name
         if name in ("add_argument", "option"):
-            spelled = [
-                a.value
-                for a in call.args
-                if isinstance(a, ast.Constant) and str(a.value).startswith("--")
-            ]
-            action = _text(words.get("action"))
-            flag = (
-                action.startswith("store_")
-                or "BooleanOptional" in action
-                or _text(words.get("is_flag")) == "True"
-            )
-            long, _, off = str(spelled[0]).partition("/") if spelled else ("", "", "")
-            if long:
-                yield Option(
-                    long, flag or bool(off), _text(words.get("default")), file, call.lineno
-                )
+            yield from _argument(call, words, file)
         elif name in _READERS and (call.args or words):
             values = self._assigned(file)
             for arg in (*call.args, *words.values()):
@@ -113,10 +116,7 @@ class _Reader:
             yield from _parameters(*self._functions[_name(call.args[0])], _FUNCTIONS[name])
         elif name == "main" and "config_name" in words:  # @hydra.main
             folder = Path(file).parent / _text(words.get("config_path"))
-            path = folder / f"{_text(words['config_name']).removesuffix('.yaml')}.yaml"
-            yield from (
-                Option(key, False, str(value), str(path)) for key, value in flat(load(path))
-            )
+            yield from _hydra(folder, _text(words["config_name"]))
 
     def _short(self, file: str) -> set[str]:
         """Other names of `add_argument` in a file: `add = parser.add_argument`."""
@@ -156,9 +156,49 @@ class _Reader:
                 yield from self._fields(inner, prefix, dot, dash, f"{above}{own}{dot}", depth + 1)
             else:
                 flag = bool(prefix) and inner == "bool" and dash == "-"
-                yield Option(
-                    f"{prefix}{above}{own}", flag, _text(_default(field.value)), file, field.lineno
-                )
+                name, default = f"{prefix}{above}{own}", _text(_default(field.value))
+                takes = _takes(field.annotation)
+                yield Option(name, flag, default, file, field.lineno, takes)
+
+
+def _argument(call: ast.Call, words: Mapping[str | None, ast.expr], file: str) -> Iterator[Option]:
+    """The option of a call of `add_argument` or `option`, if it has a long name."""
+    spelled = [a.value for a in call.args if isinstance(a, ast.Constant)]
+    longs = [str(name) for name in spelled if str(name).startswith("--")]
+    if not longs:
+        return
+    action = _text(words.get("action")).rpartition(".")[2]
+    long, _, off = longs[0].partition("/")
+    flag = (
+        bool(off)
+        or action in _NO_VALUE
+        or _text(words.get("is_flag")) == "True"
+        or _text(words.get("nargs")) == "0"
+    )
+    takes = "choice" if "choices" in words else _takes(words.get("type"))
+    default = _text(words.get("default"))
+    yield Option(long, flag, default, file, call.lineno, takes, parsed=True)
+
+
+def _hydra(folder: Path, name: str, above: str = "") -> Iterator[Option]:
+    """The keys of a configuration of hydra, and of the groups that its `defaults` name."""
+    path = folder / f"{name.removesuffix('.yaml')}.yaml"
+    data = load(path)
+    for key, value in flat(data):
+        yield Option(f"{above}{key}", False, str(value), str(path))
+    listed = data.get("defaults") if isinstance(data, dict) and not above else None
+    for entry in listed if isinstance(listed, list) else ():
+        for group, chosen in entry.items() if isinstance(entry, dict) else ():
+            if "/" not in str(group) and isinstance(chosen, str):
+                yield from _hydra(folder / str(group), chosen, f"{group}.")
+
+
+def _takes(node: ast.expr | None) -> str:
+    """What value an annotation, or a type of a command line, stands for (Option.takes)."""
+    if isinstance(node, ast.BinOp):  # int | None
+        node = node.left
+    literal = isinstance(node, ast.Subscript) and _name(node.value) == "Literal"
+    return "choice" if literal else _TAKES.get(_name(node), "")
 
 
 def _parameters(function: ast.FunctionDef, file: str, dash: str) -> Iterator[Option]:
@@ -171,14 +211,9 @@ def _parameters(function: ast.FunctionDef, file: str, dash: str) -> Iterator[Opt
         if d is not None
     ]
     for argument, default in paired:
-        text = _text(_default(default))
-        yield Option(
-            f"--{argument.arg.replace('_', dash)}",
-            dash == "-" and text == "False",
-            text,
-            file,
-            argument.lineno,
-        )
+        name, text = f"--{argument.arg.replace('_', dash)}", _text(_default(default))
+        flag = dash == "-" and text in ("True", "False")
+        yield Option(name, flag, text, file, argument.lineno, _takes(argument.annotation))
 
 
 def _default(value: ast.expr | None) -> ast.expr | None:
