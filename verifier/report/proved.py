@@ -6,7 +6,7 @@ not covered: accumulation (train.py:88, --accum), if cfg.compile: (train.py:41),
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ..analysis.wording import count
@@ -15,7 +15,9 @@ from ..finding import Finding
 from ..verdict import Verdict
 from .locations import shortest
 
-SHOWN = 3  # of what is not covered, in the second line
+# Of what is not covered, in the second line: at least so many, and more up to this length, which is
+# two lines of a terminal.
+SHOWN, LENGTH = 3, 220
 Facts = Mapping[str, Any]
 
 
@@ -26,7 +28,7 @@ def headline(verdict: Verdict) -> list[str]:
         return []
     first = f"{verdict.answer}: {_why(verdict)}{extent(facts)}"
     left = not_covered(verdict)
-    shown = left[:SHOWN]
+    shown = left[: _fitting(left)]
     more = [f"{len(left) - len(shown)} more"] if len(left) > len(shown) else []
     return [first, *([f"not covered: {', '.join([*shown, *more])}"] if left else [])]
 
@@ -56,7 +58,15 @@ def branches_named(verdict: Verdict) -> list[Facts]:
     """The branches that the second line names: no list below it need name them again."""
     if not headline(verdict):
         return []
-    return [branch for _, branch in _left(verdict)[:SHOWN] if branch is not None]
+    left = _left(verdict)
+    fitting = _fitting([text for text, _ in left])
+    return [branch for _, branch in left[:fitting] if branch is not None]
+
+
+def _fitting(left: Sequence[str]) -> int:
+    """How many of the texts the second line has."""
+    lengths = accumulate(len(text) + 2 for text in left)
+    return max(SHOWN, sum(length <= LENGTH for length in lengths))
 
 
 def _left(verdict: Verdict) -> list[tuple[str, Facts | None]]:
