@@ -58,7 +58,10 @@ FIGURES = ("found", "named", "false_alarms", "right_inconclusive")
 
 @dataclass(frozen=True)
 class Script:
-    """One script of a round; its kind is "fault", "twin" (the right script of it) or "right"."""
+    """One script of a round; its kind is "fault", "twin" (the right script of it) or "right".
+
+    A fault whose case names the `folder` of another case has that case's script as its twin.
+    """
 
     case: str
     kind: str
@@ -82,11 +85,12 @@ def scripts(folder: Path) -> list[Script]:
     found = []
     if (kept := folder / "cases.yaml").exists():
         for name, case in yaml.safe_load(kept.read_text(encoding="utf-8")).items():
+            place = folder / case.get("folder", name)
             if case["kind"] == "fault":
-                found.append(Script(name, "fault", folder / name, case, tuple(case["edits"])))
-            found.append(
-                Script(name, "twin" if case["kind"] == "fault" else "right", folder / name, case)
-            )
+                found.append(Script(name, "fault", place, case, tuple(case["edits"])))
+            if "folder" not in case:
+                kind = "twin" if case["kind"] == "fault" else "right"
+                found.append(Script(name, kind, place, case))
     for about in sorted(folder.glob("*/case.yaml")):
         case = yaml.safe_load(about.read_text(encoding="utf-8"))
         if "not_right" in case:
@@ -159,9 +163,8 @@ def share(part: int, whole: int) -> dict[str, Any]:
 
 def new_failures(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     """The rules that a wrong script fails and its right twin does not."""
-    twin = next(
-        (r for r in rows if r["kind"] == "twin" and r["case"] == row["case"]), {"failed": []}
-    )
+    of = row.get("twin", row["case"])
+    twin = next((r for r in rows if r["kind"] != "fault" and r["case"] == of), {"failed": []})
     return [rule for rule in row["failed"] if rule not in twin["failed"]]
 
 
@@ -243,7 +246,10 @@ def main() -> int:
             folder = history(options.commit, Path(past)) / folder.resolve().relative_to(ROOT)
         for script in scripts(folder):
             if options.only in script.case:
-                rows.append({"case": script.case, "kind": script.kind, **judge(script, launcher)})
+                head = {"case": script.case, "kind": script.kind}
+                if "folder" in script.about:
+                    head["twin"] = script.about["folder"]
+                rows.append({**head, **judge(script, launcher)})
                 row = rows[-1]
                 said = f"{row['first']}: {row['evidence']}"
                 print(f"{script.kind:<6}{row['verdict']:<13}{script.case:<40}{said}", flush=True)

@@ -223,12 +223,16 @@ def write_verdict(
     reports: Sequence[Report], verdict: Verdict, renderers: Mapping[str, Callable[[Verdict], str]]
 ) -> None:
     """`write_reports`; with the format github also the step's summary, where GitHub Actions has
-    one.
+    one. Where every report goes to a file, stdout has the first lines.
     """
     if any(name == "github" for name, _ in reports) and (
         path := os.environ.get("GITHUB_STEP_SUMMARY")
     ):
         _add_summary(Path(path), verdict)
+    if all(path is not None and not _is_stream(path) for _, path in reports):
+        from ..verifier.report.brief import brief
+
+        say(brief(verdict))
     write_reports(reports, verdict, renderers)
 
 

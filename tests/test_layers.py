@@ -25,7 +25,7 @@ SKILL: Layers = (
     ("__init__", "atomic_write", "copies", "output", "snippet"),
 )
 VERIFIER: Layers = (
-    ("__main__", "pipeline", "integrations"),
+    ("__main__", "pipeline", "compare_windows", "integrations"),
     ("stages", "execute", "judge"),
     ("judging",),
     ("report", "rules"),
@@ -38,6 +38,7 @@ LOOSE = {
     "__init__",
     "__main__",
     "pipeline",
+    "compare_windows",
     "execute",
     "judge",
     "evidence",

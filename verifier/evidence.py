@@ -10,6 +10,7 @@ from typing import Any, Self
 from .config.option import Option
 from .config.policy import Widening
 from .config.watch import Watched
+from .config.windows import Window
 from .finding import Hit, Suppression, Uncovered
 from .trace import Run
 from .trace.events import Checkpoint, LoaderStarted, Place, Step
@@ -76,6 +77,15 @@ class Course:
     stale: str = ""  # which checkpoint it loaded that was there before
 
 
+@dataclass(frozen=True)
+class InWindow:
+    """The runs of a window, whose steps count from 1; None where they could not be made: `why`."""
+
+    window: Window
+    evidence: "Evidence | None"
+    why: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """All runs, by their roles (trace/roles.py), and what is known beside them.
@@ -112,6 +122,7 @@ class Evidence:
     crashes: tuple[tuple[Run, Run], ...] = ()
     # resumes from a checkpoint with a fault of its own; the note of each says which
     damaged: tuple[Run, ...] = ()
+    windows: tuple[InWindow, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     sources: Sources = field(default_factory=Sources)
     course: Course = field(default_factory=Course)

@@ -15,6 +15,7 @@ from .errors import text_of
 from .evidence import Evidence
 from .finding import Finding
 from .judging.all_findings import OF_A_TEAM, OF_ALL, required_and_not_done
+from .judging.in_windows import combined
 from .judging.one_finding import OF_ONE, QUESTIONS
 from .judging.passes import printed
 from .rules import RULES
@@ -44,7 +45,15 @@ def judge(
         findings.append(replace(found, seconds=time.monotonic() - started))
     for one in OF_ALL:
         findings = one.apply(findings, evidence)
-    return findings
+    late = [name for name in chosen if RULES[name].in_windows]
+    return combined(
+        findings,
+        (
+            (one.window, judge(one.evidence, late))
+            for one in evidence.windows
+            if one.evidence is not None
+        ),
+    )
 
 
 def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import stages
+from .compare_windows import with_windows
 from .config.launchers import HERE, most_on_a_machine
 from .config.option import command
 from .config.policy import BY_QUICK
@@ -325,7 +326,9 @@ def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Eviden
             target = settings.target
             evidence = with_training(evidence, target.script, target.policy.checkouts)
             report_early(settings, evidence, executor.progress)
-    return evidence if settings.tier == "simulate" else stages.completed(settings, evidence)
+    if settings.tier == "simulate":
+        return evidence
+    return with_windows(settings, executor, stages.completed(settings, evidence))
 
 
 def _due(stage: stages.Stage, settings: Settings, evidence: Evidence) -> list[PlannedRun]:

@@ -131,6 +131,8 @@ LEAST_STEPS = 4
 # Steps in which a rank trains on the whole batch that another had so many steps before: once or
 # twice may be padding. Pinned: test_later.
 BATCHES_AGAIN = 3
+# Samples that ranks share in later epochs and not in the first. Pinned: test_later_epochs.
+SHARED_LATER = 4
 # Samples that two runs have in common by chance, and times as many as they have, before data count
 # as augmented.
 MANY = 20
@@ -157,6 +159,10 @@ QUICK_SECONDS = 8.0
 # The last step up to which the first save is waited for: exam round 6 missed a counter saved after
 # the 20th. Pinned: test_the_first_save_is_waited_for.
 FIRST_SAVE = 60
+# Of a window behind the compared steps: steps after the one that changes something, and the most
+# where several changes follow one another; how many windows, and how many seconds they may take.
+AFTER_A_CHANGE, LONGEST_WINDOW = 1, 6
+MOST_WINDOWS, WINDOWS_SECONDS = 3, 30.0
 # Steps after a block that a condition guards: one shows what it changed, one what that did.
 AFTER_A_BLOCK = 2
 # The first step of a run also initialises. Pinned: test_simulate.

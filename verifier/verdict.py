@@ -146,6 +146,14 @@ class Verdict:
         }
         return codes[self.answer]
 
+    @property
+    def failures(self) -> list[Finding]:
+        """Failures and errors, then warnings; of each those that the baseline has come last, and
+        consequences behind what they follow from.
+        """
+        found = [f for f in self.findings if f.status in ("fail", "error")]
+        return sorted(found, key=lambda f: (f.consequence, f.warns, self.stands(f)))
+
     def remarked(self, remarks: Sequence[Remark]) -> Self:
         """This verdict with remarks on the policy, which are notes, too."""
         notes = [*self.environment.get("notes", ()), *(remark.text for remark in remarks)]

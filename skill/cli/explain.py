@@ -1,10 +1,13 @@
-"""`fsdp2 explain [RULE]`: the docs of a rule, or the list of all rules."""
+"""`fsdp2 explain [RULE]`: the docs of a rule, the list of all rules, or what a rule found in a
+report.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from ...verifier.errors import PASS, UserError
@@ -15,11 +18,16 @@ from ..output import add_command, emit_json, say
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     description = "Print the docs of a rule; without a name, all rules by family."
-    epilog = "example:\n  fsdp2 explain token-mean-of-means"
+    epilog = (
+        "examples:\n  fsdp2 explain token-mean-of-means\n  fsdp2 explain matches-ddp --report"
+        " report.json   what it found, whole, also as a consequence"
+    )
     parser = add_command(
         commands, "explain", run, "what a rule checks, why, and the fix", description, epilog
     )
     parser.add_argument("rule", metavar="RULE", nargs="?", help="a rule's name")
+    found = "what the rule found in this JSON report: a consequence as it would be alone"
+    parser.add_argument("--report", metavar="REPORT", type=Path, help=found)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.rules import RULES
     from ...verifier.rules.base import SECTIONS
 
+    if options.rule is None and options.report is not None:
+        raise UserError("--report: name the rule, too: fsdp2 explain RULE --report REPORT")
     if options.rule is None:
         titles = {name: rule.page()["Statement"] for name, rule in RULES.items()}
         if options.json:
@@ -42,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
         near = difflib.get_close_matches(options.rule, RULES, 1)
         hint = f"; did you mean '{near[0]}'?" if near else "; `fsdp2 explain` lists all"
         raise UserError(f"unknown rule '{options.rule}'{hint}")
+    if options.report is not None:
+        return _found(options.rule, options.report, options.json)
     rule = RULES[options.rule]
     page = rule.page()
     if options.json:
@@ -60,4 +72,27 @@ def run(options: argparse.Namespace) -> int:
             say(f"\n{section}:\n{code}")
         else:
             say("\n" + paragraphs(f"{section}: {page[section]}"))
+    return PASS
+
+
+def _found(rule: str, path: Path, as_json: bool) -> int:
+    """Print each finding of a rule in a report, with its own evidence, line and fix."""
+    from ...verifier.report.baseline import finding_of, load
+    from ...verifier.report.sanitize import sanitize
+    from ...verifier.report.text import failure
+
+    report = load(path, option="")
+    items = [item for item in report["findings"] if item["rule"] == rule]
+    if as_json:
+        emit_json(items)
+        return PASS
+    if not items:
+        raise UserError(f"{path} has no finding of '{rule}'")
+    findings = [finding_of(item) for item in report["findings"]]
+    first = [f.rule for f in findings if f.status == "fail" and not (f.consequence or f.warns)]
+    for finding in (f for f in findings if f.rule == rule):
+        if finding.consequence:
+            causes = " or ".join(dict.fromkeys(first))
+            say(f"reported as a consequence of {causes}; alone it would be:")
+        say(sanitize("\n".join(failure(finding, finding.status.upper().replace("_", " ")))))
     return PASS

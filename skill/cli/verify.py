@@ -80,6 +80,14 @@ OPTIONS = (
         ),
     ),
     (
+        "--windows",
+        "F-L,...",
+        (
+            "further steps to compare, or none (default auto: where later steps change something,"
+            " and the last ones)"
+        ),
+    ),
+    (
         "--reshard-to",
         "N,M",
         (

@@ -42,6 +42,26 @@ def written(folder: Path) -> Path:
     return path
 
 
+def test_what_a_consequence_would_have_been_alone(command: Command, tmp_path: Path) -> None:
+    effect = replace(WRONG, consequence=True, fix="Look at the first parameter.")
+    cause = Finding("optim-before-shard", "fail", "built early")
+    path = tmp_path / "report.json"
+    path.write_text(json_report.render(verdict(effect, cause, Finding("grad-reset", "pass", "x"))))
+    given = ("--report", str(path))
+    out = command("explain", "matches-ddp", *given).out
+    assert out.startswith(
+        "reported as a consequence of optim-before-shard; alone it would be:\nFAIL"
+    )
+    assert all(part in out for part in (WRONG.evidence, ":7 in main", "fix  Look at the first"))
+    assert "consequence" not in command("explain", "optim-before-shard", *given).out
+    items = command("explain", "matches-ddp", *given, "--json").data
+    assert [item["measured"] for item in items] == [0.5]
+    assert "no finding of 'matches-single-process'" in (
+        command("explain", "matches-single-process", *given, code=2).err
+    )
+    assert "name the rule" in command("explain", *given, code=2).err
+
+
 def test_it_keeps_the_finding_and_leaves_out_what_is_the_users(
     command: Command, tmp_path: Path
 ) -> None:

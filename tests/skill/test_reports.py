@@ -41,10 +41,19 @@ def test_the_help_names_every_format() -> None:
 
 def test_all_formats_at_once(script: Path, command: Command) -> None:
     words = [word for name in reports.FORMATS for word in ("--report", f"{name}=out/report.{name}")]
-    assert command("lint", "train.py", *words, code=1).out == ""
+    out = command("lint", "train.py", *words, code=1).out
+    assert out.startswith("1 finding in ") and "\nFAIL optim-before-shard: " in out
     written = {path.suffix[1:]: path.read_text(encoding="utf-8") for path in Path("out").iterdir()}
     assert set(written) == set(reports.FORMATS), "no temporary file is left"
     assert all("optim-before-shard" in valid(name, text) for name, text in written.items())
+
+
+@cases("words", ["--json"], ["--report", "json=/dev/stdout"], ["--report", "junit=x", "--json"])
+def test_what_is_asked_for_on_stdout_stands_there_alone(
+    script: Path, words: list[str], command: Command
+) -> None:
+    read = command("lint", "train.py", *words, code=1)
+    assert not read.out or valid("json", read.out)
 
 
 @cases(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from test_formats import valid, verdict
+from test_horizon import survey
 from test_laws import of
 
 from records import cases, micro, model, step, stepped
@@ -22,8 +23,13 @@ from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding, Uncovered
 from verified_fsdp2.verifier.judge import apply_policy
 from verified_fsdp2.verifier.report import RENDERERS
+from verified_fsdp2.verifier.report.assemble import assemble
+from verified_fsdp2.verifier.report.brief import brief
+from verified_fsdp2.verifier.report.github import summary
 from verified_fsdp2.verifier.report.proved import headline
+from verified_fsdp2.verifier.report.text import render
 from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
 PARTS_DONE = {name: {"done": True, "file": None, "line": None, "option": ""} for name in PARTS}
@@ -46,12 +52,20 @@ def compared(*findings: Finding, lines: Any = (), **changes: Any) -> Verdict:
     "changes, expected",
     ({}, "pass: steps 1-9 of 120, on 2 ranks, 1, 4; CPU"),
     ({"whole": False}, "pass: steps 1-9 of 120 or more, on 2 ranks, 1, 4; CPU"),
-    ({"made": 0}, "pass: steps 1-9, on 2 ranks, 1, 4; CPU"),
+    ({"made": 0}, "pass: steps 1-9 of an unknown number (no run made all), on 2 ranks, 1, 4; CPU"),
+    ({"observed": 120}, "pass: steps 1-9 of 120, on 2 ranks, 1, 4; CPU; observed: all 120 steps"),
+    (
+        {"observed": 120, "whole": False},
+        "pass: steps 1-9 of 120 or more, on 2 ranks, 1, 4; CPU; observed: 120 steps",
+    ),
+    ({"observed": 9, "made": 9}, "pass: steps 1-9 of 9, on 2 ranks, 1, 4; CPU"),
     ({"steps": [[1, 9], [31, 33], [120, 120]]}, "pass: steps 1-9, 31-33 and 120 of 120, on"),
     ({"parts": PARTS_DONE, "ranks": [1]}, "pass: steps 1-9 of 120, on 1 rank; GPU"),
 )
 def test_the_first_line(changes: dict[str, Any], expected: str) -> None:
-    assert headline(compared(**changes))[0].startswith(expected)
+    first = headline(compared(**changes))[0]
+    assert first.startswith(expected)
+    assert ("observed" in first) == ("observed" in expected)
 
 
 def test_the_first_line_of_a_verdict_that_is_none_of_a_pass() -> None:
@@ -87,6 +101,56 @@ def test_a_part_stands_at_the_branch_that_its_option_leaves_out() -> None:
     assert headline(compared(lines=lines, made=9))[1].count("train.py:90") == 2
     second = headline(compared(lines=lines[:1], made=9))[1]
     assert second.startswith("not covered: accumulation (") and second.count("(") == 1
+
+
+@pytest.mark.parametrize("format", ["text", "github"])
+def test_a_branch_is_named_once(format: str) -> None:
+    branch = {"file": "/a/repo/train.py", "last": 91, "after_step": None}
+    lines = [{**branch, "first": 80 + n, "code": f"if args.part{n}:"} for n in range(5)]
+    made = compared(lines=lines, made=9)
+    text = summary(made) if format == "github" else RENDERERS[format](made)
+    second, below = text.split("NOT RUN")
+    assert [f"args.part{n}:" in second for n in range(5)] == [True, True, False, False, False]
+    assert [f"args.part{n}:" in below for n in range(5)] == [False, False, True, True, True]
+    assert all(f"args.part{n}:" in render(made, verbose=True).split("NOT RUN")[1] for n in range(5))
+
+
+PLACE = Place(file="/a/repo/train.py", line=7, function="main", code="x = 1")
+
+
+@cases(
+    "findings, lines",
+    ([Finding("a", "pass", "fine")], []),
+    ([Finding("b", "fail", "wrong", location=PLACE, fix="Do.")], ["FAIL b: wrong", "7 in", "fix "]),
+    (
+        [
+            Finding("w", "fail", "odd", required=False),
+            Finding("e", "fail", "so", consequence=True),
+            Finding("b", "fail", "wrong"),
+        ],
+        ["FAIL b: wrong"],
+    ),
+    ([Finding("a", "pass", "x"), Finding("w", "fail", "odd", required=False)], ["WARNING w: odd"]),
+    ([Finding("u", "inconclusive", "not finite")], ["NOT CHECKED u: not finite"]),
+)
+def test_a_terminal_has_the_first_lines_and_the_first_finding(
+    findings: list[Finding], lines: list[str]
+) -> None:
+    made = compared(*findings)
+    shown = brief(made).splitlines()
+    assert [" ".join(shown[:2]).count(line) for line in headline(made)] == [1, 1]
+    assert [part in line for part, line in zip(lines, shown[2:], strict=True)] == [True] * len(
+        lines
+    )
+
+
+def test_which_steps_rules_saw() -> None:
+    rank = [model(), step(), stepped()]
+    evidence: Evidence = replace(of(rank, rank), survey=survey(total=6))
+    passed = Finding("random-numbers-repeat", "pass", "never")
+    for finding, seen in ((passed, 6), (Finding("matches-ddp", "pass", "agrees"), None)):
+        made = assemble({}, Path("/w"), evidence, [], [finding], {})
+        assert made.facts["coverage"].get("observed") == seen
 
 
 @pytest.mark.parametrize("format", sorted(RENDERERS))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..config.parts import Part
-from ..evidence import SAVES, Evidence, Sources
+from ..evidence import SAVES, Evidence, InWindow, Sources
 from ..trace.events import Checkpoint, Evaluated
 from .nonsmooth_steps import before_the_kink
 from .precision import LOW, low_precision
@@ -57,12 +57,14 @@ class OnePart:
 class Coverage:
     """What was compared: steps 1 to `last` of the `made` that the survey run made (0 without one),
     which are all that there are if `whole`; one process up to step `alone`, if that is fewer.
+    Behind `last` those windows were compared that have evidence.
 
     `ranks`: the world sizes of the runs, that of the train run first.
     """
 
     last: int
     alone: int | None
+    windows: tuple[InWindow, ...]
     made: int
     whole: bool
     ranks: tuple[int, ...]
@@ -83,6 +85,7 @@ def coverage(evidence: Evidence, gpus: bool) -> Coverage | None:
     return Coverage(
         train.steps(),
         kink - 1 if kink is not None else None,
+        evidence.windows,
         steps_of(survey) if survey is not None else 0,
         survey is not None and survey.completed,
         tuple(sizes),

@@ -46,10 +46,17 @@ def unreached(evidence: Evidence) -> list[Unreached]:
         return []
     seen = Seen.of(evidence)
     compared, made = evidence.train.steps(), steps_of(survey)
+    late = [one.window for one in evidence.windows if one.evidence is not None]
     found = [
         one
         for one in _Search(seen, evidence).found()
         if one.step is None or one.step > compared or one.step == compared < made
+    ]
+    found = [
+        one
+        for one in found
+        # Step `step + 1` reached it, in a window that was compared.
+        if one.step is None or not any(w.first <= one.step + 1 <= w.last for w in late)
     ]
     found = [one for one in found if not any(_implies(other, one) for other in found)]
     files = {file: number for number, file in enumerate(evidence.sources.project)}

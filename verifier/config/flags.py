@@ -8,6 +8,7 @@ FLAGS = (
         "root",
         "nproc",
         "steps",
+        "windows",
         "reshard_to",
         "save_args",
         "resume_args",

@@ -25,6 +25,7 @@ from .settings import applied
 from .verify_file import NAME as CONFIG
 from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, only_in, read
 from .watch import Watched, watched
+from .windows import Window, windows
 
 DEVICES = ("auto", "cpu", "cuda")
 ISOLATIONS = ("auto", "overlay", "copy", "guard", "none")  # isolation/choose.py
@@ -50,6 +51,8 @@ class Target:
     nproc: int = 2
     reshard_to: tuple[int, ...] = ()
     steps: int = 0  # to compare; 0: as many as the survey run suggests
+    # behind them: as the survey run suggests ("auto"), "none", or these
+    windows: str | tuple[Window, ...] = "auto"
     timeout: float = 300.0
     device: str = "auto"
     launcher: str = "fork"
@@ -390,6 +393,7 @@ def _truth(key: str, value: Any) -> bool:
 _READ: dict[str, Callable[[str, Any], Any]] = {
     "nproc": lambda key, value: _whole(key, value, 1),
     "steps": lambda key, value: 0 if value == "auto" else _whole(key, value, 2),
+    "windows": lambda key, value: windows(value),
     **dict.fromkeys(("timeout", "budget"), _positive),
     "device": _device,
     "launcher": _launcher,

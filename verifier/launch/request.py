@@ -49,6 +49,9 @@ class Request:
     # no call, backward or step is recorded before the first `fully_shard`: the script trains other
     # models first, or prepares this one
     from_sharding_on: bool = False
+    # optimizer steps that are made before any is recorded; weights, buffers and optimizer states
+    # are left or loaded behind them
+    skip_steps: int = 0
     # "backwards", "forwards": an update without an optimizer is over at the first of them on other
     # samples; else each is a step
     own_steps: str = ""

@@ -124,6 +124,7 @@ class Session:
         self.gradients = Gradients()
         self.roots: list[tuple[str, nn.Module]] = []
         self.tops: list[weakref.ref[nn.Module]] = []  # the outermost sharded modules
+        self.dormant = request.skip_steps > 0
         self._waiting = request.from_sharding_on
         self._subscribers: dict[str, list[Callable[..., None]]] = {}
         self._stopped = False
@@ -163,6 +164,8 @@ class Session:
 
         An error of one is recorded and stops neither the others nor the script.
         """
+        if self.dormant and notice in TRAINING:
+            return
         if self._waiting and notice in TRAINING:
             if notice != "call" or not self._holds_shards(arguments[0]):
                 return

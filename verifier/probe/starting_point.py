@@ -4,21 +4,43 @@ Each rank of the train run saves the initial weights of its shards; the referenc
 runs load them before their first forward. So a comparison starts from equal weights even if a
 script's initialisation depends on the rank or the world size (which is recorded before, and judged
 by its own rule). Quantised weights, whose parts make no whole, stay as the script makes them.
+
+Behind steps that are skipped the state of the optimizers and the buffers that are equal on all
+ranks are shared, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import load, nn, save  # before the probe patches them
+from torch.optim import Optimizer
 
 from ..launch.request import Request
 from .compat.groups import Slot
 from .compat.tensors import box, holds_others, layout, local
 
 
-def share(root: nn.Module, slots: list[Slot], request: Request, rank: int, number: int) -> str:
+@dataclass(frozen=True)
+class Held:
+    """A weight, or a tensor of an optimizer's state that is laid out as its weight is."""
+
+    name: str
+    values: torch.Tensor  # this rank's part
+    weight: torch.Tensor
+    is_weight: bool = False
+
+
+def share(
+    root: nn.Module,
+    slots: list[Slot],
+    request: Request,
+    rank: int,
+    number: int,
+    optimizers: Sequence[Optimizer] = (),
+) -> str:
     """Save or load the starting point of root `number`, as the request says.
 
     Returns what was done, for the trace.
@@ -28,56 +50,129 @@ def share(root: nn.Module, slots: list[Slot], request: Request, rank: int, numbe
     folder = Path(request.starting_point)
     quantised = [slot.name for slot in slots if holds_others(slot.param)]
     slots = [slot for slot in slots if slot.name not in quantised]
+    state = _state(slots, optimizers) if request.skip_steps else {}
+    held = [Held(slot.name, local(slot.param), slot.param, True) for slot in slots]
+    held += list(_laid_out(slots, state))
     if request.leave_starting_point:
         folder.mkdir(parents=True, exist_ok=True)
-        buffers = {name: value.detach().cpu().clone() for name, value in root.named_buffers()}
-        parts = _own_parts(slots, rank)
-        save(
-            {"rank": rank, "parts": parts, "quantised": quantised, "buffers": buffers},
-            folder / f"root{number}.rank{rank}.pt",
-        )
+        found = {
+            "rank": rank,
+            "parts": _own_parts(held, rank),
+            "quantised": quantised,
+            "buffers": {name: value.detach().cpu().clone() for name, value in root.named_buffers()},
+            "state": {name: _small(values) for name, values in state.items()},
+        }
+        save(found, folder / f"root{number}.rank{rank}.pt")
         return "left"
     files = sorted(folder.glob(f"root{number}.rank*.pt"))
     if not files:
         return "none to load"
     saved = [load(file, weights_only=True, map_location="cpu") for file in files]
-    return _load(saved, slots, request, rank)
+    trouble = _load(saved, held, request, rank)
+    if request.skip_steps:
+        trouble = trouble or _load_numbers(saved, state)
+        _load_buffers(saved, root)
+    return trouble or "loaded"
 
 
-def _own_parts(slots: list[Slot], rank: int) -> dict[str, Any]:
-    """{parameter: (this rank's part, its offset, the ranks that share it)}"""
+def _state(slots: list[Slot], optimizers: Sequence[Optimizer]) -> dict[str, dict[str, Any]]:
+    """{weight: its state}, as the optimizers hold it."""
+    names = {id(slot.param): slot.name for slot in slots}
     return {
-        s.name: (local(s.param).cpu().clone(), list(box(s.param)[2]), layout(s.param, rank).ranks)
-        for s in slots
+        names[id(param)]: state
+        for optimizer in optimizers
+        for param, state in optimizer.state.items()
+        if id(param) in names
+    }
+
+
+def _laid_out(slots: list[Slot], state: dict[str, dict[str, Any]]) -> Iterator[Held]:
+    """What of the state is laid out as its weight is."""
+    for slot in slots:
+        for key, value in state.get(slot.name, {}).items():
+            if isinstance(value, torch.Tensor) and value.dim() and not holds_others(value):
+                part = local(value)
+                if part.shape == local(slot.param).shape:
+                    yield Held(f"{slot.name} {key}", part, slot.param)
+
+
+def _small(state: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a state, such as its count of steps."""
+    return {
+        key: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+        for key, value in state.items()
+        if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and not value.dim())
+    }
+
+
+def _own_parts(held: list[Held], rank: int) -> dict[str, Any]:
+    """{name: (this rank's part, its offset, the ranks that share it)}"""
+    return {
+        one.name: (
+            one.values.cpu().clone(),
+            list(box(one.weight)[2]),
+            layout(one.weight, rank).ranks,
+        )
+        for one in held
     }
 
 
 @torch.no_grad()
-def _load(saved: list[dict[str, Any]], slots: list[Slot], request: Request, rank: int) -> str:
-    for slot in slots:
+def _load(saved: list[dict[str, Any]], held: list[Held], request: Request, rank: int) -> str:
+    """Load the parts of a whole into this rank's; why that cannot be, or ""."""
+    for one in held:
         # Parts of quantised weights make no whole: they stay as the script makes them
         # (NF4 of QLoRA).
-        if any(slot.name in item["quantised"] for item in saved):
+        if any(one.name in item["quantised"] for item in saved):
             continue
-        parts = _parts(saved, slot.name, rank)
+        parts = _parts(saved, one.name, rank)
         if not parts:
-            return f"no {slot.name} to load"
-        if (shape := _shape(parts)) != tuple(slot.param.shape):
+            return f"no {one.name} to load"
+        if (shape := _shape(parts)) != tuple(one.weight.shape):
             return (
-                f"{slot.name} has the shape {list(slot.param.shape)} here, {list(shape)} in the"
+                f"{one.name} has the shape {list(one.weight.shape)} here, {list(shape)} in the"
                 " train run"
             )
         full = torch.empty(shape, dtype=parts[0][0].dtype)
         for part, offset in reversed(parts):
             full[_slices(offset, part.shape)] = part
-        _, own, start = box(slot.param)
+        _, own, start = box(one.weight)
         values = full[_slices(start, own)]
-        if request.nudge:
+        if one.is_weight and request.nudge:
             values = _perturbed(values)
-        if request.round_to and values.is_floating_point():  # the rounded-weights run
+        if one.is_weight and request.round_to and values.is_floating_point():
+            # the rounded-weights run
             values = values.to(getattr(torch, request.round_to)).to(values.dtype)
-        local(slot.param).copy_(values)
-    return "loaded"
+        one.values.copy_(values)
+    return ""
+
+
+@torch.no_grad()
+def _load_numbers(saved: list[dict[str, Any]], state: dict[str, dict[str, Any]]) -> str:
+    """Load what of the optimizers' state is a number; why that cannot be, or ""."""
+    numbers = {name: small for item in saved for name, small in item["state"].items()}
+    for name, small in numbers.items():
+        own = state.get(name, {})
+        for key, value in small.items():
+            if key not in own:
+                return f"no {key} of {name} to load"
+            if isinstance(own[key], torch.Tensor):
+                own[key].copy_(torch.as_tensor(value))
+            else:
+                own[key] = type(own[key])(value)
+    return ""
+
+
+@torch.no_grad()
+def _load_buffers(saved: list[dict[str, Any]], root: nn.Module) -> None:
+    """Load the buffers that are equal on all ranks; others are a rank's own."""
+    for name, buffer in root.named_buffers():
+        known = [item["buffers"].get(name) for item in saved]
+        first = known[0]
+        if first is None or first.shape != buffer.shape:
+            continue
+        if all(one is not None and torch.equal(one, first) for one in known):
+            local(buffer).copy_(first)
 
 
 def _parts(

@@ -2,17 +2,19 @@
 
 import platform as machine
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..analysis.capacity import judge
 from ..analysis.platform import NOTE
+from ..analysis.steps_to_compare import steps_of
 from ..evidence import Evidence
 from ..finding import Finding
 from ..launch import sharing
 from ..probe.compat.names import VERSIONS
+from ..rules import RULES
 from ..source import environment as settings
 from ..source.suppress import remarks
 from ..trace import Run
@@ -32,14 +34,31 @@ def assemble(
     environment: Mapping[str, object],
 ) -> Verdict:
     """A verdict before its findings are weighed. `work`: the folder that texts must not name."""
+    known = facts(evidence, work, bool(environment.get("devices")))
+    if (seen := _observed(evidence, findings)) and "coverage" in known:
+        known["coverage"]["observed"] = seen
     return Verdict(
         verdict="inconclusive",
         target=dict(target),
         environment=dict(environment),
-        runs=[summary(run) for run in runs],
+        runs=[*map(summary, runs), *_in_windows(evidence)],
         findings=[replace(f, evidence=stable(f.evidence, work)) for f in findings],
-        facts=facts(evidence, work, bool(environment.get("devices"))),
+        facts=known,
     ).remarked(remarks(evidence.suppressions))
+
+
+def _in_windows(evidence: Evidence) -> Iterator[dict[str, Any]]:
+    """The runs of the windows that were compared."""
+    for one in evidence.windows:
+        for run in one.evidence.runs if one.evidence is not None else ():
+            yield summary(run, one.window.first - 1)
+
+
+def _observed(evidence: Evidence, findings: Sequence[Finding]) -> int:
+    """The steps of the survey run, if a rule judged them."""
+    watching = {name for name, rule in RULES.items() if "survey" in rule.reads}
+    judged = {f.rule for f in findings if f.status in ("pass", "fail")}
+    return steps_of(evidence.survey) if evidence.survey is not None and judged & watching else 0
 
 
 def environment_of(

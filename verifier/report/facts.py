@@ -12,7 +12,7 @@ from ..analysis.reopened_checkpoints import differing, opened
 from ..analysis.saves import given, kept
 from ..analysis.steps_to_compare import steps_of
 from ..analysis.traffic import by_micro_batch, expected, traffic
-from ..evidence import LOADS, Evidence
+from ..evidence import LOADS, Evidence, InWindow
 from ..trace import Run
 from ..trace.events import Checkpoint, Memory
 from .redact import stable
@@ -20,12 +20,13 @@ from .redact import stable
 Facts = dict[str, Any]
 
 
-def summary(run: Run) -> Facts:
-    """A run in a report."""
+def summary(run: Run, skipped: int = 0) -> Facts:
+    """A run in a report; `skipped`: steps that it made before the first that it records."""
     return {
         **_fields(run, "role", "world_size", "completed", "command", "note"),
         "seconds": round(run.seconds, 3),
         "exit": {str(e.rank): e.code for e in sorted(run.ended, key=lambda e: e.rank)},
+        "skipped_steps": skipped,
         "losses": run.losses,
         "grad_norms": run.grad_norms,
     }
@@ -85,7 +86,11 @@ def _coverage(evidence: Evidence, gpus: bool) -> Facts:
     parts = {name: _part(one) for name, one in found.parts.items()}
     return {
         "coverage": {
-            "steps": [[1, found.last]],
+            "steps": [
+                [1, found.last],
+                *([w.window.first, w.window.last] for w in found.windows if w.evidence is not None),
+            ],
+            "windows": [_window(one) for one in found.windows],
             "one_process": found.alone,
             "made": found.made,
             "whole": found.whole,
@@ -93,6 +98,10 @@ def _coverage(evidence: Evidence, gpus: bool) -> Facts:
             "parts": parts,
         }
     }
+
+
+def _window(one: InWindow) -> Facts:
+    return {**vars(one.window), "compared": one.evidence is not None, "why": one.why}
 
 
 def _part(one: OnePart) -> Facts:

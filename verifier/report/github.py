@@ -14,7 +14,7 @@ from ..verdict import Verdict
 from . import text
 from .limits_text import limits
 from .locations import lines_of, place_of, relative
-from .proved import headline
+from .proved import branches_named, headline
 from .sanitize import sanitize, shown
 
 MOST = 10
@@ -125,7 +125,7 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
     blocks += [text.comparison(held, verdict.answer)] if held is not None else []
     blocks += [
         f"{word}: {'; '.join(places)}"
-        for word, places in text.not_judged(verdict.facts.get("horizon"))
+        for word, places in text.judged_or_not(verdict.facts, branches_named(verdict))
     ]
     blocks += [f"{text.SUGGESTED}\n{verdict.suggestion}"] if verdict.suggestion else []
     head = f"## fsdp2: {marks[verdict.answer]}\n\n" + "".join(

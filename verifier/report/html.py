@@ -14,7 +14,7 @@ from ..verdict import Verdict
 from . import html_plots, html_tables
 from .json_report import as_dict
 from .sanitize import in_xml, shown
-from .text import SUGGESTED, by_reason, not_judged
+from .text import SUGGESTED, by_reason, judged_or_not
 
 if TYPE_CHECKING:
     import jinja2
@@ -68,7 +68,7 @@ def _page(report: Report, partial: str, figures: list[Report], rows: int, text: 
                 for f in unsure
             ),
             suggested=SUGGESTED,
-            horizon=not_judged(report["facts"].get("horizon")),
+            horizon=judged_or_not(report["facts"]),
             tables=html_tables.tables(report),
             figures=drawn,
             rows=rows,

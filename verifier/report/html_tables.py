@@ -84,7 +84,9 @@ def curves(report: Report) -> list[Report]:
     return [
         r
         for r in report["runs"]
-        if any(v is not None for v in r["losses"]) and ROLES[r["role"]].compared_with
+        if any(v is not None for v in r["losses"])
+        and not r.get("skipped_steps")
+        and ROLES[r["role"]].compared_with
     ]
 
 

@@ -17,7 +17,9 @@ def losses(verdict: Verdict) -> Iterator[str]:
     runs = [
         r
         for r in verdict.runs
-        if any(loss is not None for loss in r["losses"]) and ROLES[r["role"]].compared_with
+        if any(loss is not None for loss in r["losses"])
+        and not r.get("skipped_steps")
+        and ROLES[r["role"]].compared_with
     ]
     if not runs:
         return

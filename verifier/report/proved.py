@@ -1,11 +1,12 @@
 """What a verdict proved and what it left out, in two lines: they begin the report in every format.
 
-pass: steps 1-9 of 120, on 2 ranks, 1, 4; CPU
+pass: steps 1-9 of 120, on 2 ranks, 1, 4; CPU; observed: all 120 steps
 not covered: accumulation (train.py:88, --accum), if cfg.compile: (train.py:41), 3 more
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..analysis.wording import count
@@ -31,26 +32,43 @@ def headline(verdict: Verdict) -> list[str]:
 
 
 def extent(facts: Facts) -> str:
-    """`steps 1-9 of 120, on 2 ranks, 1, 4; CPU`."""
+    """`steps 1-9 of 120, on 2 ranks, 1, 4; CPU`, and how many steps rules saw that compare none."""
     parts = [f"{first}-{last}" if last > first else f"{first}" for first, last in facts["steps"]]
     steps = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
     made = facts["made"]
     whole = f" of {made}" if facts["whole"] else f" of {made} or more"
-    of = whole if made else ""
+    of = whole if made else " of an unknown number (no run made all)"
     ranks = ", ".join([count(facts["ranks"][0], "rank"), *map(str, facts["ranks"][1:])])
     device = "GPU" if facts["parts"]["gpu"]["done"] else "CPU"
-    return f"steps {steps}{of}, on {ranks}; {device}"
+    compared = sum(last - first + 1 for first, last in facts["steps"])
+    seen = facts.get("observed", 0)
+    every = "all " if facts["whole"] else ""
+    observed = f"; observed: {every}{seen} steps" if seen > compared else ""
+    return f"steps {steps}{of}, on {ranks}; {device}{observed}"
 
 
 def not_covered(verdict: Verdict) -> list[str]:
     """What no run did of what the script has, what matters most first."""
+    return [text for text, _ in _left(verdict)]
+
+
+def branches_named(verdict: Verdict) -> list[Facts]:
+    """The branches that the second line names: no list below it need name them again."""
+    if not headline(verdict):
+        return []
+    return [branch for _, branch in _left(verdict)[:SHOWN] if branch is not None]
+
+
+def _left(verdict: Verdict) -> list[tuple[str, Facts | None]]:
+    """(what no run did, the branch of the horizon that it is)."""
     facts, horizon = verdict.facts.get("coverage"), verdict.facts.get("horizon")
     branches = list(horizon["lines"]) if horizon is not None else []
+    parts = list(_parts(facts, branches)) if facts is not None else []
+    left = [*parts, *((_branch(one), one) for one in branches)]
     if facts is None:
-        return [_branch(one) for one in branches]
-    left = list(_parts(facts, branches))
-    left += [_branch(one) for one in branches]
-    return [*left, *_steps(facts), *_reasons(verdict.findings, facts)]
+        return left
+    others = [*_steps(facts), *_reasons(verdict.findings, facts)]
+    return [*left, *((text, None) for text in others)]
 
 
 def _why(verdict: Verdict) -> str:
@@ -67,7 +85,7 @@ def _why(verdict: Verdict) -> str:
     return f"{count(len(unsure), 'rule')} could not be judged; " if unsure else ""
 
 
-def _parts(facts: Facts, branches: list[Facts]) -> Iterator[str]:
+def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | None]]:
     """The parts that no run did. Of each the first branch that its option leaves out is taken from
     `branches`: its line is the part's.
     """
@@ -75,7 +93,7 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[str]:
     left = [name for name, one in parts.items() if not one["done"] and one["file"]]
     # a script that does not save cannot resume: only the first of these says something
     for name in [name for name in OPTIONS if name in left][:1]:
-        yield _part(name, parts[name], OPTIONS[name])
+        yield _part(name, parts[name], OPTIONS[name]), None
     for name in (name for name in left if name not in OPTIONS):
         part = parts[name]
         word = re.escape(part["option"].lstrip("-").replace("-", "_"))
@@ -84,7 +102,7 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[str]:
         if branch is not None:
             branches.remove(branch)
             part = {**part, "file": branch["file"], "line": branch["first"]}
-        yield _part(name, part, part["option"])
+        yield _part(name, part, part["option"]), branch
 
 
 def _part(name: str, one: Facts, option: str) -> str:
@@ -99,11 +117,13 @@ def _branch(one: Facts) -> str:
 
 
 def _steps(facts: Facts) -> Iterator[str]:
-    last, made = facts["steps"][-1][1], facts["made"]
     if facts["one_process"] is not None:
         yield f"one process after step {facts['one_process']}"
-    if made > last:
-        yield f"steps {last + 1}-{made}"
+    behind = [*facts["steps"], [facts["made"] + 1, 0]]
+    gaps = [(a[1] + 1, b[0] - 1) for a, b in pairwise(behind) if b[0] > a[1] + 1]
+    parts = [f"{first}-{last}" if last > first else f"{first}" for first, last in gaps]
+    if parts:
+        yield f"steps {' and '.join(parts)}"
 
 
 def _reasons(findings: Sequence[Finding], facts: Facts) -> Iterator[str]:

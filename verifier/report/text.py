@@ -5,7 +5,7 @@ With `verbose` also what passed, what is not applicable or skipped, the losses, 
 collectives.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..analysis.wording import count, cut
@@ -16,7 +16,7 @@ from ..verdict import Comparison, Verdict
 from .limits_text import MOST, counted, not_followed, verdict_line
 from .locations import shortest, steps_to
 from .numbers_text import facts, losses
-from .proved import headline
+from .proved import branches_named, headline
 from .sanitize import sanitize, shown
 from .wrapping import width, wrapped
 
@@ -59,16 +59,21 @@ def render_lint(verdict: Verdict, verbose: bool = False) -> str:
             *_notes(verdict),
         ]
     )
-    found = count(len(verdict.findings), "finding") if verdict.findings else "no findings"
-    said = verdict.partial or f"{found} in {counted(verdict.facts['sources'])}"
-    lines += _text(f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)")
+    lines += filled(lint_line(verdict))
     lines += compared(verdict)
     return sanitize("\n".join(lines) + "\n")
 
 
+def lint_line(verdict: Verdict) -> str:
+    """How many findings `fsdp2 lint` has, in how much of the sources."""
+    found = count(len(verdict.findings), "finding") if verdict.findings else "no findings"
+    said = verdict.partial or f"{found} in {counted(verdict.facts['sources'])}"
+    return f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)"
+
+
 def _notes(verdict: Verdict) -> list[str]:
     notes = verdict.environment.get("notes", ())
-    return [line for note in notes for line in _text(note, "note ")]
+    return [line for note in notes for line in filled(note, "note ")]
 
 
 def bounded(lines: Iterable[str]) -> list[str]:
@@ -99,27 +104,28 @@ def _named(verdict: Verdict) -> Iterator[str]:
         f"target {verdict.target['name']}" if verdict.target.get("name") else "",
     ):
         if text:
-            yield from (*_text(text), "")
+            yield from (*filled(text), "")
 
 
 def _headline(verdict: Verdict) -> Iterator[str]:
     """What the verdict proved and what it left out."""
     lines = headline(verdict)
     for line in lines:
-        yield from _text(line, further=INDENT)
+        yield from filled(line, further=INDENT)
     if lines:
         yield ""
 
 
 def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
-    """What of the user's training code was not judged; MOST of each kind, all of them with
-    `verbose`.
+    """What of the user's training code was not judged, but for what the second line names; MOST of
+    each kind, all of them with `verbose`.
     """
-    found = not_judged(verdict.facts.get("horizon"))
+    named = () if verbose else branches_named(verdict)
+    found = judged_or_not(verdict.facts, named)
     for word, places in found:
         kept = places if verbose else places[:MOST]
         more = [f"{len(places) - len(kept)} more (-v)"] if len(places) > len(kept) else []
-        yield from _text("; ".join([*kept, *more]), f"{word}: ", INDENT)
+        yield from filled("; ".join([*kept, *more]), f"{word}: ", INDENT)
     if found:
         yield ""
 
@@ -127,24 +133,41 @@ def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
 SUGGESTED = "the script's options look as if this judged its checkpoints, too (not run):"
 
 
-def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]:
-    """(heading, lines) of what no run reached, and of what only the survey run did, after the
-    compared steps.
+def judged_or_not(
+    found: Mapping[str, Any], named: Collection[Mapping[str, Any]] = ()
+) -> list[tuple[str, list[str]]]:
+    """(heading, entries) of the steps behind the first ones that were compared or left out, of what
+    no run reached, and of what only the survey run did, after the compared steps; without the
+    branches that are `named` elsewhere.
+
+    `found`: the facts of a verdict.
     """
-    if horizon is None:
-        return []
-    stopped = (
-        f" (the script was stopped after {count(horizon['steps'], 'step')},"
-        f" {horizon['seconds']:.0f} s)"
-    )
-    never = [_lines(one) for one in horizon["lines"] if one["after_step"] is None]
-    known = [one for one in horizon["lines"] if one["after_step"] is not None]
-    later = [f"{_lines(one)} after step {one['after_step']}" for one in known]
+    steps = [(one, _steps(one)) for one in found.get("coverage", {}).get("windows", ())]
     parts = [
-        ("NOT RUN" + ("" if horizon["ended"] else stopped), never),
-        ("RUN ONCE, NOT COMPARED", later),
+        ("ALSO COMPARED", [text for one, text in steps if one["compared"]]),
+        ("NOT COMPARED", [text for one, text in steps if not one["compared"]]),
     ]
-    return [(word, lines) for word, lines in parts if lines]
+    horizon = found.get("horizon")
+    if horizon is not None:
+        stopped = (
+            f" (the script was stopped after {count(horizon['steps'], 'step')},"
+            f" {horizon['seconds']:.0f} s)"
+        )
+        rest = [one for one in horizon["lines"] if one not in named]
+        never = [_lines(one) for one in rest if one["after_step"] is None]
+        known = [one for one in rest if one["after_step"] is not None]
+        later = [f"{_lines(one)} after step {one['after_step']}" for one in known]
+        parts.append(("NOT RUN" + ("" if horizon["ended"] else stopped), never))
+        parts.append(("RUN ONCE, NOT COMPARED", later))
+    return [(word, entries) for word, entries in parts if entries]
+
+
+def _steps(one: Mapping[str, Any]) -> str:
+    """`steps 39-40 (the last steps)`."""
+    steps = f"steps {one['first']}-{one['last']}"
+    if one["first"] == one["last"]:
+        steps = f"step {one['first']}"
+    return f"{steps} ({one['reason']}" + (f"; {one['why']})" if one["why"] else ")")
 
 
 def _lines(one: Mapping[str, Any]) -> str:
@@ -158,39 +181,47 @@ def failures(verdict: Verdict) -> Iterator[str]:
     """Each failure or error with its line, fix and docs, then their consequences; failures that the
     baseline has come last.
     """
-    found = (f for f in verdict.findings if f.status in ("fail", "error"))
-    failed = sorted(found, key=lambda f: (f.warns, verdict.stands(f)))
+    failed = verdict.failures
     for finding in (f for f in failed if not f.consequence):
-        word = "ERROR" if finding.status == "error" else "WARNING" if finding.warns else "FAIL"
-        yield from failure(finding, "KNOWN" if verdict.stands(finding) else word)
+        yield from failure(finding, kind(finding, verdict))
         yield ""
     if followers := [f for f in failed if f.consequence]:
         yield f"{INDENT}as a consequence:"
         for follower in followers:
-            yield _shortened(f"{follower.rule}: {follower.evidence}", INDENT + "  ")
+            yield shortened(f"{follower.rule}: {follower.evidence}", INDENT + "  ")
+        yield f"{INDENT}  (each whole: fsdp2 explain RULE --report REPORT.json)"
     if failed and verdict.target.get("command"):
         yield f"{INDENT}re-run after fixing: {verdict.target['command']}"
     if followers or (failed and verdict.target.get("command")):
         yield ""
 
 
+def kind(finding: Finding, verdict: Verdict) -> str:
+    """What a finding is, in one word of a log."""
+    if verdict.stands(finding):
+        return "KNOWN"
+    if finding.warns:
+        return "WARNING"
+    return {"error": "ERROR", "fail": "FAIL"}.get(finding.status, "NOT CHECKED")
+
+
 def failure(finding: Finding, word: str = "FAIL") -> Iterator[str]:
     """One finding with its line, fix and docs."""
     yield f"{word} {finding.rule}" + (f" [{finding.tier}]" if finding.tier != "ranks" else "")
-    yield from _text(finding.evidence, INDENT)
+    yield from filled(finding.evidence, INDENT)
     for step, location in steps_to(finding.location):
         yield f"{INDENT}{step:4} {place(location)}"
         if location.code:
-            yield _shortened(location.code, " " * 14)
+            yield shortened(location.code, " " * 14)
     if finding.fix:
-        yield from _text(finding.fix, f"{INDENT}fix  ")
+        yield from filled(finding.fix, f"{INDENT}fix  ")
     yield f"{INDENT}docs fsdp2 explain {finding.rule}"
 
 
 def compared(verdict: Verdict) -> list[str]:
     """`comparison` on the lines of a terminal; none without a baseline."""
     return (
-        _text(comparison(verdict.baseline, verdict.answer)) if verdict.baseline is not None else []
+        filled(comparison(verdict.baseline, verdict.answer)) if verdict.baseline is not None else []
     )
 
 
@@ -219,11 +250,11 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
     if not why and verdict.verdict == "fail":
         why = "what failed may be why; run again when it is repaired"
     if rules and why and not verbose:
-        yield from (*_text(f"NOT CHECKED {count(rules, 'rule')}: {why} (-v lists them)"), "")
+        yield from (*filled(f"NOT CHECKED {count(rules, 'rule')}: {why} (-v lists them)"), "")
     else:
         yield from _reasons(reasons, verbose)
     if verdict.suggestion:
-        yield from _text(SUGGESTED)
+        yield from filled(SUGGESTED)
         yield from (f"{INDENT}{shown(verdict.suggestion)}", "")
 
 
@@ -233,11 +264,11 @@ def _reasons(reasons: Mapping[str, list[str]], verbose: bool) -> Iterator[str]:
     for reason, own in shown_reasons:
         kept = own if verbose else own[:RULES_OF_ONE]
         more = [f"{len(own) - len(kept)} more (-v)"] if len(own) > len(kept) else []
-        yield from _text(", ".join([*kept, *more]), "NOT CHECKED ", INDENT)
-        yield from _text(reason, INDENT)
+        yield from filled(", ".join([*kept, *more]), "NOT CHECKED ", INDENT)
+        yield from filled(reason, INDENT)
     left = sum(map(len, reasons.values())) - sum(len(own) for _, own in shown_reasons)
     if left:
-        yield from _text(
+        yield from filled(
             f"NOT CHECKED {count(left, 'more rule')} for other reasons (-v lists them)"
         )
     if reasons:
@@ -275,7 +306,7 @@ def _passes(verdict: Verdict) -> Iterator[str]:
         for evidence, rules in by_reason(
             (f.rule, f.evidence + margins.get(f.rule, "")) for f in found
         ).items():
-            yield from _text(f"{', '.join(rules)}: {evidence}", word)
+            yield from filled(f"{', '.join(rules)}: {evidence}", word)
 
 
 def _judged(verdict: Verdict) -> Iterator[str]:
@@ -284,7 +315,7 @@ def _judged(verdict: Verdict) -> Iterator[str]:
     if rules := [
         rule for rule in verdict.facts.get("sources", {"rules": ()})["rules"] if rule not in found
     ]:
-        yield from _text(f"{', '.join(rules)}: no findings", "read ")
+        yield from filled(f"{', '.join(rules)}: no findings", "read ")
 
 
 def why_skipped(skip: Mapping[str, Any]) -> str:
@@ -298,7 +329,7 @@ def _skipped(verdict: Verdict) -> Iterator[str]:
     for reason, rules in by_reason(
         (skip["rule"], why_skipped(skip)) for skip in verdict.skipped
     ).items():
-        yield from (*_text(", ".join(rules), "skip "), *_text(reason, INDENT))
+        yield from (*filled(", ".join(rules), "skip "), *filled(reason, INDENT))
 
 
 def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
@@ -315,15 +346,15 @@ def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
             "isolation": environment.get("isolation"),
             "temporary files": environment.get("temporary_folder"),
         }
-        yield from _text(
+        yield from filled(
             "; ".join(f"{name}: {value}" for name, value in kept.items() if value) or "no isolation"
         )
-    yield from _text(counts(verdict) + ("" if verbose else "; -v lists them, with reasons"))
+    yield from filled(counts(verdict) + ("" if verbose else "; -v lists them, with reasons"))
     if allowed := open_but_allowed(verdict.findings):
-        yield from _text(f"NOT CHECKED, and not required: {', '.join(allowed)}")
+        yield from filled(f"NOT CHECKED, and not required: {', '.join(allowed)}")
     if verdict.partial:
-        yield from _text(verdict.partial)
-    yield from _text(verdict_line(verdict))
+        yield from filled(verdict.partial)
+    yield from filled(verdict_line(verdict))
     yield from compared(verdict)
 
 
@@ -361,11 +392,11 @@ def place(location: Line) -> str:
     return f"{shortest(location.file)}:{location.line} in {location.function}"
 
 
-def _text(text: str, first: str = "", further: str | None = None) -> list[str]:
+def filled(written: str, first: str = "", further: str | None = None) -> list[str]:
     """Wrapped after what does not print was replaced by an escape, which is longer."""
-    return wrapped(shown(text), first, further)
+    return wrapped(shown(written), first, further)
 
 
-def _shortened(text: str, first: str) -> str:
+def shortened(written: str, first: str) -> str:
     """One line no wider than the terminal, cut between words if the last one is not long."""
-    return first + cut(shown(text, ""), width() - len(first))
+    return first + cut(shown(written, ""), width() - len(first))

@@ -70,6 +70,7 @@ class Rule(ABC):
     wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = "steps"
     # it does not apply where the sources name none of these
     named_by: ClassVar[tuple[str, ...]] = ()
+    in_windows: ClassVar[bool] = False  # whether it is judged behind the first steps, too
     one_rank: ClassVar[str] = ""  # why it does not apply with one rank; "" if it does
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
     names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what

@@ -8,6 +8,7 @@ from typing import Any, Self
 from ..analysis.checkpoints import named_paths, number_in
 from ..analysis.steps_to_compare import steps_to_compare, trains_before_sharding
 from ..config.target import Target
+from ..config.windows import Window
 from ..evidence import Evidence
 from ..launch.planned import PlannedRun
 from ..rules import RULES
@@ -29,6 +30,7 @@ class Settings:
     # where a step ends in a script that updates its weights itself
     # (probe/events/manual_optimizer_steps.py)
     own_steps: str = ""
+    window: Window | None = None  # which steps its runs record; None: the first ones
     cuda_on_cpu: bool = False  # whether ranks have a CUDA that computes on the CPU
     gpus: int = 0  # of this machine
 
@@ -56,6 +58,8 @@ class Settings:
         checkpoint to resume from needs them.
         """
         target = self.target
+        if self.window is not None:
+            return self.window.last - self.window.first + 1
         wanted = [
             n for path in named_paths(target.resume_args) if (n := number_in(path)) is not None
         ]
@@ -82,6 +86,12 @@ class Settings:
         asked = {"from_sharding_on": self.from_sharding_on, "own_steps": self.own_steps}
         probe: dict[str, Any] = {name: value for name, value in asked.items() if value}
         probe |= {"watch": [one.expression for one in target.watch]} if target.watch else {}
+        if self.window is not None:
+            probe["skip_steps"] = self.window.first - 1
+            same |= {
+                "weights": f"starting_point.{self.window.first}",
+                "note": f"steps {self.window}",
+            }
         if probe:
             same["probe"] = probe | fields.pop("probe", {})
         return PlannedRun(role, world, project=target.project, **{**same, **fields})

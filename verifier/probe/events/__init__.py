@@ -25,7 +25,8 @@ FIRST = (
     "wrapping",
     "calls",
 )
-LAST = ("stress", "memory", "changed")
+# "skipped_steps" sees a step end after all others do: what follows it is recorded.
+LAST = ("stress", "memory", "changed", "skipped_steps")
 
 
 SURVEY = (
@@ -38,6 +39,7 @@ SURVEY = (
     "sharding",
     "survey",
     "batches",
+    "windows",
     "ending",
     "written_files",
 )
@@ -54,7 +56,7 @@ def topics(
     The survey run has its own, and so has the run of which only the ending counts.
     """
     there = {found.name for found in pkgutil.iter_modules(__path__)}
-    there -= {"survey", "batches", "ending", "capacity"}
+    there -= {"survey", "batches", "windows", "ending", "capacity"}
     all_steps = (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST)
     wanted: tuple[str, ...] = ENDING if ending else all_steps
     if mode == "survey":

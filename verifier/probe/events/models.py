@@ -52,7 +52,8 @@ class Models:
         session.roots.append((name, root))
         held, found = slots(root), groups(root)
         untouched = [sketch(slot.param) for slot in held]
-        loaded = starting_point.share(root, held, session.request, session.rank, number)
+        optimizers = session.progress.optimizers.alive()
+        loaded = starting_point.share(root, held, session.request, session.rank, number, optimizers)
         owners = {id(item): name + key for key, group in found for item in group.fsdp_params}
         fills = session.one(Fills)
         buffers = [(name + key, value) for key, value in root.named_buffers()]

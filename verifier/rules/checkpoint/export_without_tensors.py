@@ -29,6 +29,8 @@ class ExportWithoutTensors(Rule):
     any value, by a line that never writes a tensor; a warning if other files hold tensors.
     """
 
+    reads = frozenset({"survey"})
+
     def applies(self, evidence: Evidence) -> str:
         seen = _run(evidence).all(WrittenFile) or unseen_save(evidence)
         return "" if seen else "no mapping is written with torch.save or safetensors"

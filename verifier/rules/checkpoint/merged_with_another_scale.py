@@ -24,6 +24,8 @@ class MergedWithAnotherScale(Rule):
     weight.
     """
 
+    reads = frozenset({"survey"})
+
     def applies(self, evidence: Evidence) -> str:
         seen = evidence.survey is not None and evidence.survey.all(Merged)
         return (

@@ -27,6 +27,7 @@ class DoubleOrMissingWorldScale(ScaleRule):
     `set_gradient_divide_factor`.
     """
 
+    in_windows = True
     needs = frozenset({"train", "full_precision", "reference", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:

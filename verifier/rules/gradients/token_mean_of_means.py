@@ -43,6 +43,7 @@ class TokenMeanOfMeans(ScaleRule):
     """
 
     policies = (ShownBy("matches-single-process", unless=same_in_one_process),)
+    in_windows = True
     needs = frozenset({"train", "full_precision", "single"})
 
     def applies(self, evidence: Evidence) -> str:

@@ -15,6 +15,8 @@ class OneProcessRule(OracleRule):
     process.
     """
 
+    in_windows = False
+
     def judge(self, evidence: Evidence) -> Finding:
         run, single = evidence.full_precision, evidence.single
         if run is None or single is None:

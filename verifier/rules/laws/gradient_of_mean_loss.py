@@ -1,8 +1,9 @@
 from ...analysis.comparison import compare, incomparable
 from ...analysis.gradient_scale_causes import near, readings, total_weight, words
+from ...analysis.short_windows import short_window
 from ...tolerances import GROSS
 from ...trace.events import Micro, Step
-from ..base import Evidence, Finding, Rule, Run
+from ..base import Evidence, Finding, Rule, Run, count
 
 
 class GradientOfMeanLoss(Rule):
@@ -22,14 +23,19 @@ class GradientOfMeanLoss(Rule):
     Fix: Divide each micro-batch's mean loss by the number of micro-batches of the step, or the
     gradients before they are clipped; FSDP averages over ranks.
     Source: law L2: the losses that go into backward, added up over ranks and micro-batches, are
-    compared with the mean of the cross entropies of the same samples.
+    compared with the mean of the cross entropies of the same samples; in the survey run the
+    constants by which they are divided, where an epoch ends with fewer micro-batches
+    (NVIDIA-NeMo/Automodel@9f7ac34f).
     """
 
+    in_windows = True
     needs = frozenset({"train", "full_precision"})
-    reads = frozenset({"single"})
+    reads = frozenset({"single", "survey"})
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.full_precision
+        if short_window(evidence) is not None:
+            return ""
         # The law needs a loss that is a multiple of one cross entropy a micro-batch: with other
         # terms beside it, or heads on the same tokens, the factor is not known.
         unknown = run is not None and run.steps() > 0 and total_weight(run) is None
@@ -38,6 +44,17 @@ class GradientOfMeanLoss(Rule):
         )
 
     def judge(self, evidence: Evidence) -> Finding:
+        if (short := short_window(evidence)) is not None:
+            has, full = short.window.batches, short.full
+            text = (
+                f"the last step of an epoch has {count(has, 'micro-batch')} and divides each loss"
+                f" by {full}, as steps of {full} do: it has {has / full:.4g} times the gradient of"
+                " its mean loss (expected: 1)"
+            )
+            return self.failed(text, short.window.at_line, measured=has / full, limit=1.0)
+        return self._first_step(evidence)
+
+    def _first_step(self, evidence: Evidence) -> Finding:
         run = evidence.full_precision
         total = total_weight(run) if run is not None and run.steps() else None
         if run is None or total is None:

@@ -23,6 +23,8 @@ class RandomNumbersRepeat(Rule):
     the lines that set it.
     """
 
+    reads = frozenset({"survey"})
+
     def applies(self, evidence: Evidence) -> str:
         run = evidence.survey or evidence.trained
         return "" if run.all(RandomStream) else "no step of an optimizer was seen"

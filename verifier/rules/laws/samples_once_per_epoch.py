@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from ...analysis.comparison import parted
+from ...analysis.later_epochs import later_epoch, survey_epochs
 from ...analysis.probability import log_equal_batches
 from ...analysis.syntax import walk
 from ...evidence import Sources
 from ...source.values import RANK_NAMES
 from ...tolerances import BATCHES_AGAIN, LEAST_STEPS, MANY, REPEATED_BATCHES
 from ...trace import Trace
-from ...trace.events import Micro, Order, Place, Sampler
+from ...trace.events import Batch, Micro, Order, Place, Sampler
 from ..base import Evidence, Finding, Rule, Run, Uncovered, count
 
 
@@ -30,17 +31,20 @@ class SamplesOncePerEpoch(Rule):
         own = order[rank::world]
     Fix: Draw the order of an epoch from a seed that all ranks share, and advance by the global
     batch in each step.
-    Source: law L9: the probe hashes the samples of each step, and the orders that each rank draws.
+    Source: law L9: the probe hashes the samples of each step, and the orders that each rank draws;
+    later epochs are those of the survey run, up to 64 samples a micro-batch and 4000 of these.
     Random draws with replacement, several epochs, padding, what is left over, and batches that one
     process has in the same steps are no breach.
     """
 
-    reads = frozenset({"single"})
+    reads = frozenset({"single", "survey"})
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
         if len(run.sample_ranks) < 2:
             return "not applicable with one data-parallel rank"
+        if _later_epochs(self, evidence) is not None or _parts(self, evidence) is not None:
+            return ""
         if not any(run.global_batch(step) for step in range(1, run.steps() + 1)):
             reason = "the model was given no tensor whose rows could be distinguished"
             return Uncovered(reason, "samples")
@@ -49,14 +53,17 @@ class SamplesOncePerEpoch(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         found = (case(self, evidence) for case in CASES)
-        return next(filter(None, found), None) or self._nothing_wrong(evidence.trained)
+        return next(filter(None, found), None) or self._nothing_wrong(evidence)
 
-    def _nothing_wrong(self, run: Run) -> Finding:
+    def _nothing_wrong(self, evidence: Evidence) -> Finding:
+        run = evidence.trained
         steps = [run.global_batch(step) for step in range(1, run.steps() + 1)]
         samples = count(len(set().union(*steps)), "sample")
+        epochs = max(map(len, survey_epochs(evidence)), default=0)
+        later = f"; {epochs} epochs of the whole script were compared" if epochs > 1 else ""
         return self.passed(
             f"{samples} in {count(len(steps), 'step')}: no rank repeats the batches of another, or"
-            " takes part of an order of its own"
+            f" takes part of an order of its own{later}"
         )
 
 
@@ -65,15 +72,16 @@ def _parts(rule: Rule, evidence: Evidence) -> Finding | None:
 
     Orders of another number of parts or samples are those of other data.
     """
-    begun = [_begun(trace) for trace in evidence.trained.traces]
-    for line in begun[0]:
-        for orders in zip(*(own.get(line, []) for own in begun), strict=False):
-            differ = {(one.seed, one.epoch) for one in orders}
-            if len({(one.parts, one.samples) for one in orders}) == 1 and len(differ) > 1:
-                seeds, epochs = (sorted(set(column)) for column in zip(*differ, strict=True))
-                which = f"epochs {epochs}" if len(epochs) > 1 else f"seeds {seeds}"
-                what = f"the ranks take their parts of different orders: those of the {which}"
-                return rule.failed(what, orders[0].at_line)
+    for run in filter(None, (evidence.train, evidence.survey)):
+        begun = [_begun(trace) for trace in run.traces]
+        for line in begun[0] if begun else ():
+            for orders in zip(*(own.get(line, []) for own in begun), strict=False):
+                differ = {(one.seed, one.epoch) for one in orders}
+                if len({(one.parts, one.samples) for one in orders}) == 1 and len(differ) > 1:
+                    seeds, epochs = (sorted(set(column)) for column in zip(*differ, strict=True))
+                    which = f"epochs {epochs}" if len(epochs) > 1 else f"seeds {seeds}"
+                    what = f"the ranks take their parts of different orders: those of the {which}"
+                    return rule.failed(what, orders[0].at_line)
     return None
 
 
@@ -150,12 +158,26 @@ def _later(rule: Rule, evidence: Evidence) -> Finding | None:
     )
 
 
+def _later_epochs(rule: Rule, evidence: Evidence) -> Finding | None:
+    """Ranks share samples in a later epoch of the survey run that they had apart in the first."""
+    found = later_epoch(evidence)
+    if found is None:
+        return None
+    what = (
+        f"epoch {found.number} of the survey run: {found.shared} of {found.samples} samples are"
+        f" trained on by several ranks, {found.left_out} by none (expected: each by one rank, as in"
+        " epoch 1)"
+    )
+    return rule.failed(what, found.epoch.begun.at_line)
+
+
 # In this order: what a sampler or a line of the script says comes before what only samples show.
 CASES: tuple[Callable[[Rule, Evidence], Finding | None], ...] = (
     _parts,
     _divided,
     _orders,
     _later,
+    _later_epochs,
 )
 
 
@@ -202,7 +224,8 @@ def _begun(trace: Trace) -> dict[Place | None, list[Sampler]]:
     """By line, the shuffled orders that samplers of several parts have begun before the last
     backward: those begun later have trained nothing.
     """
-    last = max((micro.seq for micro in trace.of(Micro)), default=-1)
+    made = (*trace.of(Micro), *trace.of(Batch))  # of these those that the run records
+    last = max((one.seq for one in made), default=-1)
     found: dict[Place | None, list[Sampler]] = {}
     for record in trace.of(Sampler):
         if record.seq < last and record.shuffle and record.parts > 1:

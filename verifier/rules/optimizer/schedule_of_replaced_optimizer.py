@@ -23,6 +23,8 @@ class ScheduleOfReplacedOptimizer(Rule):
     change, and the optimizers that step parameters of it have no schedule and keep their rates.
     """
 
+    reads = frozenset({"survey"})
+
     def applies(self, evidence: Evidence) -> str:
         run = evidence.survey or evidence.trained
         return super().applies(evidence) or (

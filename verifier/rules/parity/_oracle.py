@@ -48,6 +48,7 @@ class OracleRule(Rule):
     """
 
     names_a_cause = False
+    in_windows = True
     needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
 
 

@@ -20,6 +20,7 @@ class MatchesOriginal(OracleRule):
     Source: the original script, run unmodified from the same weights (`--reference "SCRIPT ARGS"`).
     """
 
+    in_windows = False
     needs = OracleRule.needs | {"original"}
 
     def applies(self, evidence: Evidence) -> str:

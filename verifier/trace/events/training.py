@@ -43,6 +43,19 @@ class Batch(Event):
     size: int
 
 
+class Window(Located):
+    """An optimizer of the survey run is about to step (events/windows.py): after how many
+    backwards, unless all is as at the step before.
+
+    `scale`: the constant by which each loss was multiplied; `changed`: by what the gradients were
+    since the last backward, before a clip.
+    """
+
+    batches: int
+    scale: float | None
+    changed: float | None
+
+
 class Cleared(Event):
     """Gradients of a step were discarded before it (events/calls.py)."""
 

@@ -1,0 +1,51 @@
+"""What the rules find in the windows behind the first steps."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..config.windows import Window
+from ..finding import Finding
+
+_STEPS = re.compile(r"\b([Ss]teps?) (\d+)((?:(?:-| to | and |, )\d+)*)")
+_AGREE = {"matches-ddp", "matches-single-process"}  # of which one compares a window
+_WRONG = ("fail", "error")
+
+
+def combined(
+    findings: Iterable[Finding], shown: Iterable[tuple[Window, list[Finding]]]
+) -> list[Finding]:
+    """The findings, in which the first failure that a window shows takes the place of what its
+    rule has found in the first steps.
+    """
+    by_rule = {finding.rule: finding for finding in findings}
+    for window, own in shown:
+        for finding in own:
+            known = by_rule.get(finding.rule)
+            if finding.status in _WRONG and (known is None or known.status not in _WRONG):
+                by_rule[finding.rule] = _in_words(window, finding)
+    return list(by_rule.values())
+
+
+def _in_words(window: Window, finding: Finding) -> Finding:
+    """A finding of a window, with the steps as the script counts them."""
+    text = f"in steps {window} ({window.reason}): {_counted(finding.evidence, window.first - 1)}"
+    return replace(finding, evidence=text)
+
+
+def not_compared(found: Iterable[Finding]) -> str:
+    """Why nothing compares a window, by what the rules find in it; "" if something does."""
+    decide = [f for f in found if f.rule in _AGREE or f.status in _WRONG]
+    if any(f.status == "pass" or f.status in _WRONG for f in decide):
+        return ""
+    return next((f.evidence for f in decide if f.status == "inconclusive"), "no oracle was run")
+
+
+def _counted(text: str, before: int) -> str:
+    """A text in which steps count on from those before the window."""
+
+    def later(match: re.Match[str]) -> str:
+        rest = re.sub(r"\d+", lambda digits: str(int(digits[0]) + before), match[3])
+        return f"{match[1]} {int(match[2]) + before}{rest}"
+
+    return _STEPS.sub(later, text)
