@@ -266,6 +266,22 @@ def test_a_policy_must_be_there(pull_request: Path, policy: str, command: Comman
         assert f"--policy {policy}: no such file or folder, and git has no such commit" in err
 
 
+def test_a_ref_goes_before_a_folder(pull_request: Path, monkeypatch: Patch) -> None:
+    """A pull request can add such a folder."""
+    build_file_tree(pull_request, {"origin/main/verify.yaml": "steps: 9\n"})
+    monkeypatch.chdir("a")
+    with base_branch("origin/main", Path()) as checkouts:
+        assert checkouts is not None and checkouts.own == pull_request
+        (target,) = resolve_all(Path(), {}, checkouts=checkouts)
+    assert (target.nproc, said(target)) == (3, [])
+
+
+@cases("policy", "", ".", "verify.yaml")
+def test_a_pull_request_is_not_its_own_base(pull_request: Path, policy: str) -> None:
+    with pytest.raises(UserError, match="the pull request itself"), base_branch(policy, Path()):
+        pass
+
+
 def test_without_the_option_github_names_what_changed(
     pull_request: Path, monkeypatch: Patch, command: Command
 ) -> None:
