@@ -240,6 +240,7 @@ def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
         "skip": "* clipping",
         "require": "resume,bf16",
         "baseline": "old.json",
+        "policy": "origin/main",
         "reports": "text json",
     }
     done, outputs = verify_step(
@@ -269,6 +270,8 @@ def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
             "resume,bf16",
             "--baseline",
             "old.json",
+            "--policy",
+            "origin/main",
             "--only",
             "parity",
             "--only",

@@ -55,6 +55,7 @@ examples:
   fsdp2 verify my-run --report json=report.json --report html=report.html
   fsdp2 verify my-run --report github --report junit=verify.xml --report sarif=verify.sarif
   fsdp2 verify my-run --baseline report.json  exit 1 only on failures that this report does not have
+  fsdp2 verify --policy origin/main           a pull request cannot loosen the policy of its base
   fsdp2 verify                                every target of ./verify.yaml or ./pyproject.toml
   fsdp2 verify --target pretrain --report "json=out/{target}.json"
 

@@ -94,6 +94,8 @@ TIGHTER: dict[str, Tighter] = {
     "reshard_to": _all_of_both,
     **dict.fromkeys(("require", "watch"), _all_of),
     "steps": _steps,
+    # other windows are neither more nor fewer; `none` is the least
+    "windows": lambda own, base: own if base == "none" else base,
     "nproc": _most(2),
     "timeout": _most(300.0),
     "budget": _longest,

@@ -5,6 +5,8 @@ What no run did is *not covered*: no obstacle to a pass, unless a team requires 
 
 from typing import Literal, get_args
 
+from ..errors import UserError
+
 Part = Literal[
     "checkpoint",
     "resume",
@@ -22,3 +24,12 @@ OPTIONS: dict[Part, str] = {
     "resume": "--resume-args",
     "reshard": "--reshard-to",
 }
+
+
+def named(text: str) -> tuple[Part, ...]:
+    """What `--require` names. Raises UserError on another name."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in PARTS:
+            raise UserError(f"--require: expected some of {', '.join(PARTS)}, found {name!r}")
+    return tuple(part for part in PARTS if part in names)

@@ -19,7 +19,7 @@ from . import modules
 from .base_policy import BasePolicy, base_policy
 from .commands import valued
 from .launchers import problem
-from .parts import PARTS, Part
+from .parts import named
 from .policy import Checkouts, Policy
 from .reading.script import parse
 from .settings import applied
@@ -214,18 +214,9 @@ def _one(
         target, reference=_reference(target, cwd), prepare=_other("prepare", target.prepare, cwd)
     )
     if "require" in flags and flags["require"] is not None:
-        named = _parts(flags["require"])
-        policy = replace(policy, require=tuple(dict.fromkeys((*policy.require, *named))))
+        parts = named(flags["require"])
+        policy = replace(policy, require=tuple(dict.fromkeys((*policy.require, *parts))))
     return replace(target, name=entry.name, policy=policy, command=command)
-
-
-def _parts(text: str) -> tuple[Part, ...]:
-    """What `--require` names. Raises UserError on another name."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in PARTS:
-            raise UserError(f"--require: expected some of {', '.join(PARTS)}, found {name!r}")
-    return tuple(part for part in PARTS if part in names)
 
 
 def _script(where: Path, base: Path, own: str | None, module: str) -> Path:

@@ -22,33 +22,43 @@ SUPPRESSION = "fsdp2: *ignore"
 
 @contextmanager
 def base_branch(policy: str | None, folder: Path) -> Iterator[Checkouts | None]:
-    """The base branch that `--policy` names: a checkout of it, its configuration, or a git ref,
-    which is read into a temporary folder. `folder`: that of the pull request's configuration.
+    """The base branch that `--policy` names: a git ref, which is read into a temporary folder, a
+    checkout of it, or its configuration. `folder`: that of the pull request's configuration.
 
     Raises UserError if there is no such thing.
     """
-    given = Path(policy or "")
     if policy is None:
         yield None
-    elif given.is_dir():
-        yield Checkouts(Path.cwd(), given.resolve())
-    elif given.is_file():
-        yield Checkouts(folder.resolve(), given.resolve().parent, given)
+        return
+    top = _git("rev-parse", "--show-toplevel")
+    # first, since a pull request can add a folder of that name, but no ref
+    commit = _git("rev-parse", "--verify", "--end-of-options", f"{policy}^{{commit}}")
+    if top is None or commit is None:
+        yield _checkouts(policy, folder)
+        return
+    work = temporary("policy")
+    try:
+        _write(commit, Path(top), work)
+        yield Checkouts(Path(top).resolve(), work / "files")
+    finally:
+        remove(work)
+
+
+def _checkouts(policy: str, folder: Path) -> Checkouts:
+    given = Path(policy)
+    if given.is_file():
+        found = Checkouts(folder.resolve(), given.resolve().parent, given)
     else:
-        top = _git("rev-parse", "--show-toplevel")
-        commit = _git("rev-parse", "--verify", "--end-of-options", f"{policy}^{{commit}}")
-        if top is None or commit is None:
-            raise UserError(
-                f"--policy {policy}: no such file or folder, and git has no such commit here (a"
-                " shallow clone has no other branch: `git fetch --depth=1 origin"
-                " main:refs/remotes/origin/main`)"
-            )
-        work = temporary("policy")
-        try:
-            _write(commit, Path(top), work)
-            yield Checkouts(Path(top).resolve(), work / "files")
-        finally:
-            remove(work)
+        found = Checkouts(Path.cwd(), given.resolve())
+    if not given.exists():
+        raise UserError(
+            f"--policy {policy}: no such file or folder, and git has no such commit here (a"
+            " shallow clone has no other branch: `git fetch --depth=1 origin"
+            " main:refs/remotes/origin/main`)"
+        )
+    if found.own == found.base:
+        raise UserError(f"--policy {policy}: this is the pull request itself, not its base branch")
+    return found
 
 
 def _write(commit: str, top: Path, work: Path) -> None:

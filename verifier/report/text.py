@@ -44,7 +44,8 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
             *losses(verdict),
             *facts(verdict),
         ]
-    lines += _notes(verdict)
+    for note in verdict.environment.get("notes", ()):
+        lines += filled(note, "note ")
     return sanitize("\n".join([*bounded(lines), *_last(verdict, verbose)]) + "\n")
 
 
@@ -57,9 +58,10 @@ def render_lint(verdict: Verdict, verbose: bool = False) -> str:
             *failures(verdict),
             *not_followed(verdict, verbose),
             *(_judged(verdict) if verbose else ()),
-            *_notes(verdict),
         ]
     )
+    for one in verdict.remarks:
+        lines += filled(one.text, "note ")
     lines += filled(lint_line(verdict))
     lines += compared(verdict)
     return sanitize("\n".join(lines) + "\n")
@@ -70,11 +72,6 @@ def lint_line(verdict: Verdict) -> str:
     found = count(len(verdict.findings), "finding") if verdict.findings else "no findings"
     said = verdict.partial or f"{found} in {counted(verdict.facts['sources'])}"
     return f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)"
-
-
-def _notes(verdict: Verdict) -> list[str]:
-    notes = verdict.environment.get("notes", ())
-    return [line for note in notes for line in filled(note, "note ")]
 
 
 def bounded(lines: Iterable[str]) -> list[str]:
