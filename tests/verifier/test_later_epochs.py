@@ -83,6 +83,10 @@ test_the_survey = judged_as(
     row(RULE, "pass", *TRAIN, **survey(drawn(1, 2), drawn(3, 4))),
     row(RULE, "pass", *TRAIN, **survey(FIRST, drawn(3, 4))),
     row(RULE, "pass", *TRAIN, **survey(FIRST, NEW)),
+    # each rank draws its own part, and shares some from the first epoch on
+    row(RULE, "pass", *TRAIN, **survey(OWN, dealt(3, 4), dealt(5, 6), dealt(7, 8))),
+    # what is drawn for one batch is no epoch
+    row(RULE, "pass", *TRAIN, **survey(*([own[:4] for own in one] for one in (FIRST, SAME)))),
     row(RULE, "pass", *TRAIN, **survey(PADDED, [[*own, 2] for own in dealt(1)])),
     row(RULE, "pass", *TRAIN, **survey(PAIRS, [[row // 2 for row in own] for own in OWN])),
     # four samples that ranks share are too few

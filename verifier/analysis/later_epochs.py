@@ -88,7 +88,8 @@ def survey_epochs(evidence: Evidence) -> Iterator[list[Epoch]]:
         )
         epochs = [_epoch(begun, own) for begun, own in zip(first.values(), cuts, strict=True)]
         whole = [one for one in epochs if one is not None]
-        if whole and epochs[0] is whole[0]:
+        # What is drawn for one batch is no epoch (zoo/own_update).
+        if whole and epochs[0] is whole[0] and len(whole[0].batches[0]) > 1:
             yield [one for one in whole if one.batches == whole[0].batches]
 
 
@@ -130,13 +131,15 @@ def _epoch(begun: Begun, ranks: Sequence[list[Batch]]) -> Epoch | None:
 def _compared(first: Epoch, later: Epoch, number: int) -> LaterEpoch | None:
     """What a later epoch shares, if the first has its samples once and the later no others.
 
-    Padding and what is left over (less than a global batch) may be other samples in each epoch.
+    Padding (less than a sample a rank) and what is left over (less than a global batch) may be
+    other samples in each epoch.
     """
     had, has = first.samples, later.samples
     new = len(has.keys() - had.keys())
     shared = later.again - first.again - new
     # A rank that draws its own samples with replacement has some of them twice itself.
-    if max(first.again, new) >= first.largest or later.own_again > first.own_again + new:
+    once = first.again < len(first.ranks)
+    if not once or new >= first.largest or later.own_again > first.own_again + new:
         return None
     if shared <= 0:
         return None

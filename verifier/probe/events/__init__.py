@@ -39,7 +39,7 @@ SURVEY = (
     "sharding",
     "survey",
     "batches",
-    "windows",
+    "accumulation",
     "ending",
     "written_files",
 )
@@ -56,7 +56,7 @@ def topics(
     The survey run has its own, and so has the run of which only the ending counts.
     """
     there = {found.name for found in pkgutil.iter_modules(__path__)}
-    there -= {"survey", "batches", "windows", "ending", "capacity"}
+    there -= {"survey", "batches", "accumulation", "ending", "capacity"}
     all_steps = (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST)
     wanted: tuple[str, ...] = ENDING if ending else all_steps
     if mode == "survey":

@@ -1,6 +1,6 @@
 from ...analysis.comparison import compare, incomparable
 from ...analysis.gradient_scale_causes import near, readings, total_weight, words
-from ...analysis.short_windows import short_window
+from ...analysis.short_accumulation import short_accumulation
 from ...tolerances import GROSS
 from ...trace.events import Micro, Step
 from ..base import Evidence, Finding, Rule, Run, count
@@ -34,7 +34,7 @@ class GradientOfMeanLoss(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.full_precision
-        if short_window(evidence) is not None:
+        if short_accumulation(evidence) is not None:
             return ""
         # The law needs a loss that is a multiple of one cross entropy a micro-batch: with other
         # terms beside it, or heads on the same tokens, the factor is not known.
@@ -44,14 +44,14 @@ class GradientOfMeanLoss(Rule):
         )
 
     def judge(self, evidence: Evidence) -> Finding:
-        if (short := short_window(evidence)) is not None:
-            has, full = short.window.batches, short.full
+        if (short := short_accumulation(evidence)) is not None:
+            has, full = short.step.batches, short.full
             text = (
                 f"the last step of an epoch has {count(has, 'micro-batch')} and divides each loss"
                 f" by {full}, as steps of {full} do: it has {has / full:.4g} times the gradient of"
                 " its mean loss (expected: 1)"
             )
-            return self.failed(text, short.window.at_line, measured=has / full, limit=1.0)
+            return self.failed(text, short.step.at_line, measured=has / full, limit=1.0)
         return self._first_step(evidence)
 
     def _first_step(self, evidence: Evidence) -> Finding:

@@ -43,8 +43,8 @@ class Batch(Event):
     size: int
 
 
-class Window(Located):
-    """An optimizer of the survey run is about to step (events/windows.py): after how many
+class Accumulation(Located):
+    """An optimizer of the survey run is about to step (events/accumulation.py): after how many
     backwards, unless all is as at the step before.
 
     `scale`: the constant by which each loss was multiplied; `changed`: by what the gradients were

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from ..evidence import Evidence
 from ..tolerances import NEAR
 from ..trace import Trace
-from ..trace.events import Batch, Divide, LoaderStarted, Order, Sampler, Window
+from ..trace.events import Accumulation, Batch, Divide, LoaderStarted, Order, Sampler
 
 
 @dataclass(frozen=True)
-class ShortWindow:
+class ShortAccumulation:
     """A window at the end of the data whose losses are divided as those of `full` backwards."""
 
-    window: Window
+    step: Accumulation
     full: int
 
 
-def short_window(evidence: Evidence) -> ShortWindow | None:
+def short_accumulation(evidence: Evidence) -> ShortAccumulation | None:
     """The first window that ends an epoch, has fewer backwards than the others, and has each loss
     divided by the number that the others have.
 
@@ -28,7 +28,7 @@ def short_window(evidence: Evidence) -> ShortWindow | None:
     if survey is None or survey.all(Divide):
         return None
     for trace in survey.traces:
-        windows = trace.of(Window)
+        windows = trace.of(Accumulation)
         full = max((one.batches for one in windows), default=1)
         short = [one for one in windows if one.batches < full]
         weights = [w for one in windows if one.batches == full and (w := _weight(one)) is not None]
@@ -38,22 +38,22 @@ def short_window(evidence: Evidence) -> ShortWindow | None:
         for one in short:
             weight = _weight(one)
             if weight is not None and abs(weight * full / one.batches - 1.0) <= NEAR:
-                return ShortWindow(one, full)
+                return ShortAccumulation(one, full)
     return None
 
 
-def _weight(window: Window) -> float | None:
+def _weight(window: Accumulation) -> float | None:
     """The sum of the weights of a window's losses; None where it is not known."""
     if window.scale is None or window.changed is None:
         return None
     return window.batches * window.scale * window.changed
 
 
-def _ends(trace: Trace) -> list[Window]:
+def _ends(trace: Trace) -> list[Accumulation]:
     """The windows after which data begin anew, or nothing is trained on."""
     found, last = [], None
     for record in trace.records:
-        if isinstance(record, Window):
+        if isinstance(record, Accumulation):
             last = record
         elif isinstance(record, Batch):
             last = None

@@ -7,17 +7,17 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ...trace.events import Place, Window
+from ...trace.events import Accumulation, Place
 from ..compat.tensors import local
 from ..dispatcher import Call, Leave
 from ..session import Session
 from .backward import BACKWARD
 
-WINDOWS = 1000  # that are recorded of a rank
+MOST = 1000  # that are recorded of a rank
 GRADIENTS, ELEMENTS = 4, 1 << 12  # of an optimizer that are compared, and of each
 
 
-class Windows:
+class Accumulations:
     """The backwards since the last optimizer step, and a few of the gradients that they made."""
 
     def __init__(self, session: Session) -> None:
@@ -48,16 +48,16 @@ class Windows:
         self.clipped = self.clipped or self._gradients()
 
     def stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer is about to step; one that shares the backwards of another is no window."""
+        """An optimizer is about to step; one may share the backwards of another."""
         if self.depth or not self.scales:
             return
         number, scales = len(self.scales), set(self.scales)
         scale = scales.pop() if len(scales) == 1 else None
-        # Of equal windows in a row the first is enough, once there are gradients to compare.
-        if (number, scale) != self.last and self.session.first(Window, most=WINDOWS):
+        # Of equal steps in a row the first is enough, once there are gradients to compare.
+        if (number, scale) != self.last and self.session.first(Accumulation, most=MOST):
             changed = _factor(self.made, self.clipped or self._gradients())
             self.session.write(
-                Window(batches=number, scale=scale, changed=changed, at_line=self.line)
+                Accumulation(batches=number, scale=scale, changed=changed, at_line=self.line)
             )
             self.last = (number, scale) if changed is not None else self.last
         self.scales, self.made, self.clipped = [], [], []
@@ -78,11 +78,11 @@ def install(session: Session) -> None:
     """Watch the survey run, not one of which only the end counts."""
     if not session.request.leave_starting_point:
         return
-    windows = Windows(session)
-    session.around(BACKWARD, before=windows.backward)
+    accumulations = Accumulations(session)
+    session.around(BACKWARD, before=accumulations.backward)
     for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
-        session.around(f"torch.nn.utils:{name}", before=windows.clipping, optional=True)
-    register_optimizer_step_pre_hook(session.guarded(windows.stepping))
+        session.around(f"torch.nn.utils:{name}", before=accumulations.clipping, optional=True)
+    register_optimizer_step_pre_hook(session.guarded(accumulations.stepping))
 
 
 def _scale(call: Call) -> float | None:

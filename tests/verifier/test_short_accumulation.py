@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from records import LINE, cases, judge, judged_as, micro, model, row, run, step, stepped
 from verified_fsdp2.verifier.probe.dispatcher import Call
-from verified_fsdp2.verifier.probe.events.windows import _scale as scale_of
+from verified_fsdp2.verifier.probe.events.accumulation import _scale as scale_of
 
 RULE = "gradient-of-mean-loss"
 TRAIN = [model(), micro(), step(), stepped()]
@@ -19,7 +19,7 @@ def window(batches: int, scale: float | None, changed: float | None = 1.0) -> Re
     """The backwards of a step, and the step."""
     fields = {"batches": batches, "scale": scale, "changed": changed, "at_line": LINE}
     batch = {"kind": "batch", "step": 1, "rows": [1], "size": 1}
-    return [*[batch] * batches, {"kind": "window", **fields}]
+    return [*[batch] * batches, {"kind": "accumulation", **fields}]
 
 
 LOADER = [{"kind": "loader_started", "samples": 9, "step": 1, "at_line": LINE}]
