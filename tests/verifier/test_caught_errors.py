@@ -112,6 +112,8 @@ DIED = passing(2, 11, 16)
 SKIPPED = passing(8, error="ValueError")
 SKIPPED_LAST = {**passing(8, error="ValueError", done=19), "before_step": False}
 IN_STEP = {**SKIPPED, "loops": [], "callers": SKIPPED["loops"]}
+EPOCH = {**passing(8, error="ValueError", total=3), "loops": [], "steps": 8}
+EPOCH["callers"] = passing(8, total=3)["loops"]
 ASKS = SCRIPT.replace("except ValueError", "except KeyError")
 BREAKS = SCRIPT.replace("continue", "break")
 STOPPED = passing(13, 20, error="Stop")
@@ -149,6 +151,10 @@ test_finding = judged(
     row(RULE, "pass", TRAIN, **survey([*rank(SKIPPED)[:-2], reached(2, ended=True)])),
     # a function that makes a step catches it, and the loop that calls it ends
     row(RULE, "inconclusive", TRAIN, names=("iteration 3",), **survey(rank(IN_STEP))),
+    # an epoch made no step, the last one: a decorator around it caught the error
+    row(RULE, "fail", TRAIN, names=("iteration 3 of 3",), **survey(rank(EPOCH))),
+    row(RULE, "pass", TRAIN, **survey(rank({**EPOCH, "steps": 2}))),
+    row(RULE, "pass", TRAIN, **survey(rank({**EPOCH, "since_step": 1}))),
     row(RULE, "fail", TRAIN, names=("except ValueError",), **survey(rank(SKIPPED), text=BREAKS)),
     row(RULE, "pass", TRAIN, **survey(rank(SKIPPED_LAST), text=BREAKS)),
     row(RULE, "pass", TRAIN, **survey(rank(STOPPED))),

@@ -138,10 +138,13 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
         callers = [one for one in error.last.callers if before or _holds(one, active)]
         around = left or loops or callers
         missing = _missing(error.last, around) or _behind(trace, run)
+        lost = _empty_iteration(error.last, around)
         doubt = _doubt(error)
         if before and error.handler is not None and error.handler.names:
             doubt = doubt or "no step shows which loop trains"
-        if not left and around:
+        if lost:
+            missing = missing or lost
+        elif not left and around:
             leaves = bool(loops) and _leaves(error)
             if not leaves and (error is not errors[-1] or _goes_on(error, around, trace)):
                 continue
@@ -180,6 +183,18 @@ def _died(error: _Error, trace: Trace) -> bool:
         and end.how == "exception"
         and any((one.error, one.message) == (end.error, end.message) for one in error.records)
     )
+
+
+def _empty_iteration(error: Passing, loops: list[LoopAt]) -> str:
+    """How an error shows that an iteration of several steps, such as an epoch, made none; "" if it
+    does not.
+    """
+    loop = loops[-1] if loops else None
+    if loop is None or not loop.done or error.since_step or error.steps < 2 * loop.done:
+        return ""
+    each = error.steps // loop.done
+    what = f"iteration {loop.done + 1} of the loop at {_name(loop.file)}:{loop.line}"
+    return f"{what} made no step, each before about {each}"
 
 
 def _leaves_library(error: _Error, active: list[Place], sources: Sources) -> bool:

@@ -5,7 +5,7 @@ not covered: accumulation (train.py:88, --accum), if cfg.compile: (train.py:41),
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -35,18 +35,33 @@ def headline(verdict: Verdict) -> list[str]:
 
 def extent(facts: Facts) -> str:
     """`steps 1-9 of 120, on 2 ranks, 1, 4; CPU`, and how many steps rules saw that compare none."""
-    parts = [f"{first}-{last}" if last > first else f"{first}" for first, last in facts["steps"]]
+    parts = _ranges(_joined(facts["steps"]))
     steps = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
     made = facts["made"]
     whole = f" of {made}" if facts["whole"] else f" of {made} or more"
     of = whole if made else " of an unknown number (no run made all)"
     ranks = ", ".join([count(facts["ranks"][0], "rank"), *map(str, facts["ranks"][1:])])
     device = "GPU" if facts["parts"]["gpu"]["done"] else "CPU"
-    compared = sum(last - first + 1 for first, last in facts["steps"])
+    compared = sum(last - first + 1 for first, last in _joined(facts["steps"]))
     seen = facts.get("observed", 0)
     every = "all " if facts["whole"] else ""
     observed = f"; observed: {every}{seen} steps" if seen > compared else ""
     return f"steps {steps}{of}, on {ranks}; {device}{observed}"
+
+
+def _joined(steps: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
+    """Windows that follow one another, or overlap, as one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(map(tuple, steps)):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def _ranges(steps: Iterable[Sequence[int]]) -> list[str]:
+    return [f"{first}-{last}" if last > first else f"{first}" for first, last in steps]
 
 
 def not_covered(verdict: Verdict) -> list[str]:
@@ -129,9 +144,9 @@ def _branch(one: Facts) -> str:
 def _steps(facts: Facts) -> Iterator[str]:
     if facts["one_process"] is not None:
         yield f"one process after step {facts['one_process']}"
-    behind = [*facts["steps"], [facts["made"] + 1, 0]]
+    behind = [*_joined(facts["steps"]), (facts["made"] + 1, 0)]
     gaps = [(a[1] + 1, b[0] - 1) for a, b in pairwise(behind) if b[0] > a[1] + 1]
-    parts = [f"{first}-{last}" if last > first else f"{first}" for first, last in gaps]
+    parts = _ranges(gaps)
     if parts:
         yield f"steps {' and '.join(parts)}"
 
