@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from records import cases
 from verified_fsdp2.verifier.probe import tensor_fingerprint as module
 from verified_fsdp2.verifier.probe.compat.tensors import tensors
+from verified_fsdp2.verifier.probe.events.recompute import hashed
 from verified_fsdp2.verifier.probe.events.state import _token
 from verified_fsdp2.verifier.probe.measures import element_hash
 from verified_fsdp2.verifier.probe.reachable_values import Walk
@@ -244,3 +245,15 @@ def test_a_hash_of_what_is_not_in_a_row_or_not_a_number() -> None:
         torch.tensor([1.0, torch.nan])
     )
     assert element_hash(torch.nn.Parameter(tensor)) == element_hash(tensor)
+
+
+def test_states_of_a_generator_have_numbers_of_their_own() -> None:
+    """An evaluation that seeds the generator every 25 steps went unseen: states 24 draws apart had
+    one number.
+    """
+    generator = torch.Generator().manual_seed(4242)
+    found = set()
+    for _ in range(1000):
+        torch.rand((), generator=generator)
+        found.add(hashed(generator.get_state()))
+    assert len(found) == 1000
