@@ -18,7 +18,7 @@ from .launch.planned import PlannedRun
 from .rules import RULES
 from .source.scan import with_texts
 from .stages.followup_stages import SETTLED
-from .stages.late import nudged, others, script, windows_wanted, without_an_optimizer
+from .stages.late import not_to_be_skipped, nudged, others, script, windows_wanted
 from .trace import Run
 
 
@@ -33,7 +33,7 @@ def with_windows(settings: stages.Settings, executor: Executor, evidence: Eviden
         return evidence
     if _fails(with_texts(evidence), settings.chosen):
         return evidence
-    trouble = without_an_optimizer(evidence)
+    trouble = not_to_be_skipped(settings)
     made: list[InWindow] = []
     for window, left_out in wanted:
         why = trouble or left_out

@@ -123,7 +123,8 @@ def test_a_window_is_compared_where_an_oracle_agrees_or_a_rule_fails() -> None:
     assert not_compared([unsure]) == "other samples"
     assert not_compared([unsure, Finding("matches-single-process", "pass", "agrees")]) == ""
     assert not_compared([unsure, Finding("token-mean-of-means", "fail", "differs")]) == ""
-    assert not_compared([]) == "no oracle was run"
+    assert not_compared([Finding("matches-ddp", "not_applicable", "")]) == "no oracle was run"
+    assert not_compared([]) == ""
 
 
 def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:

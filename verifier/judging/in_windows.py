@@ -1,7 +1,7 @@
 """What the rules find in the windows behind the first steps."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from ..config.windows import Window
@@ -33,12 +33,13 @@ def _in_words(window: Window, finding: Finding) -> Finding:
     return replace(finding, evidence=text)
 
 
-def not_compared(found: Iterable[Finding]) -> str:
+def not_compared(found: Collection[Finding]) -> str:
     """Why nothing compares a window, by what the rules find in it; "" if something does."""
-    decide = [f for f in found if f.rule in _AGREE or f.status in _WRONG]
-    if any(f.status == "pass" or f.status in _WRONG for f in decide):
+    agree = [f for f in found if f.rule in _AGREE]
+    if any(f.status in _WRONG for f in found) or any(f.status == "pass" for f in agree):
         return ""
-    return next((f.evidence for f in decide if f.status == "inconclusive"), "no oracle was run")
+    unsure = (f.evidence for f in agree if f.status == "inconclusive")
+    return next(unsure, "no oracle was run" if agree else "")
 
 
 def _counted(text: str, before: int) -> str:

@@ -39,11 +39,10 @@ def windows_wanted(settings: Settings, first: Evidence) -> list[tuple[Window, st
     return found
 
 
-def without_an_optimizer(first: Evidence) -> str:
-    """Why no steps can be left out: the script makes them itself; "" if it does not."""
-    train = first.train
-    own = train is None or not train.traces or not all(r.cls for r in train.traces[0].steps)
-    return "the script updates its weights itself: its steps cannot be left out" if own else ""
+def not_to_be_skipped(settings: Settings) -> str:
+    """Why no steps can be left out: only their samples show where they end; "" if they can."""
+    known = settings.own_steps not in ("backwards", "forwards")
+    return "" if known else "steps that only their samples separate cannot be left out"
 
 
 def script(settings: Settings, first: Evidence) -> PlannedRun:
@@ -57,12 +56,13 @@ def script(settings: Settings, first: Evidence) -> PlannedRun:
 def others(settings: Settings, first: Evidence) -> list[PlannedRun]:
     """DDP and one process, those of them that the first steps were compared with."""
     exact, course, found = _exact(first), first.course, []
-    if first.reference is not None and first.reference.completed:
+    needs, reference, single = settings.needs, first.reference, first.single
+    if "reference" in needs and reference is not None and reference.completed:
         way = course.ways[-1]
         probe = {"full_precision": exact, "by_hand": way == "manual"}
         mode = "alone" if way == "alone" else "ddp"
         found.append(settings.run("reference", settings.target.nproc, mode=mode, probe=probe))
-    if first.single is not None and first.single.completed:
+    if "single" in needs and single is not None and single.completed:
         one = in_one_process(settings, exact, course.single_ways[-1])
         found.append(replace(one, arguments=(*one.arguments, *(course.batch or ()))))
     return found

@@ -24,10 +24,16 @@ class SkippedSteps:
         """`fully_shard` is about to be applied: what was trained until now is another model."""
         if not self.sharded:
             self.sharded, self.optimizers = True, Turns(self.session.request.in_phases)
+            self.backwards = 0
 
     def backward(self, call: Call) -> None:
-        """A backward is about to begin."""
+        """A backward has ended: a step in a script without an optimizer of torch. Its update comes
+        before the next forward, which is recorded.
+        """
         self.backwards += 1
+        session = self.session
+        if session.dormant and not session.progress.optimizers.of_torch:
+            session.dormant = self.backwards < session.request.skip_steps
 
     def stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped."""
@@ -49,5 +55,5 @@ def install(session: Session) -> None:
         return
     skipped = SkippedSteps(session)
     session.around("torch.distributed.fsdp:fully_shard", before=skipped.sharding)
-    session.around(BACKWARD, before=skipped.backward)
+    session.around(BACKWARD, after=skipped.backward)
     register_optimizer_step_post_hook(session.guarded(skipped.stepped))

@@ -37,6 +37,8 @@ class SnapshotIsACopy(Rule):
     Frozen parameters of a model that is called are compared with trained ones.
     """
 
+    in_windows = True
+
     def applies(self, evidence: Evidence) -> str:
         if evidence.train is not None and any(
             map(evidence.train.all, (OntoItself, PutBack, SharedMemory))

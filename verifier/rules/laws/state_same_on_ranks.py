@@ -49,6 +49,7 @@ class StateSameOnRanks(Rule):
     samples are those of one process until it differs between ranks.
     """
 
+    in_windows = True
     reads = frozenset({"single"})
 
     explains = (  # a checkpoint holds the value of one rank
