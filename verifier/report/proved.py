@@ -18,6 +18,7 @@ from .locations import shortest
 # Of what is not covered, in the second line: at least so many, and more up to this length, which is
 # two lines of a terminal.
 SHOWN, LENGTH = 3, 220
+UNSEEN = "later steps and branches (no survey run with --steps or --quick)"
 Facts = Mapping[str, Any]
 
 
@@ -93,7 +94,9 @@ def _left(verdict: Verdict) -> list[tuple[str, Facts | None]]:
     if facts is None:
         return left
     others = [*_steps(facts), *_reasons(verdict.findings, facts)]
-    return [*left, *((text, None) for text in others)]
+    # Without a survey run nothing shows what else the script has: that comes first.
+    blind = [] if facts["made"] else [(UNSEEN, None)]
+    return [*blind, *left, *((text, None) for text in others)]
 
 
 def _why(verdict: Verdict) -> str:
@@ -118,7 +121,13 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | N
     left = [name for name, one in parts.items() if not one["done"] and one["file"]]
     # a script that does not save cannot resume: only the first of these says something
     for name in [name for name in OPTIONS if name in left][:1]:
-        yield _part(name, parts[name], OPTIONS[name]), None
+        one = parts[name]
+        inside = (b for b in branches if b["file"] == one["file"] and _has(b, one["line"]))
+        # the branch that saves is named by what it does
+        branch = next(inside, None)
+        if branch is not None:
+            branches.remove(branch)
+        yield _part(name, one, OPTIONS[name]), branch
     for name in (name for name in left if name not in OPTIONS):
         part = parts[name]
         word = re.escape(part["option"].lstrip("-").replace("-", "_"))
@@ -128,6 +137,10 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | N
             branches.remove(branch)
             part = {**part, "file": branch["file"], "line": branch["first"]}
         yield _part(name, part, part["option"]), branch
+
+
+def _has(branch: Facts, line: int) -> bool:
+    return bool(branch["first"] <= line <= branch["last"])
 
 
 def _part(name: str, one: Facts, option: str) -> str:
