@@ -13,6 +13,7 @@ MULTIPLE = 16.0
 # Relative; 32 units in the last place of float32: a few additions in another order, where the noise
 # itself is 0. Pinned: test_localise, test_never_the_fault_numbers.
 FLOOR = 2.0**-18
+FLOAT32 = 2.0**-23  # a unit in the last place, relative
 # Times FLOOR, for a gradient whose terms cancel and leave their rounding: 1.1e-5 was seen in exam
 # round 4 l_19_pcgrad_multitask. Pinned: test_localise.
 CANCELLED = 16.0

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..evidence import Evidence
-from ..tolerances import CANCELLED, CLEARLY, FLOOR, FROM_LOSSES, GROSS, MULTIPLE
+from ..tolerances import CANCELLED, CLEARLY, FLOAT32, FLOOR, FROM_LOSSES, GROSS, MULTIPLE
 from ..trace import Run, difference
+from ..trace.events import Step
 from .comparison import (
     MEASURES,
     changes,
@@ -140,10 +141,25 @@ def limits(evidence: Evidence, rule: str) -> Limits:
         # Without gradients the update is made of losses: its limit is theirs, multiplied (zeroth
         # order (exam rounds 2-8; zoo/zeroth_order)).
         allowed["update"] = max(allowed["update"], FROM_LOSSES * evidence.times(rule))
+    allowed["update"] = max(allowed["update"], _rounded_updates(evidence) * evidence.times(rule))
     # Where the noise is not known, what lies between the two limits is inconclusive, neither a pass
     # nor a fault (test_no_envelope).
     gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
     return Limits(allowed, gross, known.get("loss", 0.0), why)
+
+
+def _rounded_updates(evidence: Evidence) -> float:
+    """How far rounding to float32 takes updates apart that differ by FLOOR: an element of a weight
+    may be rounded to the one or the other side, which counts where the update is small beside the
+    weight (the end of a schedule: exam round 14 ra_07_hybrid_nodes).
+    """
+    run = evidence.full_precision
+    if run is None or not run.steps():
+        return 0.0
+    weights = run.whole(Step, "weights", 1).values()
+    size = math.sqrt(sum(one[0] for one in weights if one is not None))  # sums of squares
+    moved = math.sqrt(sum(length(one) ** 2 for one in changes(run, run.steps()).values()))
+    return math.sqrt(FLOOR * FLOAT32 * size / moved) if moved > 0.0 else 0.0
 
 
 def times_noise(evidence: Evidence, run: Run, oracle: Run) -> float:
