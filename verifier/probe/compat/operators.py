@@ -1,5 +1,5 @@
-"""What a capacity run asks of torch's operators and of its autograd graph by private names; run on
-torch 2.13.0.
+"""What the probe asks of torch's operators and of its autograd graph by private names; run on torch
+2.13.0.
 """
 
 import functools
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only as tree_map_only
+
+from .tensors import local
 
 FUSED_NORM = "_fused_rms_norm"
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -153,3 +155,18 @@ class _FusedNorm(torch.autograd.Function):
             gradient, value, ctx.shape, scale, weight, needs
         )
         return of_value, None, of_weight, None
+
+
+def constant_applied(node: Any) -> tuple[float, Any] | None:
+    """(the constant that a division or multiplication applies, the node of its other operand)."""
+    name, behind = node.name(), [one for one, _ in node.next_functions]
+    if name not in ("DivBackward0", "MulBackward0") or sum(one is not None for one in behind) != 1:
+        return None
+    first = behind[0] is not None
+    if name == "DivBackward0" and not first:
+        return None
+    value = node._saved_other if first else node._saved_self
+    if not isinstance(value, Tensor) or value.numel() != 1 or not float(local(value)):
+        return None
+    number = float(local(value))
+    return (1.0 / number if name == "DivBackward0" else number), behind[0 if first else 1]

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...trace.events import Accumulation, Place
+from ..compat.operators import constant_applied
 from ..compat.tensors import local
 from ..dispatcher import Call, Leave
 from ..session import Session
@@ -98,25 +99,10 @@ def _scale(call: Call) -> float | None:
     if given is not None and not isinstance(given, torch.Tensor):
         return None
     scale, node = 1.0 if given is None else float(local(given)), root.grad_fn
-    while node is not None and (step := _constant(node)) is not None:
+    while node is not None and (step := constant_applied(node)) is not None:
         factor, node = step
         scale *= factor
     return scale
-
-
-def _constant(node: Any) -> tuple[float, Any] | None:
-    """(the constant that a division or multiplication applies, the node of its other operand)."""
-    name, behind = node.name(), [one for one, _ in node.next_functions]
-    if name not in ("DivBackward0", "MulBackward0") or sum(one is not None for one in behind) != 1:
-        return None
-    first = behind[0] is not None
-    if name == "DivBackward0" and not first:
-        return None
-    value = node._saved_other if first else node._saved_self
-    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not float(local(value)):
-        return None
-    number = float(local(value))
-    return (1.0 / number if name == "DivBackward0" else number), behind[0 if first else 1]
 
 
 def _factor(before: list[torch.Tensor], after: list[torch.Tensor]) -> float | None:
