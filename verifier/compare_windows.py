@@ -39,8 +39,10 @@ def with_windows(settings: stages.Settings, executor: Executor, evidence: Eviden
         why = trouble or left_out
         if not why and any(_fails(one.evidence, rules) for one in made):
             why = "a window before it shows a fault"
-        making = _Making(settings, executor, evidence, window, rules)
-        made.append(InWindow(window, None, why) if why else making.made())
+        if why:
+            made.append(InWindow(window, None, why))
+        else:
+            made.append(_Making(settings, executor, evidence, window, rules).made())
     return replace(evidence, windows=tuple(made))
 
 
@@ -97,7 +99,7 @@ class _Making:
     def _run(self, planned: PlannedRun) -> tuple[Run | None, str]:
         """A run that made all steps of the window; None, with the reason, if it has not."""
         (made,) = self.executor.make([planned])
-        run, steps = made.run, self.window.last - self.window.first + 1
+        run, steps = made.run, self.settings.steps
         if run is None:
             return None, made.trouble
         if not run.completed:

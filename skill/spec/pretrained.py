@@ -1,4 +1,4 @@
-"""What a spec check can tell of a model of Hugging Face transformers from its files, without the
+"""What a spec check knows of a model of Hugging Face transformers from its files, without the
 package.
 """
 

@@ -93,7 +93,7 @@ def test_holes_of_the_allocator_can_be_avoided() -> None:
 
 
 def test_of_close_bounds_the_one_with_less_traffic_is_recommended() -> None:
-    """A bound does not tell which of two is faster that differ by less than what it leaves out."""
+    """A bound does not show which of two is faster that differ by less than what it leaves out."""
 
     def sending(work: float, size: int, purpose: str = "parameters") -> Candidate:
         one = candidate(20, work)

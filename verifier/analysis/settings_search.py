@@ -15,7 +15,7 @@ from .capacity import CapacityPlan
 from .roofline import GRADIENTS, PARAMETERS, Bound
 
 ALLOWANCE = 0.05  # of what a rank needs, that a device must have beside it
-CLOSE = 0.05  # of a bound: which of two settings that are nearer is faster, it does not tell
+CLOSE = 0.05  # of a bound: which of two settings that are nearer is faster, it does not say
 DIGITS = 2  # of a bound: times that differ by less are equal
 YES, EXPANDABLE, NO = "yes", "expandable", "no"
 

@@ -121,7 +121,7 @@ def is_trivial(stmt: ast.stmt) -> bool:
 
 
 def _counts(stmt: ast.stmt) -> bool:
-    """Whether a line event can tell: none is given for docstrings and declarations."""
+    """Whether a line event shows it: none is given for docstrings and declarations."""
     return not isinstance(stmt, ast.Global | ast.Nonlocal) and not (
         isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant)
     )
