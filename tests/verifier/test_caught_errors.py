@@ -114,6 +114,8 @@ SKIPPED_LAST = {**passing(8, error="ValueError", done=19), "before_step": False}
 IN_STEP = {**SKIPPED, "loops": [], "callers": SKIPPED["loops"]}
 EPOCH = {**passing(8, error="ValueError", total=3), "loops": [], "steps": 8}
 EPOCH["callers"] = passing(8, total=3)["loops"]
+READER = {**passing(8, error="ValueError", done=2, total=9), "thread": True}
+READER["loops"][0]["last"] = 8  # its handler is behind the loop
 ASKS = SCRIPT.replace("except ValueError", "except KeyError")
 BREAKS = SCRIPT.replace("continue", "break")
 STOPPED = passing(13, 20, error="Stop")
@@ -155,6 +157,19 @@ test_finding = judged(
     row(RULE, "fail", TRAIN, names=("iteration 3 of 3",), **survey(rank(EPOCH))),
     row(RULE, "pass", TRAIN, **survey(rank({**EPOCH, "steps": 2}))),
     row(RULE, "pass", TRAIN, **survey(rank({**EPOCH, "since_step": 1}))),
+    # each iteration to the end raises it
+    row(
+        RULE,
+        "fail",
+        TRAIN,
+        names=("7 times after step 2",),
+        **survey(rank({**SKIPPED, "again": 7})),
+    ),
+    row(RULE, "inconclusive", TRAIN, **survey(rank({**SKIPPED, "again": 2}))),
+    # a thread that makes the batches ends, and later the training
+    row(RULE, "fail", TRAIN, names=("iteration 3 of 9", "2 steps"), **survey(rank(READER))),
+    row(RULE, "inconclusive", TRAIN, names=("needs",), **survey(rank(READER, reached(3)))),
+    row(RULE, "pass", TRAIN, **survey(rank({**READER, "loops": []}))),
     row(RULE, "fail", TRAIN, names=("except ValueError",), **survey(rank(SKIPPED), text=BREAKS)),
     row(RULE, "pass", TRAIN, **survey(rank(SKIPPED_LAST), text=BREAKS)),
     row(RULE, "pass", TRAIN, **survey(rank(STOPPED))),
@@ -365,6 +380,21 @@ from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(1) as pool:
     pool.submit(again)
     pool.submit(train)
+def read(source, out):
+    for k in source:
+        out.append(1 / (k - 3))
+
+def ask(future):
+    try:
+        future.result()
+    except ZeroDivisionError:
+        return
+    out.clear()
+
+out = []
+with ThreadPoolExecutor(1) as pool:
+    pool.submit(read, range(6), out)
+    ask(pool.submit(read, range(6), out))
 for left_out in range(9):
     try:
         train() if left_out == 0 else [].pop()
@@ -389,8 +419,11 @@ def test_what_is_recorded(tmp_path: Path) -> None:
     assert found[5] == [2, "ValueError", 4, [4, 9, 14], [[12, 1], [8, 2]]]
     # one that no code of the project catches
     assert found[7] == [3, "ValueError", 6, [4, 9], [[8, 2]]]
-    # what does not make the steps is not followed
-    assert {one[1] for one in found} == {"ValueError"}
+    # one that leaves a thread that makes no steps
+    threads = [one for one in found if one[1] == "ZeroDivisionError"]
+    assert [one[2:] for one in threads] == [[6, [25], [[24, 3]]]] * 2
+    # what else does not make the steps is not followed
+    assert {one[1] for one in found} == {"ValueError", "ZeroDivisionError"}
 
 
 def test_nothing_imports_torch(tmp_path: Path) -> None:

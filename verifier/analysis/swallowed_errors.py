@@ -17,6 +17,9 @@ from .wording import count, cut, some
 _ENDINGS = {"KeyboardInterrupt", "StopIteration", "GeneratorExit", "Empty", "CancelledError"}
 # So do these where a handler names them: records are read until there are no more.
 _DATA_END = {"EOFError", "IndexError"}
+# A batch that cannot be used is left out; so many in a row, with none behind them, are the rest of
+# the training.
+_EACH_TIME = 3
 # By these, where a handler names them, a script asks whether there is something.
 _ASKS = {"LookupError", "AttributeError", "ImportError"}
 
@@ -37,6 +40,7 @@ class Swallowed:
     doubt: str
     at: float
     everywhere: bool = False  # whether every rank raised it
+    in_thread: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,12 @@ def swallowed(run: Run | None, sources: Sources) -> Swallowed | None:
     """
     if run is None:
         return None
-    found = [one for trace in run.traces for one in _of(trace, run, sources)]
+    found = [
+        one
+        for trace in run.traces
+        for find in (_of, _in_threads)
+        for one in find(trace, run, sources)
+    ]
     own = [one for one in found if not lost_peer(one.text)]
     # that of a rank that lost another one has its cause in the other's end, if that is known
     found = own or (found if run.completed else [])
@@ -126,7 +135,7 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
     last = made[-1].seq if made else -1
     active = next((record.stack for record in reversed(made) if record.stack), [])
     # An error after which the training goes on is a retry, or a batch that is left out.
-    errors = [one for one in _errors(trace, sources) if one.last.seq > last]
+    errors = [one for one in _errors(trace, sources) if one.last.seq > last and not one.last.thread]
     for error in errors:
         # Without any step it is not known which loop would have made them.
         before = not active and error.first.sharded
@@ -139,11 +148,12 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
         around = left or loops or callers
         missing = _missing(error.last, around) or _behind(trace, run)
         lost = _empty_iteration(error.last, around)
+        each_time = _each_time(error.last) if error is errors[-1] else ""
         doubt = _doubt(error)
         if before and error.handler is not None and error.handler.names:
             doubt = doubt or "no step shows which loop trains"
-        if lost:
-            missing = missing or lost
+        if lost or each_time:
+            missing = each_time or missing or lost
         elif not left and around:
             leaves = bool(loops) and _leaves(error)
             if not leaves and (error is not errors[-1] or _goes_on(error, around, trace)):
@@ -163,6 +173,41 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
             doubt,
             error.first.at,
         )
+
+
+def _in_threads(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
+    """Errors that ended a function, or a loop, of a thread; no function that trains met them."""
+    for error in _errors(trace, sources):
+        left = [one for one in error.loops if not error.inside(one)]
+        handled = error.handler is not None and not left
+        if not all(record.thread for record in error.records) or handled:
+            continue
+        if _designed(error, sources) or _died(error, trace):
+            continue
+        missing, made = _missing(error.last, left), _steps(trace)
+        together = bool(missing) and _iterations(left) in (made, _backwards(trace))
+        yield Swallowed(
+            trace.rank,
+            error.said(),
+            error.first.frames[0],
+            error.caught(),
+            f"{missing}; the training ended after {count(made, 'step')}" if missing else "",
+            "" if together else "it is not known whether the training needs what the thread does",
+            error.first.at,
+            in_thread=True,
+        )
+
+
+def _iterations(loops: list[LoopAt]) -> int:
+    """How many iterations the innermost of these loops has made, where their lengths are known."""
+    made = 0
+    for one in loops:
+        made = made * (one.total or 0) + (one.done or 0)
+    return made
+
+
+def _backwards(trace: Trace) -> int:
+    return sum(record.backwards for record in trace.of(Reached))
 
 
 def _errors(trace: Trace, sources: Sources) -> Iterator[_Error]:
@@ -195,6 +240,13 @@ def _empty_iteration(error: Passing, loops: list[LoopAt]) -> str:
     each = error.steps // loop.done
     what = f"iteration {loop.done + 1} of the loop at {_name(loop.file)}:{loop.line}"
     return f"{what} made no step, each before about {each}"
+
+
+def _each_time(error: Passing) -> str:
+    """How an error shows that each iteration raised it, and none made a step; "" if it does not."""
+    if error.again < _EACH_TIME or not error.before_step:
+        return ""
+    return f"it was raised {error.again} times after step {error.steps}, and no step was made then"
 
 
 def _leaves_library(error: _Error, active: list[Place], sources: Sources) -> bool:

@@ -4,6 +4,7 @@ import ast
 import linecache
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -66,6 +67,15 @@ class Frames:
             frame
             for frame, _ in traceback.walk_stack(sys._getframe(1))
             if self.owns(frame.f_code.co_filename)
+        )
+
+    def outermost_in_thread(self, frame: FrameType) -> bool:
+        """Whether a frame is the project's outermost one, in a thread that is not the main one."""
+        if threading.current_thread() is threading.main_thread():
+            return False
+        around = (one for one, _ in traceback.walk_stack(frame.f_back))
+        return self.owns(frame.f_code.co_filename) and not any(
+            self.owns(one.f_code.co_filename) for one in around
         )
 
     def lines(self) -> tuple[tuple[str, int], ...]:

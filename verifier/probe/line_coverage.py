@@ -113,7 +113,7 @@ class Lines:
         self._tool: int | None = None  # that of sys.monitoring
         self._kept: set[CodeType] = set()  # whose frames are never left alone
         # before Python 3.12: what is called with each error that reaches a followed frame, and the
-        # ids of the codes that are followed for their errors alone
+        # ids of the codes that are followed for their errors alone, as threads' first ones are
         self.raised: Raised = lambda frame, error, passed: None
         self.raising: set[int] = set()
 
@@ -183,7 +183,7 @@ class Lines:
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
         if not self._lines_of(code) and not self.sides.left(code):
-            if id(code) not in self.raising:
+            if id(code) not in self.raising and not self._frames.outermost_in_thread(frame):
                 return None
             frame.f_trace_lines = False
         quiet = 0

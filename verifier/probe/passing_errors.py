@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import sys
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -52,6 +53,7 @@ class PassingErrors:
         self._passed: dict[tuple[int, str, int], int] = {}
         self._number = 0
         self._met: Counter[_Seen] = Counter()
+        self._again: Counter[_Seen] = Counter()  # since the last step
         self._held: Passing | None = None  # not written
 
     def start(self) -> None:
@@ -66,7 +68,7 @@ class PassingErrors:
         monitoring.use_tool_id(tool, "verified-fsdp2-errors")
 
         def raised(code: CodeType, offset: int, error: BaseException) -> None:
-            if self._watches(code) and error.__traceback__ is not None:
+            if error.__traceback__ is not None:
                 self.passed(sys._getframe(1), error, error.__traceback__)
 
         monitoring.register_callback(tool, monitoring.events.RAISE, raised)
@@ -89,6 +91,7 @@ class PassingErrors:
     def stepped(self) -> None:
         """A step has been made: the training goes on."""
         self.open, self._held, self.since_step = False, None, 0
+        self._again.clear()
 
     def backward(self) -> None:
         """A backward is about to begin."""
@@ -103,7 +106,10 @@ class PassingErrors:
 
     def passed(self, frame: FrameType, error: BaseException, raised: TracebackType) -> None:
         """An error has reached a frame of the project. Never raises."""
-        if isinstance(error, _SIGNALS) or not self._watches(frame.f_code):
+        if isinstance(error, _SIGNALS):
+            return
+        # what becomes of an error that leaves a thread is for the script to ask
+        if not self._watches(frame.f_code) and not self._leaves_a_thread(frame):
             return
         try:
             self._note(frame, error, raised)
@@ -115,17 +121,28 @@ class PassingErrors:
             return id(code) in self._training
         return self.session.frames.owns(code.co_filename)
 
+    def _leaves_a_thread(self, frame: FrameType) -> bool:
+        """Whether a frame is the outermost of a thread that does not train."""
+        trains = id(frame.f_code) in self._training
+        return not trains and self.session.frames.outermost_in_thread(frame)
+
+    def _owns(self, frame: FrameType) -> bool:
+        return self.session.frames.owns(frame.f_code.co_filename)
+
     def _note(self, frame: FrameType, error: BaseException, raised: TracebackType) -> None:
         seen = (type(error).__name__, frame.f_code, raised.tb_lineno)
         self._met[seen] += 1
-        event = self._event(frame, error, raised)
+        self._again[seen] += 1
+        event = self._event(frame, error, raised, self._again[seen])
         if self._met[seen] > MOST:
             self._held = event
             return
         self.session.write(event)
         self.open, self._held = True, None
 
-    def _event(self, frame: FrameType, error: BaseException, raised: TracebackType) -> Passing:
+    def _event(
+        self, frame: FrameType, error: BaseException, raised: TracebackType, again: int
+    ) -> Passing:
         frames = self.session.frames.along(raised)
         if len(frames) > 2 * _FRAMES:
             frames = frames[:_FRAMES] + frames[-_FRAMES:]
@@ -144,6 +161,8 @@ class PassingErrors:
             since_step=self.since_step,
             training=bool(self._training),
             sharded=self.sharded,
+            thread=self._leaves_a_thread(frame),
+            again=again,
         )
 
     def _numbered(self, error: BaseException, raised: TracebackType) -> int:
@@ -166,12 +185,13 @@ class PassingErrors:
 
     def _loops(self, frames: Iterable[tuple[FrameType, int]]) -> list[LoopAt]:
         """The loops around lines of functions of the training (of the project, before the first
-        step), in the order of the frames.
+        step and in a thread), in the order of the frames.
         """
+        in_thread = threading.current_thread() is not threading.main_thread()
         return [
             loop
             for frame, line in frames
-            if self._watches(frame.f_code)
+            if self._watches(frame.f_code) or (in_thread and self._owns(frame))
             for loop in loops_at(frame, line)
         ]
 

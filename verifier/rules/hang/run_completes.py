@@ -72,9 +72,14 @@ class RunCompletes(Rule):
         return self.passed(f"{count(run.world_size, 'rank')} made {count(run.steps(), 'step')}")
 
     def _swallowed(self, error: Swallowed, survey: Run | None) -> Finding:
+        again = (
+            "let the training see it (`future.result()`, or the error in the queue)"
+            if error.in_thread
+            else "raise it again where it is caught"
+        )
         fix = (
-            "Fix the error at that line, and raise it again where it is caught, so that the"
-            " launcher stops all ranks and the script does not end with status 0."
+            f"Fix the error at that line, and {again}, so that the launcher stops all ranks and the"
+            " script does not end with status 0."
         )
         waited = survey is not None and survey.timed_out and not error.everywhere
         text = f"{error.text}: {error.missing}{'; the others waited for it' if waited else ''}"

@@ -102,7 +102,9 @@ class Passing(Event):
     `callers`: those around the calls that led to the last function. `before_step`: whether the line
     is before that of the step. `steps`: made before it; `backwards`: since the sharding, and
     `since_step`: since the last step. `training`: whether a step had been made; `sharded`: whether
-    `fully_shard` had been called.
+    `fully_shard` had been called. `thread`: whether it left the outermost function of the project
+    in a thread that the script has started. `again`: how often one like it, from the same line, was
+    met since the last step, with this one.
     """
 
     number: int
@@ -119,6 +121,8 @@ class Passing(Event):
     since_step: int
     training: bool
     sharded: bool
+    thread: bool = False
+    again: int = 1
 
 
 class Visited(Event):
