@@ -150,12 +150,48 @@ def test_what_a_device_does_beside_being_chosen_is_listed() -> None:
     assert found == [("if torch.cuda.is_available():", None)]
 
 
+def test_what_is_trained_on_stands_first() -> None:
+    body = "if args.a:\n    f(1)\nif cuda.is_available():\n    loss = loss / 2\nloss.backward()\n"
+    found = [code for code, _ in listed(evidence(body, "f(1)", "loss = loss / 2"))]
+    assert found == ["if cuda.is_available():", "if args.a:"]
+
+
+def test_a_slice_of_data_is_no_default() -> None:
+    body = "for name in files[rank::size] or files[:1]:\n    f(name)\n"
+    assert len(listed(evidence(body, "files[:1]"))) == 1
+    assert not listed(evidence(body.replace("files[:1]", "files[1]"), "files[1]"))
+    inside = "names = [name for name in files[rank::size] or files[:1]]\n"
+    assert len(listed(evidence(inside, "files[:1]"))) == 1
+
+
 def test_comparisons_of_the_number_of_ranks() -> None:
     body = "size = int(os.environ['WORLD_SIZE'])\nfactor = 1 + (size > 4)\n"
     assert listed(evidence(body)) == [("`size > 4` is always False on 1 and 2 ranks", None)]
     assert listed(evidence(body, sizes=(8, 2))) == []
     branch = "if world > 4:\n    loss *= 2\n"
     assert listed(evidence(branch, "loss *= 2")) == [("if world > 4:", None)]
+
+
+@cases(
+    "expression, value",
+    ("max(1, size // 8)", "1"),
+    ("size // 8", "0"),
+    ("min(size, 8)", "size"),
+    ("2 + size % 16 // 4", "0"),
+    ("(4 < size <= 64)", "False"),
+    ("size // 2", None),  # it is 0 and 1
+    ("max(size, 1)", None),  # on any number of ranks
+    ("(size > 0)", None),
+    ("size * 8", None),
+    ("batch // size", None),
+    ("max(losses, key=len)", None),
+)
+def test_what_depends_on_the_number_of_ranks(expression: str, value: str | None) -> None:
+    text = f"size = dist.get_world_size()\nfactor = {expression}\n"
+    found = [code for code, _ in listed(evidence(text))]
+    assert [one.rpartition(" is always ")[2] for one in found] == (
+        [f"{value} on 1 and 2 ranks"] if value else []
+    )
 
 
 def test_what_a_resume_reaches_is_not_listed() -> None:

@@ -95,6 +95,20 @@ def test_the_second_line() -> None:
     assert len(headline(compared(parts=PARTS_DONE, made=9))) == 1
 
 
+def test_sides_of_expressions_take_little_room() -> None:
+    at = {"file": "/a/repo/train.py", "last": 41, "after_step": None, "code": "y = 1 if x else 2"}
+    sides = (
+        "`rate(x) * world` of `rate(x) * world if x else 1`",
+        "`x` of `x or z`",
+        "`z` of `x or z`",
+    )
+    lines = [{**at, "first": 41, "side": one} for one in sides[:2]]
+    lines.append({**at, "first": 50, "side": sides[2]})
+    second = headline(compared(lines=lines, made=9, parts=PARTS_DONE))[1]
+    assert second.count("train.py:41") == 1 and "`rate(x) * world` (" in second
+    assert "`z` of `x or z` (" in second
+
+
 def test_a_part_stands_at_the_branch_that_its_option_leaves_out() -> None:
     branch = {"file": "/a/repo/train.py", "first": 90, "last": 91, "after_step": None}
     lines = [{**branch, "code": "if args.accum > 1:"}, {**branch, "code": "if accumulate:"}]

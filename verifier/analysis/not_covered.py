@@ -14,7 +14,7 @@ from ..source.code_of_training import Decisive
 from ..source.expression_sides import Choice, choices, span
 from ..source.idle_code import Parents, is_idle, is_idle_side, only_ends
 from ..source.unreached_blocks import Block, functions, is_there
-from ..source.world_comparisons import outcomes, world_comparisons
+from ..source.world_comparisons import fixed_choices, outcomes
 from .reached import Seen, first_times
 from .steps_to_compare import steps_of
 
@@ -167,17 +167,14 @@ class _Search:
     def _comparisons(
         self, file: str, nodes: list[ast.AST], parents: Parents, held: set[ast.AST]
     ) -> Iterator[Unreached]:
-        """The comparisons of the number of ranks that came out the same in all runs."""
+        """What depends on the number of ranks, and came out the same in all runs."""
         names, lines = self._names[file], self._seen.lines[file]
-        for node in world_comparisons(nodes, names):
-            answers = outcomes(node, names, self._sizes)
-            if node in held or len(answers) != 1 or node.lineno not in lines:
-                continue
-            if parents.only_guards(node):
+        for node, value in fixed_choices(nodes, names, self._sizes):
+            if node in held or node.lineno not in lines or parents.only_guards(node):
                 continue
             sizes = [str(size) for size in self._sizes]
             ranks = " and ".join([", ".join(sizes[:-1]), sizes[-1]] if sizes[1:] else sizes)
-            text = f"`{self._text(file, node, _WHOLE)}` is always {answers.pop()} on {ranks} ranks"
+            text = f"`{self._text(file, node, _WHOLE)}` is always {value} on {ranks} ranks"
             code = self._sources.line(file, node.lineno)
             yield Unreached(
                 file, Block(node.lineno, node.end_lineno or node.lineno), code, None, text, 1
@@ -194,7 +191,11 @@ class _Search:
         """0 for what decides what is trained or saved, 1 for what a launch chooses, else 2."""
         if any(self._decisive.within(file, one) for one in code):
             return 0
-        chosen = test is not None and kinds_in(test, self._names[file]) & {"settings", "world"}
+        chosen = test is not None and kinds_in(test, self._names[file]) & {
+            "settings",
+            "world",
+            "device",
+        }
         return 1 if chosen else 2
 
     def _text(self, file: str, node: ast.expr, most: int) -> str:

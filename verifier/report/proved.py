@@ -18,6 +18,7 @@ from .locations import shortest
 # Of what is not covered, in the second line: at least so many, and more up to this length, which is
 # two lines of a terminal.
 SHOWN, LENGTH = 3, 220
+ENOUGH = 12  # characters of code
 UNSEEN = "later steps and branches (no survey run with --steps or --quick)"
 Facts = Mapping[str, Any]
 
@@ -90,7 +91,7 @@ def _left(verdict: Verdict) -> list[tuple[str, Facts | None]]:
     facts, horizon = verdict.facts.get("coverage"), verdict.facts.get("horizon")
     branches = list(horizon["lines"]) if horizon is not None else []
     parts = list(_parts(facts, branches)) if facts is not None else []
-    left = [*parts, *((_branch(one), one) for one in branches)]
+    left = [*parts, *((_branch(one), one) for one in _one_of_each_line(branches))]
     if facts is None:
         return left
     others = [*_steps(facts), *_reasons(verdict.findings, facts)]
@@ -148,10 +149,24 @@ def _part(name: str, one: Facts, option: str) -> str:
     return f"{name} ({where}, {option})" if option else f"{name} ({where})"
 
 
+def _one_of_each_line(branches: Iterable[Facts]) -> Iterator[Facts]:
+    """The branches without further sides of expressions in the same line."""
+    seen: set[tuple[str, int]] = set()
+    for one in branches:
+        line = (one["file"], one["first"])
+        if line not in seen or not one.get("side"):
+            yield one
+        seen.add(line)
+
+
 def _branch(one: Facts) -> str:
     """A branch that no run reached, by its condition; the side of an expression; a later step."""
     late = f", after step {one['after_step']}" if one["after_step"] is not None else ""
-    return f"{one.get('side') or one['code']} ({shortest(one['file'])}:{one['first']}{late})"
+    text = one.get("side") or one["code"]
+    part, _, _ = text.partition("` of `")
+    # a long side says enough without the expression that has it
+    shown = f"{part}`" if one.get("side") and len(part) > ENOUGH and part != text else text
+    return f"{shown} ({shortest(one['file'])}:{one['first']}{late})"
 
 
 def _steps(facts: Facts) -> Iterator[str]:

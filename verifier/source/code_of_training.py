@@ -1,5 +1,5 @@
 """Code that decides what is computed, sharded, saved or restored: calls of torch.distributed and
-FSDP, checkpoints, precision, clips. Pure functions on syntax trees.
+FSDP, checkpoints, precision, clips, the loss and the learning rate. Pure functions on syntax trees.
 """
 
 from __future__ import annotations
@@ -28,16 +28,21 @@ class Decisive:
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
         self._imported = {file: _imports(tree) for file, tree in trees.items()}
         self._functions: set[str] = set()
+        self._losses = {file: _losses(tree) for file, tree in trees.items()}
         bodies = [(file, node) for file, tree in trees.items() for node in functions(tree)]
         while found := {
             node.name
             for file, node in bodies
-            if node.name not in self._functions and self.within(file, node)
+            if node.name not in self._functions and self._calls(file, node)
         }:
             self._functions |= found
 
     def within(self, file: str, code: ast.AST) -> bool:
         """Whether a piece of code has some."""
+        losses = self._losses.get(file, set())
+        return self._calls(file, code) or any(_sets(node, losses) for node in ast.walk(code))
+
+    def _calls(self, file: str, code: ast.AST) -> bool:
         return any(self._is(self._imported.get(file, {}), node) for node in ast.walk(code))
 
     def _is(self, imported: Mapping[str, str], node: ast.AST) -> bool:
@@ -49,6 +54,30 @@ class Decisive:
             return True
         dotted = _dotted(node, imported)
         return any(dotted == one or dotted.startswith(f"{one}.") for one in _MODULES)
+
+
+def _losses(tree: ast.Module) -> set[str]:
+    """The names of what backward is called on."""
+    return {
+        node.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr == "backward"
+        and isinstance(node.value, ast.Name)
+    }
+
+
+def _sets(node: ast.AST, losses: set[str]) -> bool:
+    """Whether a statement gives a loss another value, or a group another learning rate."""
+    if not isinstance(node, ast.Assign | ast.AugAssign):
+        return False
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        match target:
+            case ast.Name(id=name) if name in losses:
+                return True
+            case ast.Subscript(slice=ast.Constant(value="lr")):
+                return True
+    return False
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:

@@ -110,9 +110,8 @@ def is_idle_side(
             if not any(line in lines for line in _lines(outer.body)):
                 return True
             condition = True
-        condition |= isinstance(outer, ast.comprehension) or (
-            isinstance(outer, ast.IfExp) and inner is outer.test
-        )
+        condition |= isinstance(outer, ast.comprehension) and inner in outer.ifs
+        condition |= isinstance(outer, ast.IfExp) and inner is outer.test
     if isinstance(choice.whole, ast.IfExp):
         if _asks_device(choice.first, names) and _is_device(side):
             return True
@@ -121,6 +120,8 @@ def is_idle_side(
         isinstance(side, ast.UnaryOp) and isinstance(side.op, ast.Not)
     )
     default = isinstance(choice.whole, ast.BoolOp) and isinstance(choice.whole.op, ast.Or)
+    # A name or a constant is what is there otherwise; a slice of data is chosen.
+    default = default and not any(isinstance(one, ast.Slice) for one in ast.walk(side))
     return is_there(side) and (condition or truth or default)
 
 
@@ -161,10 +162,11 @@ def _asks_device(test: ast.expr, names: Names) -> bool:
 
 
 def _is_device(node: ast.expr) -> bool:
-    """Whether an expression names a device, or what belongs to it."""
-    return all(
-        last_name(one) in _DEVICE_CALLS for one in ast.walk(node) if isinstance(one, ast.Call)
-    )
+    """Whether an expression names a device, or what belongs to it, such as `rank % count()`."""
+    parts = list(ast.walk(node))
+    calls = [last_name(one) for one in parts if isinstance(one, ast.Call)]
+    computes = any(isinstance(one, ast.BinOp) for one in parts)
+    return all(name in _DEVICE_CALLS for name in calls) and (bool(calls) or not computes)
 
 
 def _chooses_device(stmt: ast.stmt) -> bool:
