@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 
 from ...trace.events import Reached
 from ..compat.groups import slots
-from ..compat.tensors import local, plain
+from ..compat.tensors import elements, local, plain
 from ..dispatcher import Call, Leave
 from ..line_coverage import Lines
 from ..measures import writes
@@ -29,6 +29,7 @@ from ..session import Session
 from .backward import BACKWARD
 
 _STILL = 4096  # names
+_SAMPLED = 64  # elements of a parameter by which its values are known again
 STEPS = 40  # of which each is reported; later ones only if they reach new lines
 
 
@@ -41,6 +42,8 @@ class Weights:
         self.still: list[str] = []  # names of those that are then as at the first step
         self._first: set[tuple[str, str]] = set()  # (name, digest) at the first step
         self._written = 0  # how often they had been written by the last optimizer step
+        self._after: list[torch.Tensor] = []  # some elements of each, after the last step
+        self.between: set[str] = set()  # names of those that got other values between steps
 
     def shard(self, call: Call) -> None:
         """Modules are given to `fully_shard`."""
@@ -54,7 +57,25 @@ class Weights:
 
     def stepped(self) -> None:
         """An optimizer has stepped."""
-        self._written = writes(tensor for _, tensor in _named(self.models))
+        found = _named(self.models)
+        self._written = writes(tensor for _, tensor in found)
+        self._after = _some(tensor for _, tensor in self._params())
+
+    def stepping(self) -> None:
+        """An optimizer is about to step."""
+        if not self._after:
+            return
+        params = self._params()
+        now = _some(tensor for _, tensor in params)
+        if len(now) == len(self._after) == len(params) and not _same(self._after, now):
+            pairs = zip(params, self._after, now, strict=True)
+            self.between |= {
+                name for (name, _), before, after in pairs if not torch.equal(before, after)
+            }
+
+    def _params(self) -> list[tuple[str, nn.Parameter]]:
+        found = _named(self.models)
+        return [(name, tensor) for name, tensor in found if isinstance(tensor, nn.Parameter)]
 
     def end(self, made_steps: bool) -> None:
         """The process group is about to be destroyed."""
@@ -92,7 +113,7 @@ class Survey:
         session, weights = self.session, self.weights
         steps = self._made(ended)
         new, sides = self.lines.new(), self.lines.sides.new()
-        if new or sides or steps <= STEPS or ended or self.errors.open:
+        if new or sides or steps <= STEPS or ended or self.errors.open or weights.between:
             session.write(
                 Reached(
                     steps=steps,
@@ -104,8 +125,10 @@ class Survey:
                     weights=weights.at_end if ended else "",
                     still=weights.still if ended else [],
                     apart=self.apart,
+                    between=sorted(weights.between)[:_STILL],
                 )
             )
+            weights.between.clear()
         self.backwards = 0
         if not ended:
             self.errors.stepped()
@@ -139,6 +162,7 @@ class Survey:
     def stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer is about to step."""
         session = self.session
+        self.weights.stepping()
         first = not session.progress.optimizers
         if _holds_shards(optimizer):
             if not self.begun and self.plain:  # what was trained until now is another model
@@ -223,6 +247,27 @@ def _named(models: Iterable[weakref.ref[nn.Module]]) -> list[tuple[str, torch.Te
             if len(name) >= len(found.get(id(tensor), ("",))[0]):
                 found[id(tensor)] = (name, tensor)
     return list(found.values())
+
+
+@torch.no_grad()
+def _some(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """A copy of some elements of this rank's part of each parameter."""
+    flat = [elements(plain(local(param.detach()))).reshape(-1) for param in params]
+    return [
+        part[:: max(1, part.numel() // _SAMPLED)].to(torch.float64, copy=True)
+        for part in flat
+        if part.device.type != "meta"
+    ]
+
+
+def _same(before: list[torch.Tensor], now: list[torch.Tensor]) -> bool:
+    """Whether all values are the same, by one comparison for each device."""
+    return all(
+        torch.equal(
+            *(torch.cat([one for one in some if one.device == device]) for some in (before, now))
+        )
+        for device in {one.device for one in now}
+    )
 
 
 def _digest(tensors: Iterable[torch.Tensor]) -> str:

@@ -1,10 +1,12 @@
 import re
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from ...analysis.ending import changes_later
+from ...analysis.exports_in_place import exports_in_place
 from ...tolerances import LATE, TAKEN_OUT
 from ...trace import Trace
-from ...trace.events import State, Step, Stepped
+from ...trace.events import Reached, State, Step, Stepped
 from ...trace.sketches import difference
 from ..base import Evidence, Finding, Rule, Run, count, some
 
@@ -16,7 +18,8 @@ class SameModelThroughout(Rule):
     Why: a parameter that receives gradients and that no optimizer holds stays at its initial value;
     one that two optimizers hold moves twice. A model that an evaluation leaves in eval mode trains
     on without dropout and with frozen statistics. Adapters that a release merges into the frozen
-    weights beside them, and leaves there, count twice from then on. The loss falls in each case.
+    weights beside them, and leaves there, count twice from then on. An export that divides the
+    weights in place, for its file, changes those of the training. The loss falls in each case.
     Wrong:
         optimizer = torch.optim.AdamW(model.blocks.parameters())  # and the embedding and the head?
     Right:
@@ -33,7 +36,13 @@ class SameModelThroughout(Rule):
         run = evidence.trained
         parameters, steps = count(len(run.parameters), "parameter"), count(run.steps(), "step")
         same = self.passed(f"{parameters}: modes and optimizers are the same in {steps}")
-        return self._modes(run) or self._optimizers(evidence, run) or self._frozen(run) or same
+        return (
+            self._modes(run)
+            or self._optimizers(evidence, run)
+            or self._frozen(run)
+            or self._exported(evidence)
+            or same
+        )
 
     def _modes(self, run: Run) -> Finding | None:
         for trace in run.traces:
@@ -108,15 +117,9 @@ class SameModelThroughout(Rule):
 
     def _frozen(self, run: Run) -> Finding | None:
         for trace in run.traces:
-            steps = trace.of(Step)
-            ends = {(r.optimizer, r.step): r.weights for r in trace.of(Stepped)}
-            trained = {name for record in steps for name in record.held}
+            trained = {name for record in trace.of(Step) for name in record.held}
             changes: list[tuple[Step, list[str]]] = []
-            for last, record in pairwise(steps):
-                before = ends.get((last.optimizer, last.step), {})
-                other = [
-                    n for n, w in record.weights.items() if n in before and _apart(before[n], w)
-                ]
+            for record, other in _changed_between(trace):
                 alone = [
                     n
                     for n in other
@@ -128,11 +131,7 @@ class SameModelThroughout(Rule):
                 ]
                 if alone:
                     changes.append((record, alone))
-            # A frozen weight that follows others changes with each step; one that changes in fewer
-            # than half of them was merged into (zoo/averaged_evaluation.py (followers)).
-            if changes and 2 * len(changes) < len(
-                steps
-            ):  # a weight that follows others changes with each step
+            if _seldom(changes, trace):
                 record, names = changes[0]
                 what = (
                     f"before step {record.step} the script changed"
@@ -143,6 +142,40 @@ class SameModelThroughout(Rule):
                 )
                 return self.failed(f"{what}, {stayed}", record.at_line)
         return None
+
+    def _exported(self, evidence: Evidence) -> Finding | None:
+        """An export computes in the memory of the weights."""
+        survey = evidence.survey
+        records = survey.traces[0].of(Reached) if survey is not None else []
+        changes = [record for record in records if record.between]
+        # An update that the script makes itself comes with each step, or with many.
+        seldom = 0 < 2 * len(changes) < max((record.steps for record in records), default=0)
+        line = next(exports_in_place(evidence), None) if seldom else None
+        if line is None:
+            return None
+        names = changes[0].between
+        what = f"{count(len(names), 'parameter')} ({some(names)}) had other values than after the"
+        return self.failed(
+            f"before step {changes[0].steps} {what} step before: `{line.function}` computes in"
+            " place before it writes, and the training goes on from that",
+            line,
+            fix="Compute the export out of place (`weight = weight / norm`), or on a `clone()`.",
+        )
+
+
+def _changed_between(trace: Trace) -> Iterator[tuple[Step, list[str]]]:
+    """(step, names of parameters that had other values before it than after the step before)."""
+    ends = {(r.optimizer, r.step): r.weights for r in trace.of(Stepped)}
+    for last, record in pairwise(trace.of(Step)):
+        before = ends.get((last.optimizer, last.step), {})
+        yield record, [n for n, w in record.weights.items() if n in before and _apart(before[n], w)]
+
+
+def _seldom(changes: Sequence[object], trace: Trace) -> bool:
+    """Whether weights changed between steps, and not as a rule: one that follows others changes
+    with each step (zoo/averaged_evaluation.py (followers)).
+    """
+    return 0 < 2 * len(changes) < len(trace.of(Step))
 
 
 def _take_turns(steps: list[Step]) -> bool:

@@ -60,7 +60,8 @@ class Reached(Event):
     then on. `trainable`: parameters that require gradients. `ended`: the script has come to its
     end, with these `weights` (a digest of this rank's part); `still`: parameters and buffers, by
     their names in the modules that are sharded, that have their values of the first step. `apart`:
-    optimizers without shards have stepped only before the first one with shards.
+    optimizers without shards have stepped only before the first one with shards. `between`: the
+    parameters that were written since the step before, and had other values as this one began.
     """
 
     steps: int
@@ -74,6 +75,7 @@ class Reached(Event):
     weights: str = ""
     still: list[str] = field(default_factory=list)
     apart: bool = False
+    between: list[str] = field(default_factory=list)
 
 
 class LoopAt(Part):
