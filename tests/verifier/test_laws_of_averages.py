@@ -393,6 +393,10 @@ def test_what_another_rule_explains_is_its_consequence() -> None:
     )
     found = with_consequences([Finding(name, "fail", "x") for name in names], Evidence())
     assert [finding.consequence for finding in found] == [True, True, False, False]
+    # a file with shards of one rank explains what was loaded from it
+    cause = Finding("local-shard-export", "fail", "x", explains=("load-without-set",))
+    found = with_consequences([cause, Finding("load-without-set", "fail", "x")], Evidence())
+    assert [finding.consequence for finding in found] == [False, True]
 
 
 def test_what_a_resume_loses_explains_nothing_that_runs_without_one_show() -> None:

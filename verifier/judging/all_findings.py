@@ -111,12 +111,12 @@ def with_consequences(findings: list[Finding], evidence: Evidence) -> list[Findi
     of_runs = set().union(*(explained[f.rule] for f in failed if f.tier != "static"))
 
     def follows(finding: Finding) -> bool:
-        if finding.explains:
-            return False
         # A crash stood as the consequence of an unrelated line of the sources (seven reports on
         # public scripts).
         if RULES[finding.rule].policy(OnlyExplained):
-            return finding.rule in of_runs
+            return finding.rule in of_runs and not finding.explains
+        if finding.explains:
+            return finding.rule in of_any
         caused = any(after_resume[finding.rule] or not cause for cause in causes)
         return finding.rule in of_any or (finding in effects and caused)
 

@@ -1,12 +1,13 @@
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...analysis.saves import Save
 from ...source.flow_queries import GETTERS, shared, text
 from ...source.values import Value, reach
-from ...trace.events import SavedEntry
-from ..base import Event, Finding, Flow, Hits, Run, count, some
+from ...trace.events import Checkpoint, SavedEntry
+from ..base import Event, Evidence, Finding, Flow, Hits, Run, count, some
 from ._saved import SaveRule, parameter_of
 
 
@@ -35,6 +36,14 @@ class LocalShardExport(SaveRule):
 
     def about(self, save: Save) -> bool:
         return bool(save.to)
+
+    def judge(self, evidence: Evidence) -> Finding:
+        found, resume = super().judge(evidence), evidence.resume
+        loads = {record.op for record in resume.all(Checkpoint)} if resume is not None else set()
+        # A resume that reads such files, and nothing of DCP's, gets what they hold.
+        if found.status == "fail" and "torch.load" in loads and "load" not in loads:
+            return replace(found, explains=("load-without-set",))
+        return found
 
     def check(self, run: Run, saves: list[Save]) -> Finding:
         everywhere = _stored_shards(

@@ -40,7 +40,12 @@ class PerRankStateDeduplicated(ResumeRule):
     def judge(self, evidence: Evidence) -> Finding:
         if (found := _one_of_several(evidence.trained)) is not None:
             key, what, line = found
-            return self.failed(f"`{key}` is {what} under one key: DCP stores one of them", line)
+            # The other ranks' values come back as those of one.
+            return self.failed(
+                f"`{key}` is {what} under one key: DCP stores one of them",
+                line,
+                explains=("optim-template-empty", "state-restored"),
+            )
         return super().judge(evidence)
 
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
