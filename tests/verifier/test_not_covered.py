@@ -179,6 +179,7 @@ def test_comparisons_of_the_number_of_ranks() -> None:
     ("min(size, 8)", "size"),
     ("2 + size % 16 // 4", "0"),
     ("(4 < size <= 64)", "False"),
+    ("min(1.0, 4 / size)", "1.0"),
     ("size // 2", None),  # it is 0 and 1
     ("max(size, 1)", None),  # on any number of ranks
     ("(size > 0)", None),

@@ -1,5 +1,6 @@
 """The rules of the wrapping and init families on written records."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from records import (
     model,
     parameter,
     row,
+    run,
     step,
     stepped,
     steps,
@@ -77,6 +79,12 @@ def given(keys: int, broadcast: bool = False) -> dict[str, Any]:
         "strict": True,
     }
     return {**base, "broadcast": broadcast}
+
+
+def alone(*shape: int) -> Any:
+    """A run of one process whose parameter has this shape."""
+    entry = parameter(shape=list(shape), numel=math.prod(shape), ranks=[0])
+    return run([model(entry), micro(), step(), stepped()], role="single")
 
 
 def local(*shape: int, line: Any = LINE) -> Records:
@@ -166,6 +174,10 @@ test_the_status = judged_as(
     row(EQUAL, "not_applicable", digests(0, w="a"), digests(1, w="a")),  # replicas
     row(RANK_0, "fail", steps(given(9)), steps(given(0))),  # keys on rank 0
     row(RANK_0, "pass", steps(given(9, True)), steps(given(0, True))),  # a broadcast
+    # of what each rank has made, one rank's part is left; a padded table is another thing
+    row(RANK_0, "fail", steps(given(9, True)), steps(given(0, True)), single=alone(8, 4)),
+    row(RANK_0, "pass", steps(given(9)), steps(given(9)), single=alone(8, 4)),
+    row(RANK_0, "pass", steps(given(9, True)), steps(given(0, True)), single=alone(5, 4)),
     row(RANK_0, "pass", steps(given(9)), steps(given(9))),  # keys on both ranks
     row(RANK_0, "pass", steps(given(9)), steps(given(4))),  # some keys on the other rank
     row(

@@ -22,6 +22,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
@@ -86,7 +87,7 @@ def _value(node: ast.expr, names: Names, world: int) -> Any:
     if is_world(node, names):
         return world
     match node:
-        case ast.Constant(value=int() as value):
+        case ast.Constant(value=int() | float() as value):
             return value
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             return not _value(inner, names, world)

@@ -8,11 +8,12 @@ SETTERS = ("set_model_state_dict", "set_state_dict")
 
 
 class Rank0SdWithoutBroadcast(Rule):
-    """A state dict that only rank 0 has is set with `broadcast_from_rank0=True`.
+    """A state dict that only rank 0 has is set with `broadcast_from_rank0=True`, and is whole.
 
     Why: `set_model_state_dict` is a collective. If rank 0 has read the file and the others hold an
     empty dict, the others raise or do nothing while rank 0 waits for them until a time-out, or
-    `Connection closed by peer`.
+    `Connection closed by peer`. A broadcast leaves every rank with rank 0's values: of experts of
+    which each rank has made, or loaded, its own, those of rank 0 remain.
     Wrong:
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         state = state if dist.get_rank() == 0 else {}
@@ -23,11 +24,12 @@ class Rank0SdWithoutBroadcast(Rule):
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(model, state, options=options)
     Fix: Pass `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
-    Source: verl-project/verl#6365; axolotl-ai-cloud/axolotl#3476; huggingface/accelerate PR#3921.
+    Source: verl-project/verl#6365; axolotl-ai-cloud/axolotl#3476; huggingface/accelerate PR#3921;
+    experts: huggingface/transformers#45662.
     """
 
     explains = ("meta-params-not-reset", "run-completes")
-    reads = frozenset({"resume"})
+    reads = frozenset({"resume", "single"})
     wants = "run"
     policies = (SkippedWith("checkpoint"),)
 
@@ -57,6 +59,24 @@ class Rank0SdWithoutBroadcast(Rule):
                 return self.failed(
                     f"{full.op} without broadcast_from_rank0 is given {given}", full.at_line
                 )
+        from_one = next((r for records in calls for r in records if r.broadcast), None)
+        lost = _parts_of_ranks(evidence)
+        if from_one is not None and lost:
+            name, here, alone = lost[0]
+            what = (
+                f"{name} has the shape {here} on {count(evidence.trained.world_size, 'rank')} and"
+                f" {alone} in one process: each rank has made its own part"
+            )
+            more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+            fix = (
+                "Gather the parts of all ranks into the whole before rank 0 broadcasts it, or shard"
+                " what a rank owns on a mesh of its own and leave it out of the broadcast."
+            )
+            return self.failed(
+                f"{what}, and the broadcast gives all of them that of rank 0{more}",
+                from_one.at_line,
+                fix=fix,
+            )
         if not calls:
             return self.unknown(f"no run called {' or '.join(SETTERS)}")
         if all(len(records) == 1 for records in calls):
@@ -101,4 +121,21 @@ def _calls(evidence: Evidence) -> list[tuple[SetState, ...]]:
         records
         for run in runs
         for records in zip(*(t.of(SetState) for t in run.traces), strict=False)
+    ]
+
+
+def _parts_of_ranks(evidence: Evidence) -> list[tuple[str, list[int], list[int]]]:
+    """(name, shape, shape in one process) of the parameters that all ranks shard and of which one
+    process has as many times the elements as there are ranks.
+    """
+    train, single = evidence.trained, evidence.single
+    if single is None or train.world_size == 1:
+        return []
+    alone = {name: entries[0] for name, entries in single.parameters.items()}
+    return [
+        (name, entry.shape, alone[name].shape)
+        for name, (entry, *_) in train.parameters.items()
+        # On a mesh of fewer ranks each group may own its part (expert parallelism).
+        if entry.sharded and len(entry.ranks) == train.world_size and name in alone
+        if alone[name].numel == entry.numel * train.world_size
     ]
