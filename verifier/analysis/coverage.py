@@ -14,6 +14,7 @@ from .nonsmooth_steps import before_the_kink
 from .precision import LOW, low_precision
 from .reached import Seen
 from .steps_to_compare import steps_of
+from .survived_errors import Survived, survived
 from .syntax import last_name, walk
 
 Line = tuple[str, int]
@@ -69,6 +70,7 @@ class Coverage:
     whole: bool
     ranks: tuple[int, ...]
     parts: Mapping[Part, OnePart]
+    caught: tuple[Survived, ...]
 
 
 def coverage(evidence: Evidence, gpus: bool) -> Coverage | None:
@@ -90,6 +92,7 @@ def coverage(evidence: Evidence, gpus: bool) -> Coverage | None:
         survey is not None and survey.completed,
         tuple(sizes),
         {**parts, "gpu": OnePart(gpus)},
+        tuple(survived(survey, evidence.sources)),
     )
 
 

@@ -44,7 +44,7 @@ class Swallowed:
 
 
 @dataclass(frozen=True)
-class _Error:
+class Caught:
     """The records of one error on its way out, and what caught it; None: no code of the project."""
 
     records: list[Passing]
@@ -70,6 +70,12 @@ class _Error:
         for one in (one for record in reversed(self.records) for one in record.loops):
             found.setdefault((one.file, one.line), one)
         return list(found.values())
+
+    @property
+    def asks(self) -> bool:
+        """Whether the script asks by it if there is something."""
+        named = self.handler is not None and self.handler.names
+        return named and not _ASKS.isdisjoint(self.last.classes)
 
     def inside(self, loop: LoopAt) -> bool:
         """Whether it was caught within the body of a loop."""
@@ -124,8 +130,12 @@ def last_error(run: Run | None, sources: Sources) -> str:
     there was none.
     """
     for trace in run.traces if run is not None else ():
-        for error in reversed(list(_errors(trace, sources))):
-            if error.first.sharded and error.handler is not None and not _designed(error, sources):
+        for error in reversed(list(errors_of(trace, sources))):
+            if (
+                error.first.sharded
+                and error.handler is not None
+                and not is_designed(error, sources)
+            ):
                 return f"rank {trace.rank} raised {error.said()}"
     return ""
 
@@ -135,13 +145,15 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
     last = made[-1].seq if made else -1
     active = next((record.stack for record in reversed(made) if record.stack), [])
     # An error after which the training goes on is a retry, or a batch that is left out.
-    errors = [one for one in _errors(trace, sources) if one.last.seq > last and not one.last.thread]
+    errors = [
+        one for one in errors_of(trace, sources) if one.last.seq > last and not one.last.thread
+    ]
     for error in errors:
         # Without any step it is not known which loop would have made them.
         before = not active and error.first.sharded
         loops = [one for one in error.loops if before or _holds(one, active)]
         left = [one for one in loops if not error.inside(one)]
-        if _designed(error, sources) or _died(error, trace):
+        if is_designed(error, sources) or _died(error, trace):
             continue
         # A function that makes one step may catch it, and return to the loop.
         callers = [one for one in error.last.callers if before or _holds(one, active)]
@@ -177,12 +189,12 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
 
 def _in_threads(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
     """Errors that ended a function, or a loop, of a thread; no function that trains met them."""
-    for error in _errors(trace, sources):
+    for error in errors_of(trace, sources):
         left = [one for one in error.loops if not error.inside(one)]
         handled = error.handler is not None and not left
         if not all(record.thread for record in error.records) or handled:
             continue
-        if _designed(error, sources) or _died(error, trace):
+        if is_designed(error, sources) or _died(error, trace):
             continue
         missing, made = _missing(error.last, left), _steps(trace)
         together = bool(missing) and _iterations(left) in (made, _backwards(trace))
@@ -210,17 +222,17 @@ def _backwards(trace: Trace) -> int:
     return sum(record.backwards for record in trace.of(Reached))
 
 
-def _errors(trace: Trace, sources: Sources) -> Iterator[_Error]:
+def errors_of(trace: Trace, sources: Sources) -> Iterator[Caught]:
     """The errors of a rank, in order."""
     found: dict[int, list[Passing]] = {}
     for record in (record for record in trace.of(Passing) if record.frames):
         found.setdefault(record.number, []).append(record)
     for records in found.values():
         last = records[-1]
-        yield _Error(records, handler_of(sources, last.frames[-1], last.classes))
+        yield Caught(records, handler_of(sources, last.frames[-1], last.classes))
 
 
-def _died(error: _Error, trace: Trace) -> bool:
+def _died(error: Caught, trace: Trace) -> bool:
     """Whether the rank died of an error."""
     end = trace.end
     return (
@@ -249,23 +261,22 @@ def _each_time(error: Passing) -> str:
     return f"it was raised {error.again} times after step {error.steps}, and no step was made then"
 
 
-def _leaves_library(error: _Error, active: list[Place], sources: Sources) -> bool:
+def _leaves_library(error: Caught, active: list[Place], sources: Sources) -> bool:
     """Whether it left the call of a library that makes the steps in a loop of its own."""
     if any(loop_of(sources, at.file, at.line) is not None for at in active):
         return False
     return any((at.file, at.line) == (error.place.file, error.place.line) for at in active)
 
 
-def _leaves(error: _Error) -> bool:
+def _leaves(error: Caught) -> bool:
     """Whether its handler leaves the loop."""
     return error.handler is not None and error.handler.leaves
 
 
-def _goes_on(error: _Error, loops: list[LoopAt], trace: Trace) -> bool:
+def _goes_on(error: Caught, loops: list[LoopAt], trace: Trace) -> bool:
     """Whether the loop in whose body a rank caught its last error may have gone on to its end."""
     ends = [record for record in trace.of(Reached) if record.ended]
-    named = error.handler is not None and error.handler.names
-    if named and not _ASKS.isdisjoint(error.last.classes):
+    if error.asks:
         return True
     # What is behind the step of an iteration, such as a log, may fail in the last one before a
     # break; the last micro-batches of an epoch may fill no window of an accumulation.
@@ -280,7 +291,7 @@ def _is_known(loop: LoopAt) -> bool:
     return loop.total is not None or loop.goes_on is not None
 
 
-def _designed(error: _Error, sources: Sources) -> bool:
+def is_designed(error: Caught, sources: Sources) -> bool:
     """Whether a script ends its training by this error as it is meant to: an interrupt, or
     `raise StopTraining` with a handler that names that class.
     """
@@ -298,7 +309,7 @@ def _designed(error: _Error, sources: Sources) -> bool:
     )
 
 
-def _doubt(error: _Error) -> str:
+def _doubt(error: Caught) -> str:
     """Why a right script may end its training so; "" if it may not."""
     first, handler = error.first, error.handler
     if first.origin == "user":

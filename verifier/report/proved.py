@@ -97,7 +97,9 @@ def _left(verdict: Verdict) -> list[tuple[str, Facts | None]]:
     others = [*_steps(facts), *_reasons(verdict.findings, facts)]
     # Without a survey run nothing shows what else the script has: that comes first.
     blind = [] if facts["made"] else [(UNSEEN, None)]
-    return [*blind, *left, *((text, None) for text in others)]
+    # nor does a run show what a step would have been without an error that was caught in it
+    caught = [(_caught(one), None) for one in facts.get("caught", ())]
+    return [*blind, *caught, *left, *((text, None) for text in others)]
 
 
 def _why(verdict: Verdict) -> str:
@@ -167,6 +169,11 @@ def _branch(one: Facts) -> str:
     # a long side says enough without the expression that has it
     shown = f"{part}`" if one.get("side") and len(part) > ENOUGH and part != text else text
     return f"{shown} ({shortest(one['file'])}:{one['first']}{late})"
+
+
+def _caught(one: Facts) -> str:
+    """`an error caught in step 36 (train.py:88)`."""
+    return f"an error caught in step {one['step']} ({shortest(one['file'])}:{one['line']})"
 
 
 def _steps(facts: Facts) -> Iterator[str]:

@@ -145,6 +145,10 @@ def judged_or_not(
         ("ALSO COMPARED", [text for one, text in steps if one["compared"]]),
         ("NOT COMPARED", [text for one, text in steps if not one["compared"]]),
     ]
+    caught = [
+        f"step {one['step']}: {one['text']}" for one in found.get("coverage", {}).get("caught", ())
+    ]
+    parts.append(("CAUGHT, AND TRAINED ON", caught))
     horizon = found.get("horizon")
     if horizon is not None:
         stopped = (
