@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from ..analysis.wording import count
+from ..config.option import SET
 from ..config.parts import OPTIONS
 from ..finding import Finding
 from ..verdict import Verdict
@@ -118,34 +119,37 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | N
     `branches`: its line is the part's.
     """
     parts = facts["parts"]
-    left = [name for name, one in parts.items() if not one["done"] and one["file"]]
+    left = [name for name, one in parts.items() if not one["done"] and one["there"]]
     # a script that does not save cannot resume: only the first of these says something
     for name in [name for name in OPTIONS if name in left][:1]:
         one = parts[name]
-        inside = (b for b in branches if b["file"] == one["file"] and _has(b, one["line"]))
         # the branch that saves is named by what it does
-        branch = next(inside, None)
+        branch = next((b for b in branches if _has(b, one)), None)
         if branch is not None:
             branches.remove(branch)
-        yield _part(name, one, OPTIONS[name]), branch
+        yield _part(name, one), branch
     for name in (name for name in left if name not in OPTIONS):
         part = parts[name]
-        word = re.escape(part["option"].lstrip("-").replace("-", "_"))
-        asked = (one for one in branches if word and re.search(rf"\b{word}\b", one["code"]))
+        word = re.escape(part["option"].removeprefix(SET).lstrip("-").replace("-", "_"))
+        asked = (b for b in branches if word and re.search(rf"\b{word}\b", b["code"]))
         branch = next(asked, None)
         if branch is not None:
             branches.remove(branch)
             part = {**part, "file": branch["file"], "line": branch["first"]}
-        yield _part(name, part, part["option"]), branch
+        yield _part(name, part), branch
 
 
-def _has(branch: Facts, line: int) -> bool:
-    return bool(branch["first"] <= line <= branch["last"])
+def _has(branch: Facts, part: Facts) -> bool:
+    inside = branch["file"] == part["file"]
+    return inside and bool(branch["first"] <= part["line"] <= branch["last"])
 
 
-def _part(name: str, one: Facts, option: str) -> str:
-    where = f"{shortest(one['file'])}:{one['line']}"
-    return f"{name} ({where}, {option})" if option else f"{name} ({where})"
+def _part(name: str, one: Facts) -> str:
+    """`accumulation (train.py:88, --accum)`, `reshard (on 4 ranks: the run stopped)`."""
+    where = f"{shortest(one['file'])}:{one['line']}" if one["file"] else ""
+    known = ", ".join(filter(None, [where, one["option"]]))
+    known = one["tried"] or known
+    return f"{name} ({known})" if known else name
 
 
 def _branch(one: Facts) -> str:

@@ -31,6 +31,7 @@ LAST = ("stress", "memory", "changed", "skipped_steps")
 
 SURVEY = (
     "checkpoints",
+    "compiled",
     "data",
     "lora_merges",
     "overwritten",
