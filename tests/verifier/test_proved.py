@@ -247,7 +247,7 @@ def having(sources: dict[str, str], *more: Any, **others: Any) -> dict[str, OneP
     rank = [model(), micro(), micro(), step(), stepped(), *more]
     made = replace(of(rank, rank), sources=Sources(sources, tuple(sources)), **others)
     found = coverage(made, gpus=False)
-    assert found is not None and (found.last, found.ranks[0], found.whole) == (1, 2, False)
+    assert found is not None and (found.last, found.ranks[0]) == (1, 2)
     return dict(found.parts)
 
 
@@ -320,7 +320,11 @@ def test_checkpoints_of_a_script_without_an_option_have_none_to_give() -> None:
     place = Place(file="t.py", line=2, function="main", code="torch.save(s, f)")
     without = having({"t.py": TEXT}, saving=place)
     assert without["checkpoint"].left_out and without["checkpoint"].option == ""
-    options = (Option("--save-every", default="5"), Option("--out", default="ckpt"))
+    save = {"kind": "checkpoint", "op": "torch.save", "after_step": 1, "to": "/w/e", "keys": []}
+    saved = {"saving": place, "survey": run([model(), step(), stepped(), save], role="survey")}
+    assert having({"t.py": TEXT}, **saved)["checkpoint"].left_out
+    assert having({"t.py": TEXT}, save, saving=place)["checkpoint"].done
+    options = (Option("--save-every", default="5"), Option("--resume", default=""))
     parts = having({"t.py": TEXT}, saving=place, options=options)
     assert [parts[name].option for name in ("checkpoint", "resume")] == [
         "--save-args",

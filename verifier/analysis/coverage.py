@@ -84,8 +84,11 @@ def _part(evidence: Evidence, name: Part) -> OnePart:
 
 
 def _saves(evidence: Evidence) -> bool:
-    ops = (*SAVES, "write")
-    return any(record.op in ops for run in evidence.runs for record in run.all(Checkpoint))
+    """Whether a run saved that is compared: what the survey run saves behind its last step, no rule
+    on checkpoints judges.
+    """
+    ops, compared = (*SAVES, "write"), (r for r in evidence.runs if r is not evidence.survey)
+    return any(record.op in ops for run in compared for record in run.all(Checkpoint))
 
 
 def _accumulates(evidence: Evidence) -> bool:

@@ -15,6 +15,7 @@ from ..config.parts import OPTIONS, Part
 from ..evidence import Evidence
 from ..source.code_of_training import dotted_name, imported_names
 from ..trace.typed import Located
+from .checkpoints import saves_by_option
 from .reached import Seen
 from .syntax import last_name
 
@@ -98,11 +99,10 @@ def option_of(evidence: Evidence, part: Part) -> str:
     """The option that makes a run do a part: one of the script, which turns it on; for
     checkpoints that of fsdp2, where the script has options to give there. "" if there is none.
     """
-    if part == "reshard":
-        return OPTIONS[part] if evidence.course.resumes else ""
     if part in OPTIONS:
-        there = {"checkpoint": {"save", "folder"}, "resume": {"resume", "folder"}}[part]
-        known = evidence.course.resumes or there & by_purpose(evidence.options).keys()
+        known = evidence.course.resumes or "resume" in by_purpose(evidence.options)
+        if part == "checkpoint":
+            known = saves_by_option(evidence.options)
         return OPTIONS[part] if known else ""
     return next((one.shown for one in evidence.options if _turns_on(one, part)), "")
 
