@@ -30,6 +30,7 @@ LAST = ("stress", "memory", "changed", "skipped_steps")
 
 
 SURVEY = (
+    "accelerators",
     "checkpoints",
     "compiled",
     "data",
