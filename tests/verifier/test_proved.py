@@ -292,6 +292,12 @@ def test_a_place_is_near_what_runs_reached() -> None:
     assert having(sources, compiling("b.py", 9, "else"))["evaluation"].line == ("b.py", 2)
 
 
+def test_a_place_by_a_whole_name_comes_first() -> None:
+    text = "torch.backends.cuda.allow_bf16_reduction = True\ndtype = torch.bfloat16\n"
+    assert having({"t.py": text})["bf16"].line == ("t.py", 2)
+    assert having({"t.py": text.splitlines()[0]})["bf16"].line == ("t.py", 1)
+
+
 @cases(
     "part, named, others",
     (
@@ -299,7 +305,11 @@ def test_a_place_is_near_what_runs_reached() -> None:
         ["--eval", "--do-eval", "set:val_loss_every", "eval.every", "--run_val_every_n_steps"],
         ["--eval_packing", "--eval_dataset", "checkpoint.eval.every", "eval.name", "--val-tokens"],
     ),
-    ("accumulation", ["--grad-accum", "set:gradient_accumulation_steps"], ["--accum-dtype"]),
+    (
+        "accumulation",
+        ["--grad-accum", "set:gradient_accumulation_steps", "grad_acc_steps"],
+        ["--accum-dtype"],
+    ),
     ("bf16", ["--mixed-precision", "distributed.model_dtype"], ["--bf16-full-eval"]),
     ("compile", ["--no_compile", "distributed.compile"], ["--compile-backend"]),
 )

@@ -6,9 +6,10 @@ No verdict rests on it: it decides what a report says that no run did.
 
 import ast
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from ..config.option import Option, by_purpose
 from ..config.parts import OPTIONS, Part
@@ -39,11 +40,14 @@ _Scoped = tuple[ast.expr | ast.keyword, Function | None]
 
 @dataclass(frozen=True)
 class Mention:
-    """A line of the project that has a part, and the innermost function that it is in."""
+    """A line of the project that has a part, and the innermost function that it is in; `loose`:
+    only a word of a longer name says so.
+    """
 
     file: str
     line: int
     function: Function | None
+    loose: bool = False
 
 
 def mentions(evidence: Evidence, part: Part) -> list[Mention]:
@@ -56,7 +60,7 @@ def mentions(evidence: Evidence, part: Part) -> list[Mention]:
         return []
     sources = evidence.sources
     return [
-        Mention(file, node.lineno, function)
+        Mention(file, node.lineno, function, not has(node, sources.tree(file), whole=True))
         for file in sources.project
         for node, function in _nodes(sources.tree(file))
         if has(node, sources.tree(file))
@@ -73,10 +77,10 @@ def place_of(evidence: Evidence, part: Part, found: list[Mention]) -> Line | Non
     script = evidence.sources.project[:1]
     near = [one for one in found if one.file in lines or one.file in script]
 
-    def key(one: Mention) -> tuple[bool, int, int]:
+    def key(one: Mention) -> tuple[bool, bool, int, int]:
         body = one.function
         here = one.file in script if body is None else _entered(body, lines.get(one.file, ()))
-        return not here, evidence.sources.project.index(one.file), one.line
+        return not here, one.loose, evidence.sources.project.index(one.file), one.line
 
     best = min(near, key=key, default=None)
     return (best.file, best.line) if best is not None else None
@@ -130,23 +134,27 @@ def _nodes(tree: ast.Module) -> list[_Scoped]:
     return found
 
 
-def _named(words: Collection[str]) -> Callable[[ast.AST, ast.Module], bool]:
-    """Whether a name, attribute or keyword is one of these words, or has one between
-    underscores.
-    """
+class _Has(Protocol):
+    """Whether a node has a part; `whole`: not only by a word between underscores."""
 
-    def has(node: ast.AST, tree: ast.Module) -> bool:
+    def __call__(self, node: ast.AST, tree: ast.Module, whole: bool = False) -> bool: ...
+
+
+def _named(words: Collection[str]) -> _Has:
+    """Whether a name, attribute or keyword is one of these words, or has one."""
+
+    def has(node: ast.AST, tree: ast.Module, whole: bool = False) -> bool:
         name = str(getattr(node, _NAME.get(type(node), ""), "")).lower()
-        return name in words or not set(name.split("_")).isdisjoint(words)
+        return name in words or not (whole or set(name.split("_")).isdisjoint(words))
 
     return has
 
 
-def _evaluates(node: ast.AST, tree: ast.Module) -> bool:
+def _evaluates(node: ast.AST, tree: ast.Module, whole: bool = False) -> bool:
     return isinstance(node, ast.Call) and last_name(node.func) == "eval" and not node.args
 
 
-def compiles(node: ast.AST, tree: ast.Module) -> bool:
+def _compiles(node: ast.AST, tree: ast.Module, whole: bool = False) -> bool:
     """Whether a node calls `torch.compile`, or the method `compile` of what is no module."""
     if not isinstance(node, ast.Call) or last_name(node.func) != "compile":
         return False
@@ -159,10 +167,10 @@ def _imports(tree: ast.Module) -> dict[str, str]:
     return imported_names(tree)
 
 
-_HAS: Mapping[Part, Callable[[ast.AST, ast.Module], bool]] = {
+_HAS: Mapping[Part, _Has] = {
     "accumulation": _named(_ACCUMULATION),
     "bf16": _named(_LOW),
-    "compile": compiles,
+    "compile": _compiles,
     "evaluation": _evaluates,
 }
 
@@ -172,7 +180,7 @@ _OFTEN = {"every", "interval", "freq", "frequency", "steps", "step", "iters", "n
 _ON = {"use", "enable", "enabled", "do", "with", "no", "skip", "disable", "train", "training"}
 _SIZES = {"num", "grad", "gradient", "gradients", "micro", "batches", "size"}
 _WORDS: Mapping[Part, tuple[set[str], set[str]]] = {
-    "accumulation": ({"accum", "accumulate", "accumulation"}, {*_OFTEN, *_ON, *_SIZES}),
+    "accumulation": ({"acc", "accum", "accumulate", "accumulation"}, {*_OFTEN, *_ON, *_SIZES}),
     "bf16": (
         {"bf16", "fp16", "precision", "dtype", "amp", "mixed"},
         {*_ON, "model", "param", "params", "compute", "torch", "type"},
