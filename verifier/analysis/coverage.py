@@ -5,11 +5,11 @@ training some run did.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..config.parts import Part
+from ..config.parts import OPTIONS, Part
 from ..evidence import SAVES, Evidence, InWindow
 from ..trace.events import Checkpoint, Compiled, Evaluated
 from .nonsmooth_steps import before_the_kink
-from .parts_in_sources import Line, mentions, option_of, place_of
+from .parts_in_sources import Line, Lines, lines_reached, mentions, option_of, place_of
 from .precision import LOW, low_precision
 from .steps_to_compare import steps_of
 from .wording import count
@@ -63,7 +63,8 @@ def coverage(evidence: Evidence, gpus: bool) -> Coverage | None:
         return None
     kink = before_the_kink(evidence).kink
     sizes = dict.fromkeys(run.world_size for run in (train, *evidence.runs) if run.steps())
-    parts = {name: _part(evidence, name) for name in _DONE}
+    lines = lines_reached(evidence)
+    parts = {name: _part(evidence, name, lines) for name in _DONE}
     return Coverage(
         train.steps(),
         kink - 1 if kink is not None else None,
@@ -75,11 +76,14 @@ def coverage(evidence: Evidence, gpus: bool) -> Coverage | None:
     )
 
 
-def _part(evidence: Evidence, name: Part) -> OnePart:
+def _part(evidence: Evidence, name: Part, lines: Lines) -> OnePart:
     found = mentions(evidence, name)
     tried = _TRIED[name](evidence) if name in _TRIED else ""
     done = _DONE[name](evidence) and not tried
-    line = place_of(evidence, name, found)
+    if name in OPTIONS and found:
+        line: Line | None = (found[0].file, found[0].line)
+    else:
+        line = place_of(found, evidence.sources.project, lines)
     return OnePart(done, bool(found), line, option_of(evidence, name), tried)
 
 

@@ -6,7 +6,7 @@ No verdict rests on it: it decides what a report says that no run did.
 
 import ast
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -67,20 +67,19 @@ def mentions(evidence: Evidence, part: Part) -> list[Mention]:
     ]
 
 
-def place_of(evidence: Evidence, part: Part, found: list[Mention]) -> Line | None:
+def place_of(found: list[Mention], project: Sequence[str], lines: Lines) -> Line | None:
     """The line to name: in a function that a run entered, else in a file that one came to; None
     where no run came near it, as in another trainer of the same project.
+
+    `lines`: those that runs reached, by file.
     """
-    if part in OPTIONS:
-        return (found[0].file, found[0].line) if found else None
-    lines = lines_reached(evidence)
-    script = evidence.sources.project[:1]
+    script = project[:1]
     near = [one for one in found if one.file in lines or one.file in script]
 
     def key(one: Mention) -> tuple[bool, bool, int, int]:
         body = one.function
         here = one.file in script if body is None else _entered(body, lines.get(one.file, ()))
-        return not here, one.loose, evidence.sources.project.index(one.file), one.line
+        return not here, one.loose, project.index(one.file), one.line
 
     best = min(near, key=key, default=None)
     return (best.file, best.line) if best is not None else None
