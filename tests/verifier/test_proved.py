@@ -12,7 +12,7 @@ from test_formats import valid, verdict
 from test_horizon import survey
 from test_laws import of
 
-from records import cases, micro, model, run, step, stepped
+from records import LINE, cases, micro, model, run, step, stepped
 from verified_fsdp2.verifier.analysis.coverage import OnePart, coverage
 from verified_fsdp2.verifier.config.option import Option
 from verified_fsdp2.verifier.config.parts import PARTS
@@ -290,6 +290,14 @@ def test_a_place_is_near_what_runs_reached() -> None:
     assert part.left_out and part.line is None
     assert having(sources, compiling("b.py", 4, "used"))["evaluation"].line == ("b.py", 5)
     assert having(sources, compiling("b.py", 9, "else"))["evaluation"].line == ("b.py", 2)
+    # a survey run comes to all files that the script has
+    reached = {"kind": "reached", "steps": 1, "lines": {"t.py": [1]}, "backwards": 1}
+    surveyed = {"survey": run([{**reached, "stack": [LINE]}], role="survey")}
+    assert not having(sources, **surveyed)["evaluation"].there
+    sources["t.py"] += "ast.literal_eval(x), eval(y)\n"
+    assert not having(sources, **surveyed)["evaluation"].there
+    sources["t.py"] += "if args.eval:\n    launch_eval(args)\n"
+    assert having(sources, **surveyed)["evaluation"].line == ("t.py", 4)
 
 
 def test_a_place_by_a_whole_name_comes_first() -> None:

@@ -84,7 +84,10 @@ def _part(evidence: Evidence, name: Part, lines: Lines) -> OnePart:
         line: Line | None = (found[0].file, found[0].line)
     else:
         line = place_of(found, evidence.sources.project, lines)
-    return OnePart(done, bool(found), line, option_of(evidence, name), tried)
+    # The survey run sees each file that the script comes to: what only others have, such as another
+    # trainer of the project, this script has not (LLaMA-Factory: the evaluation of a DPO).
+    there = bool(found) if evidence.survey is None else line is not None
+    return OnePart(done, there, line, option_of(evidence, name), tried)
 
 
 def _saves(evidence: Evidence) -> bool:

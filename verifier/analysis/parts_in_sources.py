@@ -32,6 +32,7 @@ _ACCUMULATION = {
     "set_is_last_backward",
 }
 _LOW = {"bfloat16", "float16", "bf16", "fp16", "autocast", "mixedprecisionpolicy"}
+_EVALUATE = {"eval", "evaluate", "evaluation"}
 _NAME: Mapping[type, str] = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg"}
 
 
@@ -150,7 +151,12 @@ def _named(words: Collection[str]) -> _Has:
 
 
 def _evaluates(node: ast.AST, tree: ast.Module, whole: bool = False) -> bool:
-    return isinstance(node, ast.Call) and last_name(node.func) == "eval" and not node.args
+    """`model.eval()`, `evaluate(model)`, `launch_eval(args)`; not `eval(text)`."""
+    name = last_name(node.func) if isinstance(node, ast.Call) else ""
+    if name == "eval":
+        return isinstance(node, ast.Call) and not node.args
+    words = set(name.lower().split("_"))
+    return name == "evaluate" or not (whole or words.isdisjoint(_EVALUATE) or "literal" in words)
 
 
 def _compiles(node: ast.AST, tree: ast.Module, whole: bool = False) -> bool:
