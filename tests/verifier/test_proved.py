@@ -342,6 +342,9 @@ def test_checkpoints_of_a_script_without_an_option_have_none_to_give() -> None:
     saved = {"saving": place, "survey": run([model(), step(), stepped(), save], role="survey")}
     assert having({"t.py": TEXT}, **saved)["checkpoint"].left_out
     assert having({"t.py": TEXT}, save, saving=place)["checkpoint"].done
+    loading = (replace(place, file="other.py"), replace(place, line=7))
+    beside = having({"t.py": TEXT}, saving=place, loading=loading)
+    assert [beside[name].line for name in ("checkpoint", "resume")] == [("t.py", 2), ("t.py", 7)]
     options = (Option("--save-every", default="5"), Option("--resume", default=""))
     parts = having({"t.py": TEXT}, saving=place, options=options)
     assert [parts[name].option for name in ("checkpoint", "resume")] == [

@@ -52,9 +52,13 @@ class Mention:
 
 
 def mentions(evidence: Evidence, part: Part) -> list[Mention]:
-    """The lines of the project that have a part, in the order of its files."""
+    """The lines of the project that have a part, in the order of its files; for a resume the line
+    that loads, beside the one that saves.
+    """
     if part in OPTIONS:
-        place = evidence.saving
+        saving = evidence.saving
+        loads = (one for one in evidence.loading if saving is not None and one.file == saving.file)
+        place = next(loads, saving) if part != "checkpoint" else saving
         return [] if place is None else [Mention(place.file, place.line, None)]
     has = _HAS.get(part)
     if has is None:
