@@ -5,14 +5,16 @@ requires.
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_formats import valid, verdict
 from test_horizon import survey
 from test_laws import of
+from torch import nn
 
-from records import LINE, cases, micro, model, run, step, stepped
+from records import LINE, Recorder, cases, micro, model, run, step, stepped
 from verified_fsdp2.verifier.analysis.coverage import OnePart, coverage
 from verified_fsdp2.verifier.config.option import Option
 from verified_fsdp2.verifier.config.parts import PARTS
@@ -23,6 +25,8 @@ from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding, Uncovered
 from verified_fsdp2.verifier.judge import apply_policy
+from verified_fsdp2.verifier.probe.dispatcher import Call
+from verified_fsdp2.verifier.probe.events.compiled import install
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.report.assemble import assemble
 from verified_fsdp2.verifier.report.brief import brief
@@ -275,12 +279,40 @@ OWN = {
     ([], False),
     ([compiling("t.py", 3, "main", module=True)], True),
     ([compiling("t.py", 4, "<module>")], True),
-    # what a file compiles as it is imported, and the decorators of an optimizer
-    ([compiling("o.py", 4, "<module>"), compiling("o.py", 2, "<module>")], False),
+    ([compiling("o.py", 2, "<module>")], False),  # a decorator
 )
 def test_a_training_is_compiled_where_a_run_compiled_it(records: Any, done: bool) -> None:
     part = having(OWN, *records)["compile"]
     assert (part.done, part.left_out) == (done, not done)
+
+
+class Session(Recorder):
+    """With these lines of the user's, innermost first."""
+
+    def __init__(self, *functions: str) -> None:
+        super().__init__()
+        stack = [replace(LINE, function=name) for name in functions]
+        self.frames = SimpleNamespace(stack=lambda: stack)
+
+    def first(self, key: str, most: int) -> bool:
+        return True
+
+    def around(self, target: str, before: Any) -> None:
+        self.before = before
+
+
+@cases(
+    "what, functions, recorded",
+    (nn.Linear(1, 1), ["main", "<module>"], [True]),
+    (nn.Linear(1, 1).forward, ["main", "<module>"], [True]),
+    (len, ["<module>"], [False]),
+    (len, ["helper", "<module>", "<module>"], []),  # as a file of the project is imported
+)
+def test_what_is_compiled_is_recorded(what: Any, functions: Any, recorded: list[bool]) -> None:
+    session = Session(*functions)
+    install(session)  # type: ignore[arg-type]
+    session.before(Call((what,), {}))
+    assert [event.module for event in session.events] == recorded
 
 
 def test_a_place_is_near_what_runs_reached() -> None:

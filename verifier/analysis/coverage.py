@@ -111,20 +111,13 @@ def _in_low_precision(evidence: Evidence) -> bool:
 
 
 def _compiles(evidence: Evidence) -> bool:
-    """Whether a run compiled a module, or what the training calls: not what a file of the project
-    compiles for itself where it is imported.
+    """Whether a run compiled a module, or called `torch.compile` where the project does: not by a
+    decorator.
     """
     calls = {(one.file, one.line) for one in mentions(evidence, "compile")}
-    script = evidence.sources.project[:1]
-
-    def of_the_training(record: Compiled) -> bool:
-        place = record.at_line
-        if record.module or place is None:
-            return record.module
-        loading = place.function == "<module>" and place.file not in script
-        return (place.file, place.line) in calls and not loading
-
-    return any(of_the_training(record) for run in evidence.runs for record in run.all(Compiled))
+    records = [record for run in evidence.runs for record in run.all(Compiled)]
+    called = {(place.file, place.line) for one in records if (place := one.at_line) is not None}
+    return any(one.module for one in records) or not called.isdisjoint(calls)
 
 
 def _stopped(evidence: Evidence) -> str:

@@ -1,4 +1,6 @@
-"""What is compiled, in every run."""
+"""What the training compiles, in every run: not what a file compiles for itself as it is imported,
+such as its kernels.
+"""
 
 from torch import nn
 
@@ -14,7 +16,9 @@ def install(session: Session) -> None:
 
     def compiling(call: Call) -> None:
         what = call.given(0, "model")
-        if what is not None and session.first("compile", _MOST):
+        # the outermost is the script
+        importing = any(one.function == "<module>" for one in session.frames.stack()[:-1])
+        if what is not None and not importing and session.first("compile", _MOST):
             module = isinstance(getattr(what, "__self__", what), nn.Module)
             session.write(Compiled(module=module, at_line=session.here()))
 

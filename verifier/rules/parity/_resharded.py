@@ -10,6 +10,7 @@ from functools import cached_property
 
 from ...analysis.comparison import loss_apart, norm_apart
 from ...analysis.limits import Limits
+from ...analysis.reached import Seen
 from ...analysis.syntax import functions, last_name, walk
 from ...evidence import Sources
 from ...tolerances import CLEARLY
@@ -58,10 +59,12 @@ class Resumed:
 
     @cached_property
     def position_line(self) -> Place | None:
-        """The line that restores the position in the data, where there is one alone; else that
-        which loads.
+        """The line that restores the position in the data, where there is one alone, or one that
+        the resume has reached; else that which loads.
         """
         found = list(_loaders_restored(self.evidence.sources))
+        lines = Seen.of(self.evidence).lines if len(found) > 1 else {}
+        found = [one for one in found if one.line in lines.get(one.file, ())] or found
         return found[0] if len(found) == 1 else self.line
 
     @property

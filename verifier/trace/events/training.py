@@ -304,7 +304,9 @@ class Evaluated(Located):
 
 
 class Compiled(Located):
-    """A call of `torch.compile`; `module`: of a module, or a method of one (events/compiled.py)."""
+    """A call of `torch.compile` by the training; `module`: of a module, or a method of one
+    (events/compiled.py).
+    """
 
     module: bool
 
