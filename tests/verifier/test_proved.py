@@ -332,6 +332,17 @@ def test_a_place_is_near_what_runs_reached() -> None:
     assert having(sources, **surveyed)["evaluation"].line == ("t.py", 4)
 
 
+def test_what_a_survey_run_cannot_see_may_be_there() -> None:
+    """The files of a library that the script drives are not followed."""
+    sources = {"/p/scripts/t.py": "train(args)\n", "/p/scripts/other.py": "model.eval()\n"}
+    lines = {"lines": {"/p/scripts/t.py": [1]}, "stack": [LINE]}
+    reached = {"kind": "reached", "steps": 1, "backwards": 1, **lines}
+    surveyed = {"survey": run([reached], role="survey")}
+    assert not having(sources, **surveyed)["evaluation"].there
+    part = having({**sources, "/p/trainer/t.py": "model.eval()\n"}, **surveyed)["evaluation"]
+    assert part.there and part.line is None
+
+
 def test_a_place_by_a_whole_name_comes_first() -> None:
     text = "torch.backends.cuda.allow_bf16_reduction = True\ndtype = torch.bfloat16\n"
     assert having({"t.py": text})["bf16"].line == ("t.py", 2)

@@ -9,7 +9,7 @@ from ..config.parts import OPTIONS, Part
 from ..evidence import SAVES, Evidence, InWindow
 from ..trace.events import Checkpoint, Compiled, Evaluated
 from .nonsmooth_steps import before_the_kink
-from .parts_in_sources import Line, Lines, lines_reached, mentions, option_of, place_of
+from .parts_in_sources import Line, Lines, is_seen, lines_reached, mentions, option_of, place_of
 from .precision import LOW, low_precision
 from .steps_to_compare import steps_of
 from .wording import count
@@ -84,9 +84,9 @@ def _part(evidence: Evidence, name: Part, lines: Lines) -> OnePart:
         line: Line | None = (found[0].file, found[0].line)
     else:
         line = place_of(found, evidence.sources.project, lines)
-    # The survey run sees each file that the script comes to: what only others have, such as another
-    # trainer of the project, this script has not (LLaMA-Factory: the evaluation of a DPO).
-    there = bool(found) if evidence.survey is None else line is not None
+    # What only files have that the survey run saw none of, such as another trainer of the project,
+    # the script has not (LLaMA-Factory: the evaluation of a DPO).
+    there = line is not None or any(not is_seen(one.file, evidence) for one in found)
     return OnePart(done, there, line, option_of(evidence, name), tried)
 
 

@@ -5,10 +5,12 @@ No verdict rests on it: it decides what a report says that no run did.
 """
 
 import ast
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Protocol
 
 from ..config.option import Option, by_purpose
@@ -101,6 +103,16 @@ def lines_reached(evidence: Evidence) -> dict[str, set[int]]:
             for line in (place, *place.callers) if place is not None else ():
                 found.setdefault(line.file, set()).add(line.line)
     return found
+
+
+def is_seen(file: str, evidence: Evidence) -> bool:
+    """Whether the survey run would have seen a file if it had come to it: not one beside the
+    folders of those that it saw, such as a library's.
+    """
+    if evidence.survey is None:
+        return False
+    seen = {*map(os.path.dirname, Seen.by(evidence.survey).lines)}
+    return bool(seen) and PurePath(file).is_relative_to(os.path.commonpath(seen))
 
 
 def option_of(evidence: Evidence, part: Part) -> str:
