@@ -109,6 +109,15 @@ def test_a_part_stands_at_the_branch_that_its_option_leaves_out() -> None:
     assert second.startswith("not covered: accumulation (") and second.count("(") == 1
 
 
+@pytest.mark.parametrize("surveyed", [True, False])
+def test_that_no_survey_run_made_a_step(surveyed: bool) -> None:
+    made = compared(made=0)
+    runs = [{"role": "train"}, *([{"role": "survey"}] if surveyed else [])]
+    second = headline(replace(made, runs=runs))[1]
+    assert second.startswith("not covered: later steps and branches (")
+    assert ("the survey run made no step" in second) == surveyed
+
+
 @cases(
     "changes, expected",
     ({"file": None, "line": None}, "accumulation (--accum)"),

@@ -20,6 +20,7 @@ from .locations import shortest
 # two lines of a terminal.
 SHOWN, LENGTH = 3, 220
 UNSEEN = "later steps and branches (no survey run with --steps or --quick)"
+EMPTY = "later steps and branches (the survey run made no step)"
 Facts = Mapping[str, Any]
 
 
@@ -96,7 +97,8 @@ def _left(verdict: Verdict) -> list[tuple[str, Facts | None]]:
         return left
     others = [*_steps(facts), *_reasons(verdict.findings, facts)]
     # Without a survey run nothing shows what else the script has: that comes first.
-    blind = [] if facts["made"] else [(UNSEEN, None)]
+    surveyed = any(run["role"] == "survey" for run in verdict.runs)
+    blind = [] if facts["made"] else [(EMPTY if surveyed else UNSEEN, None)]
     return [*blind, *left, *((text, None) for text in others)]
 
 
