@@ -107,6 +107,10 @@ def test_a_part_stands_at_the_branch_that_its_option_leaves_out() -> None:
     assert headline(compared(lines=lines, made=9))[1].count("train.py:90") == 2
     second = headline(compared(lines=lines[:1], made=9))[1]
     assert second.startswith("not covered: accumulation (") and second.count("(") == 1
+    # or that leads to its line, and names it
+    around = {**branch, "first": 86, "code": "if self.config.accumulation:"}
+    for one, shown in ((around, 1), ({**around, "first": 89}, 2), ({**around, "code": "if x:"}, 2)):
+        assert headline(compared(lines=[one], made=9))[1].count("(") == shown
 
 
 @pytest.mark.parametrize("surveyed", [True, False])

@@ -212,6 +212,8 @@ _WORDS: Mapping[Part, tuple[set[str], set[str]]] = {
         {*_OFTEN, *_ON, "run", "loss", "epoch", "epochs", "check"},
     ),
 }
+# The words that name a part in options and conditions.
+NAMES: Mapping[str, set[str]] = {part: own for part, (own, _) in _WORDS.items()}
 _NUMBER = re.compile(r"[\d._]+")
 
 

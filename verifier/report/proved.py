@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from ..analysis.parts_in_sources import NAMES
 from ..analysis.wording import count
 from ..config.option import SET
 from ..config.parts import OPTIONS
@@ -132,13 +133,22 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | N
         yield _part(name, one), branch
     for name in (name for name in left if name not in OPTIONS):
         part = parts[name]
-        word = re.escape(part["option"].removeprefix(SET).lstrip("-").replace("-", "_"))
-        asked = (b for b in branches if word and re.search(rf"\b{word}\b", b["code"]))
-        branch = next(asked, None)
+        branch = next((b for b in branches if _asks(b, name, part)), None)
         if branch is not None:
             branches.remove(branch)
             part = {**part, "file": branch["file"], "line": branch["first"]}
         yield _part(name, part), branch
+
+
+def _asks(branch: Facts, name: str, part: Facts) -> bool:
+    """Whether a branch is a part's: its condition has the option, or it leads to the part's line
+    and names it.
+    """
+    option = re.escape(part["option"].removeprefix(SET).lstrip("-").replace("-", "_"))
+    if option and re.search(rf"\b{option}\b", branch["code"]):
+        return True
+    words = set(re.split(r"[^a-z0-9]+", branch["code"].lower()))
+    return _has(branch, part) and not words.isdisjoint(NAMES.get(name, ()))
 
 
 def _has(branch: Facts, part: Facts) -> bool:
