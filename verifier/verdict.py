@@ -94,10 +94,13 @@ class Verdict:
         return f"NO RANKS WERE JUDGED, only {tiers}: environment error: {self.refused}"
 
     @property
-    def counts(self) -> dict[Status, int]:
-        """How many findings there are of each status that occurs."""
-        statuses = [finding.status for finding in self.findings]
-        return {status: statuses.count(status) for status in get_args(Status) if status in statuses}
+    def counts(self) -> dict[str, int]:
+        """How many findings there are of each status that occurs; those that warn are of "warning"
+        alone.
+        """
+        statuses = ["warning" if finding.warns else finding.status for finding in self.findings]
+        known = (*get_args(Status), "warning")
+        return {status: statuses.count(status) for status in known if status in statuses}
 
     @property
     def answer(self) -> Answer:

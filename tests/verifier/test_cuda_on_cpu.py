@@ -8,7 +8,7 @@ import pytest
 import torch
 from for_gpus import RESPELLED, for_gpus
 
-from records import cases, end, run
+from records import LINE, cases, end, run
 from scripts import ZOO, Verify, edited, python, written
 from verified_fsdp2.verifier.analysis.platform import asks_for_cuda, beyond_cuda_on_cpu
 from verified_fsdp2.verifier.evidence import Evidence
@@ -100,15 +100,20 @@ def test_any_rank_may_be_the_one_that_asks_for_cuda() -> None:
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_script_that_ends_where_it_counts_gpus_asks_for_cuda(asks: bool) -> None:
-    records = [{"kind": "asks_for_accelerators"}] * asks + [{"kind": "end", "how": "return"}]
-    assert asks_for_cuda(run(records)) is asks
+    asked = [{"kind": "asks_for_accelerators"}] * asks
+    ended = {"kind": "end", "how": "return"}
+    assert asks_for_cuda(run([*asked, ended])) is asks
+    assert asks_for_cuda(run([*asked, ended], role="survey")) is asks
+    begun = {"kind": "reached", "steps": 3, "lines": {}, "backwards": 3, "stack": [LINE]}
+    assert not asks_for_cuda(run([*asked, begun, ended], role="survey"))
 
 
 def test_a_script_that_refuses_to_run_without_gpus(verify_script: Verify, tmp_path: Path) -> None:
     refuses = "import sys\nimport torch\nif torch.accelerator.device_count() < 2:\n    sys.exit()\n"
     script = written(tmp_path, refuses + (ZOO / "minimal.py").read_text(encoding="utf-8"))
-    verdict = verify_script(script, ("run-completes",))
+    verdict = verify_script(script, ("run-completes",), steps="auto")
     assert verdict.environment["cuda_on_cpu"] is True
+    assert verdict.facts["coverage"]["made"] > 0  # in the survey run, too
     assert [finding.status for finding in verdict.findings] == ["pass"]
 
 

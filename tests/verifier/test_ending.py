@@ -117,7 +117,9 @@ def test_a_tensor_that_is_written(length: float, status: str) -> None:
 def test_a_survey_that_did_not_end() -> None:
     made = of(steps(), steps(), single=alone(steps()), survey=whole(file(1.0), "survey"))
     assert judge(RULE, made).status == "not_covered"
-    assert judge(RULE, replace(made, survey=None)).status == "not_covered"
+    without = judge(RULE, replace(made, survey=None))
+    assert without.status == "not_covered"
+    assert "no survey run" in without.evidence
 
 
 @cases(

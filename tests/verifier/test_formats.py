@@ -294,6 +294,7 @@ def test_what_does_not_apply_is_no_obstacle_and_counted_apart() -> None:
         "not_covered": 0,
         "not_applicable": 2,
         "error": 0,
+        "warning": 0,
     }
     assert [f["status"] for f in report["findings"]] == ["pass", "not_applicable", "not_applicable"]
     lines = renderers(verbose=True)["text"](made).splitlines()

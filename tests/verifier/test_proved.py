@@ -5,15 +5,18 @@ requires.
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_formats import valid, verdict
 from test_horizon import survey
 from test_laws import of
+from torch import nn
 
-from records import cases, micro, model, step, stepped
-from verified_fsdp2.verifier.analysis.coverage import coverage
+from records import LINE, Recorder, cases, micro, model, run, step, stepped
+from verified_fsdp2.verifier.analysis.coverage import OnePart, coverage
+from verified_fsdp2.verifier.config.option import Option
 from verified_fsdp2.verifier.config.parts import PARTS
 from verified_fsdp2.verifier.config.policy import Policy
 from verified_fsdp2.verifier.config.target import resolve
@@ -22,6 +25,8 @@ from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding, Uncovered
 from verified_fsdp2.verifier.judge import apply_policy
+from verified_fsdp2.verifier.probe.dispatcher import Call
+from verified_fsdp2.verifier.probe.events.compiled import install
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.report.assemble import assemble
 from verified_fsdp2.verifier.report.brief import brief
@@ -32,9 +37,10 @@ from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
-PARTS_DONE = {name: {"done": True, "file": None, "line": None, "option": ""} for name in PARTS}
-ACCUMULATION = {"done": False, "file": "/a/repo/train.py", "line": 88, "option": "--accum"}
-CPU = {"gpu": {**PARTS_DONE["gpu"], "done": False}}
+DONE = {"done": True, "there": True, "tried": "", "file": None, "line": None, "option": ""}
+PARTS_DONE = dict.fromkeys(PARTS, DONE)
+ACCUMULATION = {**DONE, "done": False, "file": "/a/repo/train.py", "line": 88, "option": "--accum"}
+CPU = {"gpu": {**DONE, "done": False, "there": False}}
 
 
 def compared(*findings: Finding, lines: Any = (), **changes: Any) -> Verdict:
@@ -115,6 +121,32 @@ def test_a_part_stands_at_the_branch_that_its_option_leaves_out() -> None:
     assert headline(compared(lines=lines, made=9))[1].count("train.py:90") == 2
     second = headline(compared(lines=lines[:1], made=9))[1]
     assert second.startswith("not covered: accumulation (") and second.count("(") == 1
+    # or that leads to its line, and names it
+    around = {**branch, "first": 86, "code": "if self.config.accumulation:"}
+    for one, shown in ((around, 1), ({**around, "first": 89}, 2), ({**around, "code": "if x:"}, 2)):
+        assert headline(compared(lines=[one], made=9))[1].count("(") == shown
+
+
+@pytest.mark.parametrize("surveyed", [True, False])
+def test_that_no_survey_run_made_a_step(surveyed: bool) -> None:
+    made = compared(made=0)
+    runs = [{"role": "train"}, *([{"role": "survey"}] if surveyed else [])]
+    second = headline(replace(made, runs=runs))[1]
+    assert second.startswith("not covered: later steps and branches (")
+    assert ("the survey run made no step" in second) == surveyed
+
+
+@cases(
+    "changes, expected",
+    ({"file": None, "line": None}, "accumulation (--accum)"),
+    ({"file": None, "line": None, "option": ""}, "accumulation"),
+    ({"tried": "on 4 ranks: the run stopped"}, "accumulation (on 4 ranks: the run stopped)"),
+    ({"there": False}, "steps 10-120"),
+)
+def test_what_is_known_of_a_part(changes: dict[str, Any], expected: str) -> None:
+    parts = {**PARTS_DONE, "accumulation": {**ACCUMULATION, **changes}}
+    second = headline(compared(parts=parts))[1]
+    assert second.partition(", steps")[0] == f"not covered: {expected}"
 
 
 @pytest.mark.parametrize("format", ["text", "github"])
@@ -198,9 +230,12 @@ def test_a_reason_that_says_that_no_run_did_it() -> None:
     (("bf16",), "pass", ""),
     (("accumulation",), "inconclusive", "train.py:88: give arguments with which the script does"),
     (("gpu",), "inconclusive", "--device cuda"),
+    (("reshard",), "inconclusive", "reshard is required; on 1 rank: the run stopped"),
 )
 def test_what_a_team_requires(require: Any, answer: str, evidence: str) -> None:
-    made = apply_policy(compared(), Policy(require=require), ())
+    stopped = {**DONE, "done": False, "tried": "on 1 rank: the run stopped"}
+    parts = {**PARTS_DONE, **CPU, "accumulation": ACCUMULATION, "reshard": stopped}
+    made = apply_policy(compared(parts=parts), Policy(require=require), ())
     assert made.verdict == answer
     found = [f.evidence for f in made.findings if f.rule == "required"]
     assert len(found) == bool(evidence) and all(evidence in text for text in found)
@@ -238,11 +273,162 @@ pattern = re.compile("x")
 """
 
 
+def having(sources: dict[str, str], *more: Any, **others: Any) -> dict[str, OnePart]:
+    """The parts of a script with these sources, of which the train run recorded this, too."""
+    rank = [model(), micro(), micro(), step(), stepped(), *more]
+    made = replace(of(rank, rank), sources=Sources(sources, tuple(sources)), **others)
+    found = coverage(made, gpus=False)
+    assert found is not None and (found.last, found.ranks[0]) == (1, 2)
+    return dict(found.parts)
+
+
 def test_which_parts_the_sources_have_and_the_runs_did() -> None:
-    rank = [model(), micro(), micro(), step(), stepped()]
-    evidence: Evidence = replace(of(rank, rank), sources=Sources({"t.py": TEXT}, ("t.py",)))
-    found = coverage(evidence, gpus=False)
-    assert found is not None and (found.last, found.ranks, found.whole) == (1, (2,), False)
-    left = {name: part.line for name, part in found.parts.items() if part.left_out}
+    parts = having({"t.py": TEXT})
+    left = {name: part.line for name, part in parts.items() if part.left_out}
     assert left == {"bf16": ("t.py", 3), "compile": ("t.py", 5), "evaluation": ("t.py", 2)}
-    assert found.parts["accumulation"].done and not found.parts["checkpoint"].done
+    assert parts["accumulation"].done and not parts["checkpoint"].done
+
+
+def compiling(file: str, line: int, function: str, module: bool = False) -> dict[str, Any]:
+    place = {"file": file, "line": line, "function": function, "code": ""}
+    return {"kind": "compiled", "module": module, "at_line": place}
+
+
+OWN = {
+    "t.py": "from o import attend\ndef main():\n    model.compile()\nstep = torch.compile(make)\n",
+    "o.py": "import torch, triton\n@torch.compile(fullgraph=True)\ndef f(x): ...\n"
+    "attend = torch.compile(f)\ntriton.compile(f)\n",
+}
+
+
+@cases(
+    "records, done",
+    ([], False),
+    ([compiling("t.py", 3, "main", module=True)], True),
+    ([compiling("t.py", 4, "<module>")], True),
+    ([compiling("o.py", 2, "<module>")], False),  # a decorator
+)
+def test_a_training_is_compiled_where_a_run_compiled_it(records: Any, done: bool) -> None:
+    part = having(OWN, *records)["compile"]
+    assert (part.done, part.left_out) == (done, not done)
+
+
+class Session(Recorder):
+    """With these lines of the user's, innermost first."""
+
+    def __init__(self, *functions: str) -> None:
+        super().__init__()
+        stack = [replace(LINE, function=name) for name in functions]
+        self.frames = SimpleNamespace(stack=lambda: stack)
+
+    def first(self, key: str, most: int) -> bool:
+        return True
+
+    def around(self, target: str, before: Any) -> None:
+        self.before = before
+
+
+@cases(
+    "what, functions, recorded",
+    (nn.Linear(1, 1), ["main", "<module>"], [True]),
+    (nn.Linear(1, 1).forward, ["main", "<module>"], [True]),
+    (len, ["<module>"], [False]),
+    (len, ["helper", "<module>", "<module>"], []),  # as a file of the project is imported
+)
+def test_what_is_compiled_is_recorded(what: Any, functions: Any, recorded: list[bool]) -> None:
+    session = Session(*functions)
+    install(session)  # type: ignore[arg-type]
+    session.before(Call((what,), {}))
+    assert [event.module for event in session.events] == recorded
+
+
+def test_a_place_is_near_what_runs_reached() -> None:
+    sources = {"t.py": "train(args)\n", "a.py": "def other(m):\n    m.eval()\n"}
+    sources["b.py"] = "def unused(m):\n    m.eval()\ndef used(m):\n    step(m)\n    m.eval()\n"
+    part = having(sources)["evaluation"]
+    assert part.left_out and part.line is None
+    assert having(sources, compiling("b.py", 4, "used"))["evaluation"].line == ("b.py", 5)
+    assert having(sources, compiling("b.py", 9, "else"))["evaluation"].line == ("b.py", 2)
+    # a survey run comes to all files that the script has
+    reached = {"kind": "reached", "steps": 1, "lines": {"t.py": [1]}, "backwards": 1}
+    surveyed = {"survey": run([{**reached, "stack": [LINE]}], role="survey")}
+    assert not having(sources, **surveyed)["evaluation"].there
+    sources["t.py"] += "ast.literal_eval(x), eval(y)\n"
+    assert not having(sources, **surveyed)["evaluation"].there
+    sources["t.py"] += "if args.eval:\n    launch_eval(args)\n"
+    assert having(sources, **surveyed)["evaluation"].line == ("t.py", 4)
+
+
+def test_what_a_survey_run_cannot_see_may_be_there() -> None:
+    """The files of a library that the script drives are not followed."""
+    sources = {"/p/scripts/t.py": "train(args)\n", "/p/scripts/other.py": "model.eval()\n"}
+    lines = {"lines": {"/p/scripts/t.py": [1]}, "stack": [LINE]}
+    reached = {"kind": "reached", "steps": 1, "backwards": 1, **lines}
+    surveyed = {"survey": run([reached], role="survey")}
+    assert not having(sources, **surveyed)["evaluation"].there
+    part = having({**sources, "/p/trainer/t.py": "model.eval()\n"}, **surveyed)["evaluation"]
+    assert part.there and part.line is None
+
+
+def test_a_place_by_a_whole_name_comes_first() -> None:
+    text = "torch.backends.cuda.allow_bf16_reduction = True\ndtype = torch.bfloat16\n"
+    assert having({"t.py": text})["bf16"].line == ("t.py", 2)
+    assert having({"t.py": text.splitlines()[0]})["bf16"].line == ("t.py", 1)
+
+
+@cases(
+    "part, named, others",
+    (
+        "evaluation",
+        ["--eval", "--do-eval", "set:val_loss_every", "eval.every", "--run_val_every_n_steps"],
+        ["--eval_packing", "--eval_dataset", "checkpoint.eval.every", "eval.name", "--val-tokens"],
+    ),
+    (
+        "accumulation",
+        ["--grad-accum", "set:gradient_accumulation_steps", "grad_acc_steps"],
+        ["--accum-dtype"],
+    ),
+    ("bf16", ["--mixed-precision", "distributed.model_dtype"], ["--bf16-full-eval"]),
+    ("compile", ["--no_compile", "distributed.compile"], ["--compile-backend"]),
+)
+def test_an_option_that_turns_a_part_on(part: Any, named: list[str], others: list[str]) -> None:
+    switched = ("eval", "packing", "compile", "precision", "bf16")
+
+    def offered(name: str) -> Option:
+        flag = any(word in name for word in switched) and "every" not in name
+        return Option(name, flag=flag, default="" if flag else "1")
+
+    for name in named:
+        options = (*map(offered, others), offered(name))
+        assert having({"t.py": TEXT}, options=options)[part].option == name
+    assert having({"t.py": TEXT}, options=tuple(map(offered, others)))[part].option == ""
+
+
+def test_checkpoints_of_a_script_without_an_option_have_none_to_give() -> None:
+    place = Place(file="t.py", line=2, function="main", code="torch.save(s, f)")
+    without = having({"t.py": TEXT}, saving=place)
+    assert without["checkpoint"].left_out and without["checkpoint"].option == ""
+    save = {"kind": "checkpoint", "op": "torch.save", "after_step": 1, "to": "/w/e", "keys": []}
+    saved = {"saving": place, "survey": run([model(), step(), stepped(), save], role="survey")}
+    assert having({"t.py": TEXT}, **saved)["checkpoint"].left_out
+    assert having({"t.py": TEXT}, save, saving=place)["checkpoint"].done
+    loading = (replace(place, file="other.py"), replace(place, line=7))
+    beside = having({"t.py": TEXT}, saving=place, loading=loading)
+    assert [beside[name].line for name in ("checkpoint", "resume")] == [("t.py", 2), ("t.py", 7)]
+    options = (Option("--save-every", default="5"), Option("--resume", default=""))
+    parts = having({"t.py": TEXT}, saving=place, options=options)
+    assert [parts[name].option for name in ("checkpoint", "resume")] == [
+        "--save-args",
+        "--resume-args",
+    ]
+
+
+def test_a_resume_that_stopped_is_named_with_its_ranks() -> None:
+    rank = [model(), step(), stepped()]
+    sizes = {2: [rank] * 2, 4: [[]] * 4, 1: [[]]}
+    place = Place(file="t.py", line=2, function="main", code="torch.save(s, f)")
+    runs = tuple(run(*ranks, role="reshard") for ranks in sizes.values())
+    parts = having({"t.py": TEXT}, saving=place, reshards=runs, resume=run([], role="resume"))
+    assert parts["reshard"].tried == "on 4 ranks and 1 rank: the run stopped"
+    assert parts["resume"].tried == "the run stopped" and not parts["reshard"].done
+    assert having({"t.py": TEXT}, saving=place, reshards=runs[:1])["reshard"].done

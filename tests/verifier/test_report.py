@@ -9,6 +9,7 @@ import verdicts
 from records import cases
 from verified_fsdp2.verifier.finding import Finding, Status
 from verified_fsdp2.verifier.report import RENDERERS, renderers
+from verified_fsdp2.verifier.report.github import summary
 from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
@@ -64,11 +65,41 @@ def test_text_shows_what_needs_attention_and_counts_the_rest() -> None:
     )
     brief, whole = renderers()["text"](made), renderers(verbose=True)["text"](made)
     shown = {status for status in STATUSES if f"evidence of {status}" in brief}
-    assert shown == {"error", "fail"} and "NOT CHECKED 1 rule: " in brief
+    assert shown == {"error", "fail", "inconclusive"}
     assert all(f"evidence of {status}" in whole for status in STATUSES)
     counts = "1 failed, 1 error, 1 not checked, 1 passed, 1 not applicable, 1 run in 1 s"
     assert brief.splitlines()[-2:] == [f"{counts}; -v lists them, with reasons", "verdict: fail"]
     assert whole.splitlines()[-2:] == [counts, "verdict: fail"] and "loss of step" in whole
+
+
+@pytest.mark.parametrize(
+    "reason, shown",
+    [
+        ("the train run stopped before it reached what this rule checks (see run-completes)", 0),
+        ("losses or gradients are not finite, the loss from step 1 on", 0),
+        ("the batch is known after a-rule passes", 0),
+        ("one process takes 4 samples a step, 2 ranks take 8", 1),
+        ("not like another-a-rule", 1),
+    ],
+)
+def test_only_what_a_fault_left_without_its_run_is_not_listed(reason: str, shown: int) -> None:
+    failed, unsure = Finding("a-rule", "fail", "broke"), Finding("b", "inconclusive", reason)
+    text = " ".join(RENDERERS["text"](verdict(failed, unsure)).split())
+    assert text.count(f"NOT CHECKED b {reason}") == shown
+    assert text.count("NOT CHECKED 1 rule: what failed may be why") == 1 - shown
+    warned = replace(failed, required=False)
+    assert f"NOT CHECKED b {reason}" in " ".join(RENDERERS["text"](verdict(warned, unsure)).split())
+
+
+def test_a_warning_is_counted_apart() -> None:
+    found = [Finding("a", "pass", "x"), Finding("w", "fail", "odd", required=False)]
+    made = verdict(*found, Finding("f", "fail", "wrong"))
+    counts = json.loads(verdicts.valid("json", RENDERERS["json"](made)))["counts"]
+    assert (counts["fail"], counts["warning"], counts["pass"]) == (1, 1, 1)
+    assert "1 failed, 1 passed, 1 warning, 1 run" in RENDERERS["text"](made)
+    assert 'failures="1"' in RENDERERS["junit"](made)
+    written = summary(made)
+    assert "`w` warns" in written and "`f` failed" in written
 
 
 @pytest.mark.parametrize("columns", [80, 120])

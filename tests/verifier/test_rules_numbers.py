@@ -25,7 +25,7 @@ from records import (
     stopped,
 )
 from scripts import written
-from verified_fsdp2.verifier.evidence import Course
+from verified_fsdp2.verifier.evidence import Course, Sources
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
 from verified_fsdp2.verifier.source.lines import find_shard_use
@@ -404,6 +404,34 @@ def test_losses_that_came_down_to_zero_are_compared_after_resharding(
         "perturbed": again,
     }
     assert judge("reshard-keeps-trajectory", whole, **more).status == status
+
+
+POSITION = """
+def setup(saved):
+    loader = build()
+    loader.load_state_dict(saved["loader"])
+    model.load_state_dict(saved["model"])
+"""
+
+
+@cases("text, line", (POSITION, 4), (POSITION + POSITION.replace("setup", "again"), 1), ("", 1))
+def test_other_samples_after_resharding_stand_where_the_position_is_restored(
+    text: str, line: int
+) -> None:
+    """Else at the line that loads."""
+    save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
+    made = [r for k in (1, 2, 3) for r in (micro(k, rows=(k,)), step(k), stepped(k))]
+    whole = run([model(), *made[:3], save, *made[3:]])
+    load = {**save, "op": "load", "at_line": {**vars(LINE), "line": 1}}
+    again = [micro(1, loss=2.0, rows=(1,)), step(1), stepped(1)]
+    more = {
+        "resume_full_precision": whole,
+        "reshards": (run([model(), load, *again], role="reshard"),),
+        "sources": Sources({"t.py": text}, ("t.py",)),
+    }
+    found = judge("reshard-keeps-trajectory", whole, **more)
+    assert "1 of 1 samples of the next step differ" in found.evidence
+    assert found.location is not None and found.location.line == line
 
 
 @cases(

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from records import LINE, cases, judge, judged_as, micro, model, row, run, step, stepped
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.events.accumulation import _scale as scale_of
+from verified_fsdp2.verifier.probe.substitutes.cuda_on_cpu.placement import Placement
 
 RULE = "gradient-of-mean-loss"
 TRAIN = [model(), micro(), step(), stepped()]
@@ -91,3 +92,8 @@ def _loss() -> torch.Tensor:
 def test_constants_on_a_loss(given: tuple[Any, ...], expected: float | None) -> None:
     found = scale_of(Call(given, {}))
     assert found == (expected if expected is None else pytest.approx(expected))
+
+
+def test_a_constant_is_read_where_cuda_computes_on_the_cpu() -> None:
+    with Placement():  # type: ignore[no-untyped-call]
+        assert scale_of(Call((_loss() / 4,), {})) == pytest.approx(0.25)

@@ -4,10 +4,10 @@ are.
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from ..config.option import PLACE
+from ..config.option import PLACE, Option, by_purpose
 from ..evidence import LOADS, SAVES, Evidence, saves_of
 from ..finding import Uncovered
 from ..trace import Run
@@ -145,12 +145,22 @@ def unseen_save(evidence: Evidence) -> str:
         return ""
     steps = train.steps()
     place = f"{saving.file.rpartition('/')[2]}:{saving.line}"
+    advice = "no option of the script was found that makes it save earlier"
+    if saves_by_option(evidence.options):
+        advice = (
+            f"give --save-args that save after one of the steps 1 to {steps - 1} (or more --steps),"
+            " and --resume-args"
+        )
     return Uncovered(
         f"the sources can save ({place} `{saving.code[:60]}`), but the train run of {steps} steps"
-        f" did not: give --save-args that save after one of the steps 1 to {steps - 1} (or more"
-        " --steps), and --resume-args",
+        f" did not: {advice}",
         "checkpoint",
     )
+
+
+def saves_by_option(options: Iterable[Option]) -> bool:
+    """Whether an option of the script looks as if it said where or how often to save."""
+    return not {"save", "folder"}.isdisjoint(by_purpose(options))
 
 
 def named_paths(words: Sequence[str]) -> list[str]:

@@ -2,56 +2,38 @@
 training some run did.
 """
 
-import ast
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..config.parts import Part
-from ..evidence import SAVES, Evidence, InWindow, Sources
-from ..trace.events import Checkpoint, Evaluated
+from ..config.parts import OPTIONS, Part
+from ..evidence import SAVES, Evidence, InWindow
+from ..trace.events import Checkpoint, Compiled, Evaluated
 from .nonsmooth_steps import before_the_kink
+from .parts_in_sources import Line, Lines, is_seen, lines_reached, mentions, option_of, place_of
 from .precision import LOW, low_precision
-from .reached import Seen
 from .steps_to_compare import steps_of
 from .survived_errors import Survived, survived
-from .syntax import last_name, walk
-
-Line = tuple[str, int]
-
-# What names of a source say that it has a part. No verdict rests on them: they decide whether a
-# report says that no run did it.
-_ACCUMULATION = {
-    "accum",
-    "accumulation",
-    "no_sync",
-    "set_requires_gradient_sync",
-    "set_is_last_backward",
-}
-_LOW = {"bfloat16", "float16", "bf16", "fp16", "autocast", "mixedprecisionpolicy"}
-_OPTIONS: Mapping[Part, set[str]] = {
-    "accumulation": {"accum", "accumulate", "accumulation"},
-    "bf16": {"bf16", "fp16", "precision", "dtype", "amp", "mixed"},
-    "compile": {"compile"},
-    "evaluation": {"eval", "val", "validate"},
-}
-_NAME: Mapping[type, str] = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg"}
+from .wording import count
 
 
 @dataclass(frozen=True)
 class OnePart:
-    """A part of a training: whether some run did it, the line of the sources that has it, and an
-    option of the script that looks as if it turned it on.
+    """A part of a training: whether some run did it, whether the sources have it, at which line
+    near what runs reached, and an option that looks as if it turned it on.
+
+    `tried`: how the runs ended that should have done it; "" if none did.
     """
 
     done: bool
+    there: bool = False
     line: Line | None = None
     option: str = ""
+    tried: str = ""
 
     @property
     def left_out(self) -> bool:
         """Whether the script has it, and no run did it."""
-        return not self.done and self.line is not None
+        return not self.done and self.there
 
 
 @dataclass(frozen=True)
@@ -83,7 +65,8 @@ def coverage(evidence: Evidence, gpus: bool) -> Coverage | None:
         return None
     kink = before_the_kink(evidence).kink
     sizes = dict.fromkeys(run.world_size for run in (train, *evidence.runs) if run.steps())
-    parts = {name: _part(evidence, name) for name in _DONE}
+    lines = lines_reached(evidence)
+    parts = {name: _part(evidence, name, lines) for name in _DONE}
     return Coverage(
         train.steps(),
         kink - 1 if kink is not None else None,
@@ -96,21 +79,26 @@ def coverage(evidence: Evidence, gpus: bool) -> Coverage | None:
     )
 
 
-def _part(evidence: Evidence, name: Part) -> OnePart:
-    lines = list(_LINES[name](evidence))
-    first = min((line for line in lines if line[0] == lines[0][0]), default=None)
-    words = _OPTIONS.get(name, set())
-    options = (one.shown for one in evidence.options if not _words(one.name).isdisjoint(words))
-    return OnePart(_DONE[name](evidence), first, next(options, ""))
-
-
-def _words(option: str) -> set[str]:
-    return set(re.split(r"[^a-z0-9]+", option.lower()))
+def _part(evidence: Evidence, name: Part, lines: Lines) -> OnePart:
+    found = mentions(evidence, name)
+    tried = _TRIED[name](evidence) if name in _TRIED else ""
+    done = _DONE[name](evidence) and not tried
+    if name in OPTIONS and found:
+        line: Line | None = (found[0].file, found[0].line)
+    else:
+        line = place_of(found, evidence.sources.project, lines)
+    # What only files have that the survey run saw none of, such as another trainer of the project,
+    # the script has not (LLaMA-Factory: the evaluation of a DPO).
+    there = line is not None or any(not is_seen(one.file, evidence) for one in found)
+    return OnePart(done, there, line, option_of(evidence, name), tried)
 
 
 def _saves(evidence: Evidence) -> bool:
-    ops = (*SAVES, "write")
-    return any(record.op in ops for run in evidence.runs for record in run.all(Checkpoint))
+    """Whether a run saved that is compared: what the survey run saves behind its last step, no rule
+    on checkpoints judges.
+    """
+    ops, compared = (*SAVES, "write"), (r for r in evidence.runs if r is not evidence.survey)
+    return any(record.op in ops for run in compared for record in run.all(Checkpoint))
 
 
 def _accumulates(evidence: Evidence) -> bool:
@@ -126,67 +114,36 @@ def _in_low_precision(evidence: Evidence) -> bool:
 
 
 def _compiles(evidence: Evidence) -> bool:
-    """Whether a line that compiles was reached; what torch then does is not recorded."""
-    reached = Seen.of(evidence).lines
-    return any(line in reached.get(file, ()) for file, line in _compile_calls(evidence))
+    """Whether a run compiled a module, or called `torch.compile` where the project does: not by a
+    decorator.
+    """
+    calls = {(one.file, one.line) for one in mentions(evidence, "compile")}
+    records = [record for run in evidence.runs for record in run.all(Compiled)]
+    called = {(place.file, place.line) for one in records if (place := one.at_line) is not None}
+    return any(one.module for one in records) or not called.isdisjoint(calls)
+
+
+def _stopped(evidence: Evidence) -> str:
+    return "the run stopped" if evidence.resume is not None and not _resumes(evidence) else ""
+
+
+def _resumes(evidence: Evidence) -> bool:
+    return evidence.resume is not None and evidence.resume.steps() > 0
+
+
+def _stopped_on(evidence: Evidence) -> str:
+    """On which numbers of ranks a resume stopped before its first step."""
+    sizes = [count(run.world_size, "rank") for run in evidence.reshards if not run.steps()]
+    return f"on {' and '.join(sizes)}: the run stopped" if sizes else ""
 
 
 _DONE: Mapping[Part, Callable[[Evidence], bool]] = {
     "checkpoint": _saves,
-    "resume": lambda evidence: evidence.resume is not None and evidence.resume.steps() > 0,
-    "reshard": lambda evidence: any(run.steps() for run in evidence.reshards),
+    "resume": _resumes,
+    "reshard": lambda evidence: bool(evidence.reshards),
     "accumulation": _accumulates,
     "bf16": _in_low_precision,
     "compile": _compiles,
     "evaluation": lambda evidence: bool(evidence.trained.all(Evaluated)),
 }
-
-
-def _saving_line(evidence: Evidence) -> Iterator[Line]:
-    place = evidence.saving
-    if place is not None:
-        yield place.file, place.line
-
-
-def _compile_calls(evidence: Evidence) -> Iterator[Line]:
-    """Calls of `torch.compile` and of `Module.compile`."""
-    for file, node in _nodes(evidence.sources):
-        of_a_pattern = isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile"
-        if isinstance(node, ast.Call) and last_name(node.func) == "compile" and not of_a_pattern:
-            yield file, node.lineno
-
-
-def _eval_calls(evidence: Evidence) -> Iterator[Line]:
-    for file, node in _nodes(evidence.sources):
-        if isinstance(node, ast.Call) and last_name(node.func) == "eval" and not node.args:
-            yield file, node.lineno
-
-
-def _named(words: Collection[str]) -> Callable[[Evidence], Iterator[Line]]:
-    """The lines with a name, attribute or keyword that is one of these words, or has one between
-    underscores.
-    """
-
-    def lines(evidence: Evidence) -> Iterator[Line]:
-        for file, node in _nodes(evidence.sources):
-            name = str(getattr(node, _NAME.get(type(node), ""), "")).lower()
-            if name in words or not set(name.split("_")).isdisjoint(words):
-                yield file, getattr(node, "lineno", 0)
-
-    return lines
-
-
-def _nodes(sources: Sources) -> Iterator[tuple[str, ast.AST]]:
-    """(file, node) of the project's files, in their order."""
-    return ((file, node) for file in sources.project for node in walk(sources.tree(file)))
-
-
-_LINES: Mapping[Part, Callable[[Evidence], Iterator[Line]]] = {
-    "checkpoint": _saving_line,
-    "resume": _saving_line,
-    "reshard": _saving_line,
-    "accumulation": _named(_ACCUMULATION),
-    "bf16": _named(_LOW),
-    "compile": _compile_calls,
-    "evaluation": _eval_calls,
-}
+_TRIED: Mapping[Part, Callable[[Evidence], str]] = {"resume": _stopped, "reshard": _stopped_on}

@@ -8,6 +8,7 @@ from ..probe.compat.names import replicates_on_cpu
 from ..trace import Run
 from ..trace.events import AsksForAccelerators, Raised, RaisedFrame, Start
 from .root_cause import root_cause
+from .steps_to_compare import steps_of
 
 NOTE = (
     "the script asks for CUDA and this machine has none: its ranks had a CUDA that computes on the"
@@ -43,11 +44,12 @@ def asks_for_cuda(run: Run) -> bool:
     """
     if run.timed_out or run.foreign or run.probe_failed:
         return False
+    made = steps_of(run) if run.role == "survey" else run.steps()
     if run.completed:
         # A script that ends quietly without a step after it asked for GPUs is run again with CUDA
         # on the CPU (scripts that end where they find no GPU).
-        return not run.steps() and bool(run.all(AsksForAccelerators))
-    if beyond_cuda_on_cpu(run) or run.steps():
+        return not made and bool(run.all(AsksForAccelerators))
+    if beyond_cuda_on_cpu(run) or made:
         return beyond_cuda_on_cpu(run) != ""
     cause = root_cause(run)
     lines = [frame.code for frame in cause.frames] + [cause.location.code if cause.location else ""]

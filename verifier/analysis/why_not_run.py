@@ -44,9 +44,11 @@ def missing(
         reason = (
             "no save could be interrupted (the script saves through neither DCP nor torch.save)"
         )
-        found.setdefault("crash", Uncovered(reason, "crash"))
+        found.setdefault("crash", Uncovered(reason, "an interrupted save"))
     if not evidence.damaged:
-        found.setdefault("damaged", Uncovered("no file of the last save was found", "crash"))
+        found.setdefault(
+            "damaged", Uncovered("no file of the last save was found", "a damaged save")
+        )
     return found
 
 

@@ -160,14 +160,16 @@ def _not_done(name: Part, one: Mapping[str, Any] | None) -> str:
         return f"{name} is required, and no run made a step"
     if name == "gpu":
         return "gpu is required, and the ranks computed on the CPU: give --device cuda"
-    if one["file"] is None:
+    if not one["there"]:
         return f"{name} is required, and neither the runs nor the sources show it"
+    if one["tried"]:
+        return f"{name} is required; {one['tried']}"
     option = f" ({one['option']} looks like it)" if one["option"] else ""
     advice = f"give arguments with which the script does it{option}"
     if name in OPTIONS:
         advice = f"give {OPTIONS[name]}"
-    where = f"{one['file'].rpartition('/')[2]}:{one['line']}"
-    return f"{name} is required, and no run did it; the sources have it at {where}: {advice}"
+    where = f" at {one['file'].rpartition('/')[2]}:{one['line']}" if one["file"] else ""
+    return f"{name} is required, and no run did it; the sources have it{where}: {advice}"
 
 
 def may_be_inconclusive(findings: list[Finding], policy: Policy) -> list[Finding]:

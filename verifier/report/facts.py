@@ -110,7 +110,8 @@ def _window(one: InWindow) -> Facts:
 
 def _part(one: OnePart) -> Facts:
     file, line = one.line or (None, None)
-    return {"done": one.done, "file": file, "line": line, "option": one.option}
+    known = {"done": one.done, "there": one.there, "tried": one.tried}
+    return {**known, "file": file, "line": line, "option": one.option}
 
 
 def _horizon(evidence: Evidence) -> Facts:

@@ -146,8 +146,8 @@ def _parts(verdict: Verdict) -> Iterator[str]:
     for finding in sorted(
         (f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands
     ):
-        failed = "a consequence" if finding.consequence else "failed"
-        kind = "known (in baseline)" if verdict.stands(finding) else failed
+        kind = "a consequence" if finding.consequence else "warns" if finding.warns else "failed"
+        kind = "known (in baseline)" if verdict.stands(finding) else kind
         yield f"### `{finding.rule}` {kind}\n\n" + _block("\n".join(lines_of(finding)))
     for reason, rules in text.inconclusive(verdict.findings).items():
         yield f"### Not checked: {', '.join(f'`{rule}`' for rule in rules)}\n\n" + _block(reason)

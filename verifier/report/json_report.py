@@ -29,7 +29,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "headline": headline(verdict),
             "tier": verdict.tier,
             "limits": limits(verdict),
-            "counts": {status: verdict.counts.get(status, 0) for status in STATUSES},
+            "counts": {one: verdict.counts.get(one, 0) for one in (*STATUSES, "warning")},
             "target": verdict.target,
             "environment": verdict.environment,
             "next": next_steps(verdict),

@@ -1,13 +1,41 @@
-"""The numbers of the report for a terminal: losses of each step, the sharding, the collectives."""
+"""The numbers of the report for a terminal: how many findings of each status, losses of each step,
+the sharding, the collectives.
+"""
 
 from collections.abc import Iterator
 
 from ..analysis.wording import count
+from ..finding import Status
 from ..trace.roles import ROLES
 from ..verdict import Verdict
 from .wrapping import width, wrapped
 
 _CELL = 12
+
+
+def counts(verdict: Verdict) -> str:
+    """`36 passed, 59 not applicable, 12 runs in 23 s`."""
+    words: dict[Status, str] = {
+        "fail": "failed",
+        "error": "",
+        "inconclusive": "not checked",
+        "pass": "passed",
+    }
+    words |= {"not_covered": "not covered", "not_applicable": "not applicable"}
+    there = {status: verdict.counts[status] for status in words if status in verdict.counts}
+    parts = [
+        f"{n} {words[status]}" if words[status] else count(n, "error")
+        for status, n in there.items()
+    ]
+    warnings = verdict.counts.get("warning", 0)
+    parts += [count(warnings, "warning")] if warnings else []
+    parts += [f"{len(verdict.skipped)} skipped"] if verdict.skipped else []
+    runs = (
+        f"{count(len(verdict.runs), 'run')} in {verdict.seconds:.0f} s"
+        if verdict.runs
+        else "nothing was run"
+    )
+    return ", ".join([*(parts or ["no findings"]), runs])
 
 
 def losses(verdict: Verdict) -> Iterator[str]:

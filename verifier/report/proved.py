@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from ..analysis.parts_in_sources import NAMES
 from ..analysis.wording import count
+from ..config.option import SET
 from ..config.parts import OPTIONS
 from ..finding import Finding
 from ..verdict import Verdict
@@ -20,6 +22,7 @@ from .locations import shortest
 SHOWN, LENGTH = 3, 220
 ENOUGH = 12  # characters of code
 UNSEEN = "later steps and branches (no survey run with --steps or --quick)"
+EMPTY = "later steps and branches (the survey run made no step)"
 Facts = Mapping[str, Any]
 
 
@@ -96,7 +99,8 @@ def _left(verdict: Verdict) -> list[tuple[str, Facts | None]]:
         return left
     others = [*_steps(facts), *_reasons(verdict.findings, facts)]
     # Without a survey run nothing shows what else the script has: that comes first.
-    blind = [] if facts["made"] else [(UNSEEN, None)]
+    surveyed = any(run["role"] == "survey" for run in verdict.runs)
+    blind = [] if facts["made"] else [(EMPTY if surveyed else UNSEEN, None)]
     # nor does a run show what a step would have been without an error that was caught in it
     caught = [(_caught(one), None) for one in facts.get("caught", ())]
     return [*blind, *caught, *left, *((text, None) for text in others)]
@@ -121,34 +125,46 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | N
     `branches`: its line is the part's.
     """
     parts = facts["parts"]
-    left = [name for name, one in parts.items() if not one["done"] and one["file"]]
+    left = [name for name, one in parts.items() if not one["done"] and one["there"]]
     # a script that does not save cannot resume: only the first of these says something
     for name in [name for name in OPTIONS if name in left][:1]:
         one = parts[name]
-        inside = (b for b in branches if b["file"] == one["file"] and _has(b, one["line"]))
         # the branch that saves is named by what it does
-        branch = next(inside, None)
+        branch = next((b for b in branches if _has(b, one)), None)
         if branch is not None:
             branches.remove(branch)
-        yield _part(name, one, OPTIONS[name]), branch
+        yield _part(name, one), branch
     for name in (name for name in left if name not in OPTIONS):
         part = parts[name]
-        word = re.escape(part["option"].lstrip("-").replace("-", "_"))
-        asked = (one for one in branches if word and re.search(rf"\b{word}\b", one["code"]))
-        branch = next(asked, None)
+        branch = next((b for b in branches if _asks(b, name, part)), None)
         if branch is not None:
             branches.remove(branch)
             part = {**part, "file": branch["file"], "line": branch["first"]}
-        yield _part(name, part, part["option"]), branch
+        yield _part(name, part), branch
 
 
-def _has(branch: Facts, line: int) -> bool:
-    return bool(branch["first"] <= line <= branch["last"])
+def _asks(branch: Facts, name: str, part: Facts) -> bool:
+    """Whether a branch is a part's: its condition has the option, or it leads to the part's line
+    and names it.
+    """
+    option = re.escape(part["option"].removeprefix(SET).lstrip("-").replace("-", "_"))
+    if option and re.search(rf"\b{option}\b", branch["code"]):
+        return True
+    words = set(re.split(r"[^a-z0-9]+", branch["code"].lower()))
+    return _has(branch, part) and not words.isdisjoint(NAMES.get(name, ()))
 
 
-def _part(name: str, one: Facts, option: str) -> str:
-    where = f"{shortest(one['file'])}:{one['line']}"
-    return f"{name} ({where}, {option})" if option else f"{name} ({where})"
+def _has(branch: Facts, part: Facts) -> bool:
+    inside = branch["file"] == part["file"]
+    return inside and bool(branch["first"] <= part["line"] <= branch["last"])
+
+
+def _part(name: str, one: Facts) -> str:
+    """`accumulation (train.py:88, --accum)`, `reshard (on 4 ranks: the run stopped)`."""
+    where = f"{shortest(one['file'])}:{one['line']}" if one["file"] else ""
+    known = ", ".join(filter(None, [where, one["option"]]))
+    known = one["tried"] or known
+    return f"{name} ({known})" if known else name
 
 
 def _one_of_each_line(branches: Iterable[Facts]) -> Iterator[Facts]:

@@ -5,18 +5,19 @@ With `verbose` also what passed, what is not applicable or skipped, the losses, 
 collectives.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..analysis.wording import count, cut
 from ..config.commands import explain
 from ..config.policy import open_but_allowed
-from ..finding import Finding, Status
+from ..finding import Finding
 from ..trace.events import Line
 from ..verdict import Comparison, Verdict
 from .limits_text import MOST, counted, not_followed, verdict_line
 from .locations import shortest, steps_to
-from .numbers_text import facts, losses
+from .numbers_text import counts, facts, losses
 from .proved import branches_named, headline
 from .sanitize import sanitize, shown
 from .wrapping import width, wrapped
@@ -128,6 +129,8 @@ def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield ""
 
 
+# What a fault leaves a rule without, in the words of its reason.
+_WITHOUT = re.compile(r"\b(stopped|did not complete|does not resume|are not finite)\b")
 SUGGESTED = "the script's options look as if this judged its checkpoints, too (not run):"
 
 
@@ -244,20 +247,29 @@ def comparison(held: Comparison, answer: str) -> str:
 
 def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """Inconclusive rules, those with one reason together; without `verbose` the first of them, and
-    one line for a run without a step, or with a fault: it may be what they could not be judged for.
+    one line for a run without a step, and for those that a fault left without what they judge.
     """
     reasons = inconclusive(verdict.findings)
-    rules = sum(map(len, reasons.values()))
-    why = stopped_early(verdict)
-    if not why and verdict.verdict == "fail":
-        why = "what failed may be why; run again when it is repaired"
-    if rules and why and not verbose:
+    stopped = stopped_early(verdict)
+    why = stopped or "what failed may be why; run again when it is repaired"
+    failed = {f.rule for f in verdict.failures if not f.warns}
+    lacking = [reason for reason in reasons if stopped or _by_a_fault(reason, failed)]
+    rules = sum(len(reasons[reason]) for reason in lacking)
+    if rules and not verbose:
         yield from (*filled(f"NOT CHECKED {count(rules, 'rule')}: {why} (-v lists them)"), "")
-    else:
-        yield from _reasons(reasons, verbose)
+        reasons = {why: own for why, own in reasons.items() if why not in lacking}
+    yield from _reasons(reasons, verbose)
     if verdict.suggestion:
         yield from filled(SUGGESTED)
         yield from (f"{INDENT}{shown(verdict.suggestion)}", "")
+
+
+def _by_a_fault(reason: str, failed: Collection[str]) -> bool:
+    """Whether a rule could not be judged since a run stopped or made no finite numbers, or one of
+    the failed rules is named.
+    """
+    named = any(re.search(rf"(?<![\w-]){rule}(?![\w-])", reason) for rule in failed)
+    return bool(failed) and (named or bool(_WITHOUT.search(reason)))
 
 
 def _reasons(reasons: Mapping[str, list[str]], verbose: bool) -> Iterator[str]:
@@ -358,35 +370,6 @@ def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield from filled(verdict.partial)
     yield from filled(verdict_line(verdict))
     yield from compared(verdict)
-
-
-def counts(verdict: Verdict) -> str:
-    """`36 passed, 59 not applicable, 12 runs in 23 s`."""
-    words: dict[Status, str] = {
-        "fail": "failed",
-        "error": "",
-        "inconclusive": "not checked",
-        "pass": "passed",
-    }
-    words |= {"not_covered": "not covered", "not_applicable": "not applicable"}
-    warnings = sum(finding.warns for finding in verdict.findings)
-    found = {
-        status: verdict.counts.get(status, 0) - (warnings if status == "fail" else 0)
-        for status in words
-    }
-    there = {status: number for status, number in found.items() if number}
-    parts = [
-        f"{n} {words[status]}" if words[status] else count(n, "error")
-        for status, n in there.items()
-    ]
-    parts += [count(warnings, "warning")] if warnings else []
-    parts += [f"{len(verdict.skipped)} skipped"] if verdict.skipped else []
-    runs = (
-        f"{count(len(verdict.runs), 'run')} in {verdict.seconds:.0f} s"
-        if verdict.runs
-        else "nothing was run"
-    )
-    return ", ".join([*(parts or ["no findings"]), runs])
 
 
 def place(location: Line) -> str:

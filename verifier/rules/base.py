@@ -217,7 +217,9 @@ class SourceRule(Rule):
         if not evidence.followed:
             what = "following the calls from the script on, no training was found"
             reason = f"{what}; `fsdp2 lint` on the project's folder reads every function"
-            return self.unknown(Uncovered(reason, "sources"), tier="static")
+            return self.unknown(
+                Uncovered(reason, "the sources, which could not be followed"), tier="static"
+            )
         return self.passed(f"no breach in the sources, followed {evidence.followed}", tier="static")
 
 

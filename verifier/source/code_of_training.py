@@ -26,7 +26,7 @@ class Decisive:
     """Finds such code in a project; a call of a function that has some is such code, too."""
 
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
-        self._imported = {file: _imports(tree) for file, tree in trees.items()}
+        self._imported = {file: imported_names(tree) for file, tree in trees.items()}
         self._functions: set[str] = set()
         self._losses = {file: _losses(tree) for file, tree in trees.items()}
         bodies = [(file, node) for file, tree in trees.items() for node in functions(tree)]
@@ -52,7 +52,7 @@ class Decisive:
             return False
         if last_name(node) in _NAMES:
             return True
-        dotted = _dotted(node, imported)
+        dotted = dotted_name(node, imported)
         return any(dotted == one or dotted.startswith(f"{one}.") for one in _MODULES)
 
 
@@ -80,7 +80,7 @@ def _sets(node: ast.AST, losses: set[str]) -> bool:
     return False
 
 
-def _imports(tree: ast.Module) -> dict[str, str]:
+def imported_names(tree: ast.Module) -> dict[str, str]:
     """{name in the file: what it is}."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -94,10 +94,10 @@ def _imports(tree: ast.Module) -> dict[str, str]:
     return found
 
 
-def _dotted(node: ast.AST, imported: Mapping[str, str]) -> str:
+def dotted_name(node: ast.AST, imported: Mapping[str, str]) -> str:
     """`torch.distributed.barrier` of `dist.barrier`; "" for what is not imported."""
     if isinstance(node, ast.Name):
         return imported.get(node.id, "")
-    if isinstance(node, ast.Attribute) and (base := _dotted(node.value, imported)):
+    if isinstance(node, ast.Attribute) and (base := dotted_name(node.value, imported)):
         return f"{base}.{node.attr}"
     return ""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only as tree_map_only
 
+from .cuda import without_modes
 from .tensors import local
 
 FUSED_NORM = "_fused_rms_norm"
@@ -166,7 +167,12 @@ def constant_applied(node: Any) -> tuple[float, Any] | None:
     if name == "DivBackward0" and not first:
         return None
     value = node._saved_other if first else node._saved_self
-    if not isinstance(value, Tensor) or value.numel() != 1 or not float(local(value)):
+    if not isinstance(value, Tensor) or value.numel() != 1:
         return None
-    number = float(local(value))
+    # A mode is given a number in place of such a tensor, of which it can ask no value (dion, with
+    # CUDA on the CPU).
+    with without_modes():
+        number = float(local(value))
+    if not number:
+        return None
     return (1.0 / number if name == "DivBackward0" else number), behind[0 if first else 1]

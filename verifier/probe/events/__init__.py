@@ -30,7 +30,9 @@ LAST = ("stress", "memory", "changed", "skipped_steps")
 
 
 SURVEY = (
+    "accelerators",
     "checkpoints",
+    "compiled",
     "data",
     "lora_merges",
     "overwritten",

@@ -40,7 +40,9 @@ class EndingSameInOneProcess(OneProcessRule):
 
     def applies(self, evidence: Evidence) -> str:
         survey = evidence.survey
-        if survey is None or not survey.completed:
+        if survey is None:
+            return Uncovered("no survey run (--steps or --quick): no run made all steps", END)
+        if not survey.completed:
             return Uncovered("the script's end was not reached in the survey run", END)
         if not survey.all(Printed) and not survey.all(Written):
             return "nothing is printed or written as a tensor behind the last step"

@@ -22,7 +22,7 @@ class SameSamplesEveryStep(Rule):
     def applies(self, evidence: Evidence) -> str:
         if not _available(evidence.trained):
             return "no DataLoader over a data set of known length"
-        few = Uncovered(f"fewer than {SAME_STEPS} steps were made", "samples")
+        few = Uncovered(f"fewer than {SAME_STEPS} steps were made", "whether samples repeat")
         return "" if evidence.trained.steps() >= SAME_STEPS else few
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -30,7 +30,7 @@ class SameSamplesEveryStep(Rule):
         batches = [run.global_batch(step) for step in range(1, run.steps() + 1)]
         if not batches[0]:
             reason = "the model was given no tensor whose rows could be distinguished"
-            return self.unknown(Uncovered(reason, "samples"))
+            return self.unknown(Uncovered(reason, "whether samples repeat"))
         distinct, there = len(set().union(*batches)), _available(run)
         samples = count(distinct, "sample")
         if any(batch != batches[0] for batch in batches):

@@ -47,8 +47,8 @@ class SamplesOncePerEpoch(Rule):
             return ""
         if not any(run.global_batch(step) for step in range(1, run.steps() + 1)):
             reason = "the model was given no tensor whose rows could be distinguished"
-            return Uncovered(reason, "samples")
-        few = Uncovered(f"fewer than {LEAST_STEPS} steps were made", "samples")
+            return Uncovered(reason, "whether samples repeat")
+        few = Uncovered(f"fewer than {LEAST_STEPS} steps were made", "whether samples repeat")
         return "" if run.steps() >= LEAST_STEPS else few
 
     def judge(self, evidence: Evidence) -> Finding:

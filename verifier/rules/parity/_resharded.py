@@ -1,6 +1,8 @@
 """A resume on another number of ranks beside the run that it continues."""
 
+import ast
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +10,9 @@ from functools import cached_property
 
 from ...analysis.comparison import loss_apart, norm_apart
 from ...analysis.limits import Limits
+from ...analysis.reached import Seen
+from ...analysis.syntax import functions, last_name, walk
+from ...evidence import Sources
 from ...tolerances import CLEARLY
 from ...trace import Run
 from ...trace.events import Place
@@ -52,6 +57,16 @@ class Resumed:
     def line(self) -> Place | None:
         return load_line(self.evidence, self.run)
 
+    @cached_property
+    def position_line(self) -> Place | None:
+        """The line that restores the position in the data, where there is one alone, or one that
+        the resume has reached; else that which loads.
+        """
+        found = list(_loaders_restored(self.evidence.sources))
+        lines = Seen.of(self.evidence).lines if len(found) > 1 else {}
+        found = [one for one in found if one.line in lines.get(one.file, ())] or found
+        return found[0] if len(found) == 1 else self.line
+
     @property
     def allowed(self) -> float:
         return self.limits.allowed[self.measure]
@@ -86,3 +101,16 @@ class Resumed:
             # 2.3 times the limit apart (exam round 10, kb_09_wgan_history).
             allowed = self.allowed if k == 1 else CLEARLY * self.allowed
             yield math.inf if math.isnan(apart) else apart, allowed
+
+
+def _loaders_restored(sources: Sources) -> Iterator[Place]:
+    """The calls of `load_state_dict` of a loader or a sampler, by its name."""
+    for file in sources.project:
+        for function in functions(sources.tree(file)):
+            for call in (node for node in walk(function) if isinstance(node, ast.Call)):
+                owner = getattr(call.func, "value", None)
+                if last_name(call.func) != "load_state_dict" or owner is None:
+                    continue
+                if re.search("loader|sampler", last_name(owner)):
+                    at, code = call.lineno, sources.line(file, call.lineno)
+                    yield Place(file=file, line=at, function=function.name, code=code)

@@ -169,7 +169,9 @@ def _other_batch(rule: Rule, one: Resumed) -> Finding | StateOnly | None:
     if mine.total() == theirs.total() or one.same_loss:
         return None
     if wrong := _displaced(one):
-        return rule.failed(f"{one.where}: {wrong}{one.saved}", one.line, required=one.asked)
+        return rule.failed(
+            f"{one.where}: {wrong}{one.saved}", one.position_line, required=one.asked
+        )
     return StateOnly.OTHER_BATCH
 
 
@@ -186,7 +188,7 @@ def _other_samples(rule: Rule, one: Resumed) -> Finding | StateOnly | None:
     if _draws_by_rank(one.evidence):
         return StateOnly.DRAWN_BY_RANK
     others = f"{(theirs - mine).total()} of {theirs.total()} samples of the next step differ"
-    return rule.failed(f"{one.where}: {others}{one.saved}", one.line, required=one.asked)
+    return rule.failed(f"{one.where}: {others}{one.saved}", one.position_line, required=one.asked)
 
 
 def _uneven(rule: Rule, one: Resumed) -> StateOnly | None:

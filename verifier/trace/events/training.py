@@ -303,6 +303,14 @@ class Evaluated(Located):
     lines: list[tuple[str, int]]  # of the stack, innermost first
 
 
+class Compiled(Located):
+    """A call of `torch.compile` by the training; `module`: of a module, or a method of one
+    (events/compiled.py).
+    """
+
+    module: bool
+
+
 UNKNOWN = "unknown"
 
 
