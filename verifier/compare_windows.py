@@ -4,7 +4,7 @@ A run of a window makes all steps before it, of which nothing is recorded, and l
 of optimizers and buffers that the script has reached there.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from . import stages
@@ -12,6 +12,7 @@ from .analysis.root_cause import root_cause
 from .config.windows import Window
 from .evidence import Evidence, InWindow
 from .execute import Executor
+from .finding import Finding
 from .judge import judge
 from .judging.in_windows import not_compared
 from .launch.planned import PlannedRun
@@ -31,24 +32,25 @@ def with_windows(settings: stages.Settings, executor: Executor, evidence: Eviden
     wanted = windows_wanted(settings, evidence)
     if not wanted or not rules:
         return evidence
-    if _fails(with_texts(evidence), settings.chosen):
+    first = judge(with_texts(evidence), settings.chosen)
+    if _fail(first):
         return evidence
+    agreed = [finding.rule for finding in first if finding.status == "pass"]
     trouble = not_to_be_skipped(settings)
     made: list[InWindow] = []
     for window, left_out in wanted:
         why = trouble or left_out
-        if not why and any(_fails(one.evidence, rules) for one in made):
+        shown = (one.evidence for one in made if one.evidence is not None)
+        if not why and any(_fail(judge(one, rules)) for one in shown):
             why = "a window before it shows a fault"
         if why:
             made.append(InWindow(window, None, why))
         else:
-            made.append(_Making(settings, executor, evidence, window, rules).made())
+            made.append(_Making(settings, executor, evidence, window, rules).made(agreed))
     return replace(evidence, windows=tuple(made))
 
 
-def _fails(evidence: Evidence | None, rules: Collection[str]) -> bool:
-    """Whether a rule fails on the evidence, if there is any."""
-    findings = judge(evidence, rules) if evidence is not None else []
+def _fail(findings: Iterable[Finding]) -> bool:
     return any(f.status in ("fail", "error") and f.required for f in findings)
 
 
@@ -66,8 +68,11 @@ class _Making:
         self.settings = replace(settings, window=window, chosen=rules)
         self.executor, self.first, self.window = executor, first, window
 
-    def made(self) -> InWindow:
-        """The window with its runs, as far as they could be made."""
+    def made(self, agreed: Collection[str]) -> InWindow:
+        """The window with its runs, as far as they could be made.
+
+        `agreed`: the rules that passed in the first steps.
+        """
         train, why = self._run(script(self.settings, self.first))
         if train is None:
             return InWindow(self.window, None, why)
@@ -93,7 +98,7 @@ class _Making:
             if noise is not None:
                 evidence = evidence.having("perturbed", noise)
                 found = judge(evidence, self.settings.chosen)
-        why = not_compared(found)
+        why = not_compared(self.window, found, agreed)
         return InWindow(self.window, None if why else evidence, why)
 
     def _run(self, planned: PlannedRun) -> tuple[Run | None, str]:

@@ -12,6 +12,7 @@ import pytest
 from records import cases, end, judge, row, run, sources, step, stepped
 from records import judged_as as judged
 from verified_fsdp2.verifier.analysis.error_handlers import handler_of
+from verified_fsdp2.verifier.analysis.survived_errors import survived
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judging.all_findings import with_consequences
@@ -184,6 +185,22 @@ test_finding = judged(
     # training begins again after it
     row(RULE, "pass", TRAIN, **survey(rank(DIED, reached(0, stack=[place(14)]), reached(1)))),
 )
+
+
+def test_errors_after_which_the_training_goes_on() -> None:
+    other = {**passing(11, 16), "number": 2, "steps": 4}
+    again = {**other, "number": 3, "steps": 5}
+    made = [SKIPPED, reached(3), reached(4), other, reached(5), again, reached(6)]
+    evidence = survey(rank(*made), rank())
+    found = survived(evidence["survey"], evidence["sources"])
+    shown = [(one.step, one.raised.line, one.handler) for one in found]
+    assert shown == [(3, 8, 9), (5, 11, 17)]
+    assert "rank 0: ValueError: no memory in train.py:8" in found[0].text
+    # the last one of a training, what asks a cache, and a stop
+    asked = survey(rank(passing(8, error="KeyError"), reached(3)), text=ASKS)
+    stopped = survey(rank(STOPPED, reached(3)))
+    for one in (survey(rank(DIED)), asked, stopped):
+        assert survived(one["survey"], one["sources"]) == []
 
 
 def test_an_error_that_the_rank_dies_of_is_not_swallowed() -> None:

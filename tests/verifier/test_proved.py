@@ -101,6 +101,16 @@ def test_the_second_line() -> None:
     assert len(headline(compared(parts=PARTS_DONE, made=9))) == 1
 
 
+@pytest.mark.parametrize("format", ["text", "github", "html", "json"])
+def test_errors_that_were_caught_are_named(format: str) -> None:
+    error = {"step": 36, "file": "/a/repo/train.py", "line": 88, "text": "rank 1: OSError: late"}
+    made = compared(caught=[error], made=9, parts=PARTS_DONE)
+    assert "not covered: an error caught in step 36 (" in headline(made)[1]
+    text = RENDERERS[format](made)
+    assert "rank 1: OSError: late" in text
+    valid(format, text)
+
+
 def test_sides_of_expressions_take_little_room() -> None:
     at = {"file": "/a/repo/train.py", "last": 41, "after_step": None, "code": "y = 1 if x else 2"}
     sides = (

@@ -116,12 +116,18 @@ def test_a_finding_of_a_window_counts_steps_as_the_script_does() -> None:
 
 
 def test_a_window_is_compared_where_an_oracle_agrees_or_a_rule_fails() -> None:
-    unsure = Finding("matches-ddp", "inconclusive", "other samples")
-    assert not_compared([unsure]) == "other samples"
-    assert not_compared([unsure, Finding("matches-single-process", "pass", "agrees")]) == ""
-    assert not_compared([unsure, Finding("token-mean-of-means", "fail", "differs")]) == ""
-    assert not_compared([Finding("matches-ddp", "not_applicable", "")]) == "no oracle was run"
-    assert not_compared([]) == ""
+    def why(*found: Finding, agreed: tuple[str, ...] = ()) -> str:
+        return not_compared(WINDOW, found, agreed)
+
+    unsure = Finding("matches-ddp", "inconclusive", "other samples at step 1")
+    alone = Finding("matches-single-process", "pass", "agrees")
+    assert why(unsure) == "matches-ddp: other samples at step 31"
+    assert why(unsure, alone) == ""
+    # what agreed in the first steps must be comparable here
+    assert why(unsure, alone, agreed=("matches-ddp",)) == "matches-ddp: other samples at step 31"
+    assert why(unsure, Finding("token-mean-of-means", "fail", "differs")) == ""
+    assert why(Finding("matches-ddp", "not_applicable", "")) == "no oracle was run"
+    assert why() == ""
 
 
 def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:

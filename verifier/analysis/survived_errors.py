@@ -22,13 +22,14 @@ class Survived:
 
 
 def survived(run: Run | None, sources: Sources) -> list[Survived]:
-    """The first error of each handler, in the order of the steps."""
-    found: dict[tuple[str, int], list[tuple[int, Caught]]] = {}
+    """The first error of each line and handler, in the order of the steps."""
+    found: dict[tuple[str, int, int], list[tuple[int, Caught]]] = {}
     for trace in run.traces if run is not None else ():
         for error in _of(trace, sources):
             handler = error.handler
             if handler is not None:
-                found.setdefault((error.place.file, handler.line), []).append((trace.rank, error))
+                key = (error.place.file, handler.line, error.first.frames[0].line)
+                found.setdefault(key, []).append((trace.rank, error))
     firsts = [_first(errors) for errors in found.values()]
     return sorted(firsts, key=lambda one: one.step)
 

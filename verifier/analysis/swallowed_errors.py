@@ -100,6 +100,12 @@ class Caught:
         error = f"{self.first.error}: {message} in {' <- '.join(shown)}"
         return f"{error}, which {self.caught()} caught"
 
+    def swallowed(self, rank: int, missing: str, doubt: str) -> Swallowed:
+        """It as what ended the training of a rank."""
+        first, caught = self.first, self.caught()
+        at = first.frames[0]
+        return Swallowed(rank, self.said(), at, caught, missing, doubt, first.at)
+
 
 def swallowed(run: Run | None, sources: Sources) -> Swallowed | None:
     """The first error that ended the training of a rank and that the script caught; one that a rank
@@ -176,15 +182,7 @@ def _of(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
             doubt = doubt or ("" if leaves else "the loop may have ended for another reason")
         elif not left and not _leaves_library(error, active, sources):
             continue
-        yield Swallowed(
-            trace.rank,
-            error.said(),
-            error.first.frames[0],
-            error.caught(),
-            missing,
-            doubt,
-            error.first.at,
-        )
+        yield error.swallowed(trace.rank, missing, doubt)
 
 
 def _in_threads(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]:
@@ -198,16 +196,10 @@ def _in_threads(trace: Trace, run: Run, sources: Sources) -> Iterator[Swallowed]
             continue
         missing, made = _missing(error.last, left), _steps(trace)
         together = bool(missing) and _iterations(left) in (made, _backwards(trace))
-        yield Swallowed(
-            trace.rank,
-            error.said(),
-            error.first.frames[0],
-            error.caught(),
-            f"{missing}; the training ended after {count(made, 'step')}" if missing else "",
-            "" if together else "it is not known whether the training needs what the thread does",
-            error.first.at,
-            in_thread=True,
-        )
+        doubt = "it is not known whether the training needs what the thread does"
+        missing = missing and f"{missing}; the training ended after {count(made, 'step')}"
+        found = error.swallowed(trace.rank, missing, "" if together else doubt)
+        yield replace(found, in_thread=True)
 
 
 def _iterations(loops: list[LoopAt]) -> int:
