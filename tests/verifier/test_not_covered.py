@@ -195,6 +195,11 @@ def test_what_depends_on_the_number_of_ranks(expression: str, value: str | None)
     )
 
 
+def test_a_choice_by_what_is_not_known() -> None:
+    text = "size = dist.get_world_size()\nrows = max(8, batch // size)\n"
+    assert listed(evidence(text)) == [("`max(8, batch // size)` beyond 1 and 2 ranks", None)]
+
+
 def test_what_a_resume_reaches_is_not_listed() -> None:
     body = """
 def restore(path):

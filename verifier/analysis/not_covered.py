@@ -174,7 +174,8 @@ class _Search:
                 continue
             sizes = [str(size) for size in self._sizes]
             ranks = " and ".join([", ".join(sizes[:-1]), sizes[-1]] if sizes[1:] else sizes)
-            text = f"`{self._text(file, node, _WHOLE)}` is always {value} on {ranks} ranks"
+            known = f"is always {value} on {ranks} ranks" if value else f"beyond {ranks} ranks"
+            text = f"`{self._text(file, node, _WHOLE)}` {known}"
             code = self._sources.line(file, node.lineno)
             yield Unreached(
                 file, Block(node.lineno, node.end_lineno or node.lineno), code, None, text, 1

@@ -34,7 +34,8 @@ def fixed_choices(
     nodes: Iterable[ast.AST], names: Names, sizes: Collection[int]
 ) -> Iterator[tuple[ast.expr, str]]:
     """(expression, its value in words) of those that came out in one way on so many ranks, and
-    would in another one on others; of nested ones the outermost.
+    would in another one on others; of nested ones the outermost. Where `min` or `max` also take
+    what is not known here, the value is "".
     """
     inner: set[ast.AST] = set()
     for node in nodes:  # as ast.walk yields them: outer ones before inner ones
@@ -44,6 +45,15 @@ def fixed_choices(
         if len(found) == 1 and None not in found and _changes(node, names, found):
             inner |= {*ast.walk(node)}
             yield node, found.pop() or ""
+        elif found == {None} and _chooses_by_ranks(node, names):
+            inner |= {*ast.walk(node)}
+            yield node, ""
+
+
+def _chooses_by_ranks(node: ast.expr, names: Names) -> bool:
+    """Whether `min` or `max` is given what depends on the number of ranks."""
+    chooses = isinstance(node, ast.Call) and _chooser(node) is not None
+    return chooses and any(is_world(one, names) for one in ast.walk(node))
 
 
 def outcomes(test: ast.expr, names: Names, sizes: Iterable[int]) -> set[bool]:
