@@ -138,6 +138,12 @@ def test_the_other_way_and_the_end_of_a_script() -> None:
     assert listed(evidence(body, *body.split())) == [("dist.barrier()", None)]
 
 
+def test_a_condition_of_several_lines_is_shown_whole() -> None:
+    body = "if (\n    a(x)\n    and b(x)\n):\n    f(1)\nelse:\n    g(1)\n"
+    assert listed(evidence(body, "f(1)"))[0] == ("if a(x) and b(x):", None)
+    assert listed(evidence(body, "g(1)"))[0] == ("else of if a(x) and b(x):", None)
+
+
 def test_a_condition_is_listed_once() -> None:
     body = "if args.every and step % f(args.every) == 0:\n    save(model)\n"
     missing = ("save(model)", "step % f(args.every) == 0")

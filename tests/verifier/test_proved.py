@@ -111,6 +111,10 @@ def test_a_part_stands_at_the_branch_that_its_option_leaves_out() -> None:
     around = {**branch, "first": 86, "code": "if self.config.accumulation:"}
     for one, shown in ((around, 1), ({**around, "first": 89}, 2), ({**around, "code": "if x:"}, 2)):
         assert headline(compared(lines=[one], made=9))[1].count("(") == shown
+    both = headline(
+        compared(lines=[{**branch, "code": "if accum:", "first": 1, "last": 2}, around])
+    )
+    assert "accumulation (" in both[1] and "train.py:86, --accum)" in both[1]
 
 
 @pytest.mark.parametrize("surveyed", [True, False])
