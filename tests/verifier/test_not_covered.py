@@ -110,6 +110,7 @@ build(model)
     ("if bad:\n    print(f(x))\n", ("print(f(x))",)),
     ("try:\n    import fast\n    HAS = f(1)\nexcept ImportError:\n    HAS = 0\n", ("HAS = f(1)",)),
     ("if __name__ == '__main__':\n    f(1)\n", ("f(1)",)),
+    ("if typing.TYPE_CHECKING:\n    Batch = f(1)\n", ("Batch = f(1)",)),
     (
         "if torch.cuda.is_available():\n    torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n",
         ("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",),
