@@ -131,6 +131,7 @@ def test_that_no_survey_run_made_a_step(surveyed: bool) -> None:
     ({"file": None, "line": None}, "accumulation (--accum)"),
     ({"file": None, "line": None, "option": ""}, "accumulation"),
     ({"tried": "on 4 ranks: the run stopped"}, "accumulation (on 4 ranks: the run stopped)"),
+    ({"done": True, "tried": "it stopped"}, "accumulation (it stopped)"),
     ({"there": False}, "steps 10-120"),
 )
 def test_what_is_known_of_a_part(changes: dict[str, Any], expected: str) -> None:
@@ -420,5 +421,7 @@ def test_a_resume_that_stopped_is_named_with_its_ranks() -> None:
     runs = tuple(run(*ranks, role="reshard") for ranks in sizes.values())
     parts = having({"t.py": TEXT}, saving=place, reshards=runs, resume=run([], role="resume"))
     assert parts["reshard"].tried == "on 4 ranks and 1 rank: the run stopped"
-    assert parts["resume"].tried == "the run stopped" and not parts["reshard"].done
+    assert parts["resume"].tried == "the run stopped" and parts["reshard"].done
+    left = having({"t.py": TEXT}, saving=place, reshards=runs[1:])["reshard"]
+    assert left.tried and left.left_out
     assert having({"t.py": TEXT}, saving=place, reshards=runs[:1])["reshard"].done

@@ -122,7 +122,9 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | N
     `branches`: its line is the part's.
     """
     parts = facts["parts"]
-    left = [name for name, one in parts.items() if not one["done"] and one["there"]]
+    left = [
+        name for name, one in parts.items() if one["there"] and (one["tried"] or not one["done"])
+    ]
     # a script that does not save cannot resume: only the first of these says something
     for name in [name for name in OPTIONS if name in left][:1]:
         one = parts[name]
