@@ -110,6 +110,7 @@ build(model)
     ("if bad:\n    print(f(x))\n", ("print(f(x))",)),
     ("try:\n    import fast\n    HAS = f(1)\nexcept ImportError:\n    HAS = 0\n", ("HAS = f(1)",)),
     ("if __name__ == '__main__':\n    f(1)\n", ("f(1)",)),
+    ("if typing.TYPE_CHECKING:\n    Batch = f(1)\n", ("Batch = f(1)",)),
     (
         "if torch.cuda.is_available():\n    torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n",
         ("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",),
@@ -136,6 +137,12 @@ def test_the_other_way_and_the_end_of_a_script() -> None:
     body = "dist.barrier()\ndist.destroy_process_group()\n"
     assert listed(evidence(body, late=dict.fromkeys(body.split(), 120))) == []
     assert listed(evidence(body, *body.split())) == [("dist.barrier()", None)]
+
+
+def test_a_condition_of_several_lines_is_shown_whole() -> None:
+    body = "if (\n    a(x)\n    and b(x)\n):\n    f(1)\nelse:\n    g(1)\n"
+    assert listed(evidence(body, "f(1)"))[0] == ("if a(x) and b(x):", None)
+    assert listed(evidence(body, "g(1)"))[0] == ("else of if a(x) and b(x):", None)
 
 
 def test_a_condition_is_listed_once() -> None:

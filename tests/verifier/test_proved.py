@@ -135,6 +135,10 @@ def test_a_part_stands_at_the_branch_that_its_option_leaves_out() -> None:
     around = {**branch, "first": 86, "code": "if self.config.accumulation:"}
     for one, shown in ((around, 1), ({**around, "first": 89}, 2), ({**around, "code": "if x:"}, 2)):
         assert headline(compared(lines=[one], made=9))[1].count("(") == shown
+    both = headline(
+        compared(lines=[{**branch, "code": "if accum:", "first": 1, "last": 2}, around])
+    )
+    assert "accumulation (" in both[1] and "train.py:86, --accum)" in both[1]
 
 
 @pytest.mark.parametrize("surveyed", [True, False])
@@ -151,6 +155,7 @@ def test_that_no_survey_run_made_a_step(surveyed: bool) -> None:
     ({"file": None, "line": None}, "accumulation (--accum)"),
     ({"file": None, "line": None, "option": ""}, "accumulation"),
     ({"tried": "on 4 ranks: the run stopped"}, "accumulation (on 4 ranks: the run stopped)"),
+    ({"done": True, "tried": "it stopped"}, "accumulation (it stopped)"),
     ({"there": False}, "steps 10-120"),
 )
 def test_what_is_known_of_a_part(changes: dict[str, Any], expected: str) -> None:
@@ -440,5 +445,7 @@ def test_a_resume_that_stopped_is_named_with_its_ranks() -> None:
     runs = tuple(run(*ranks, role="reshard") for ranks in sizes.values())
     parts = having({"t.py": TEXT}, saving=place, reshards=runs, resume=run([], role="resume"))
     assert parts["reshard"].tried == "on 4 ranks and 1 rank: the run stopped"
-    assert parts["resume"].tried == "the run stopped" and not parts["reshard"].done
+    assert parts["resume"].tried == "the run stopped" and parts["reshard"].done
+    left = having({"t.py": TEXT}, saving=place, reshards=runs[1:])["reshard"]
+    assert left.tried and left.left_out
     assert having({"t.py": TEXT}, saving=place, reshards=runs[:1])["reshard"].done

@@ -21,7 +21,7 @@ class OnePart:
     """A part of a training: whether some run did it, whether the sources have it, at which line
     near what runs reached, and an option that looks as if it turned it on.
 
-    `tried`: how the runs ended that should have done it; "" if none did.
+    `tried`: how runs ended that should have done it, perhaps beside others that did; "" for none.
     """
 
     done: bool
@@ -82,7 +82,7 @@ def coverage(evidence: Evidence, gpus: bool) -> Coverage | None:
 def _part(evidence: Evidence, name: Part, lines: Lines) -> OnePart:
     found = mentions(evidence, name)
     tried = _TRIED[name](evidence) if name in _TRIED else ""
-    done = _DONE[name](evidence) and not tried
+    done = _DONE[name](evidence)
     if name in OPTIONS and found:
         line: Line | None = (found[0].file, found[0].line)
     else:
@@ -140,7 +140,7 @@ def _stopped_on(evidence: Evidence) -> str:
 _DONE: Mapping[Part, Callable[[Evidence], bool]] = {
     "checkpoint": _saves,
     "resume": _resumes,
-    "reshard": lambda evidence: bool(evidence.reshards),
+    "reshard": lambda evidence: any(run.steps() for run in evidence.reshards),
     "accumulation": _accumulates,
     "bf16": _in_low_precision,
     "compile": _compiles,

@@ -129,7 +129,7 @@ class _Search:
                 continue
             header = _header(block.within)
             held |= {*ast.walk(header)} if header is not None else set()
-            code = self._sources.line(file, block.under or block.first)
+            code = self._code(file, block)
             if isinstance(block.within, ast.If) and block.body[0] in block.within.orelse:
                 code = f"else of {code}"
             grade = self._grade(file, block.body, header)
@@ -198,6 +198,14 @@ class _Search:
             "device",
         }
         return 1 if chosen else 2
+
+    def _code(self, file: str, block: Block) -> str:
+        """The line that a block is named by; a condition of several lines whole."""
+        at = block.under or block.first
+        code, stmt = self._sources.line(file, at), block.within
+        if isinstance(stmt, ast.If | ast.While) and stmt.lineno == at != stmt.test.end_lineno:
+            return f"{code.split(' ')[0]} {self._text(file, stmt.test, _WHOLE)}:"
+        return code
 
     def _text(self, file: str, node: ast.expr, most: int) -> str:
         """The code of an expression, on one line."""

@@ -167,7 +167,7 @@ def _named(words: Collection[str]) -> _Has:
 
 
 def _evaluates(node: ast.AST, tree: ast.Module, whole: bool = False) -> bool:
-    """`model.eval()`, `evaluate(model)`, `launch_eval(args)`; not `eval(text)`."""
+    """A call of `model.eval`, `evaluate` or `launch_eval`; not of Python's own function."""
     name = last_name(node.func) if isinstance(node, ast.Call) else ""
     if name == "eval":
         return isinstance(node, ast.Call) and not node.args

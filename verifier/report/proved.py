@@ -125,7 +125,9 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | N
     `branches`: its line is the part's.
     """
     parts = facts["parts"]
-    left = [name for name, one in parts.items() if not one["done"] and one["there"]]
+    left = [
+        name for name, one in parts.items() if one["there"] and (one["tried"] or not one["done"])
+    ]
     # a script that does not save cannot resume: only the first of these says something
     for name in [name for name in OPTIONS if name in left][:1]:
         one = parts[name]
@@ -136,22 +138,23 @@ def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | N
         yield _part(name, one), branch
     for name in (name for name in left if name not in OPTIONS):
         part = parts[name]
-        branch = next((b for b in branches if _asks(b, name, part)), None)
+        branch = next(_of_part(branches, name, part), None)
         if branch is not None:
             branches.remove(branch)
             part = {**part, "file": branch["file"], "line": branch["first"]}
         yield _part(name, part), branch
 
 
-def _asks(branch: Facts, name: str, part: Facts) -> bool:
-    """Whether a branch is a part's: its condition has the option, or it leads to the part's line
-    and names it.
+def _of_part(branches: Sequence[Facts], name: str, part: Facts) -> Iterator[Facts]:
+    """The branches that lead to a part's line and name it, then those whose condition has its
+    option.
     """
+    for branch in branches:
+        words = set(re.split(r"[^a-z0-9]+", branch["code"].lower()))
+        if _has(branch, part) and not words.isdisjoint(NAMES.get(name, ())):
+            yield branch
     option = re.escape(part["option"].removeprefix(SET).lstrip("-").replace("-", "_"))
-    if option and re.search(rf"\b{option}\b", branch["code"]):
-        return True
-    words = set(re.split(r"[^a-z0-9]+", branch["code"].lower()))
-    return _has(branch, part) and not words.isdisjoint(NAMES.get(name, ()))
+    yield from (b for b in branches if option and re.search(rf"\b{option}\b", b["code"]))
 
 
 def _has(branch: Facts, part: Facts) -> bool:

@@ -19,6 +19,7 @@ _DEVICE_CALLS = (
     *("reset_peak_memory_stats", "max_memory_allocated", "get_device_name", "int", "getenv", "get"),
 )
 _ENDS = ("destroy_process_group", "barrier")
+_NEVER_HERE = ("__name__", "TYPE_CHECKING")  # as a module; for type checkers
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _DISTRIBUTED = ("dist.is_available", "distributed.is_available")
 
@@ -87,7 +88,7 @@ def is_idle(block: Block, names: Names) -> bool:
             return any(last_name(one) in _MISSING_MODULE for one in caught)
         case ast.If(test=test):
             return (
-                any(last_name(one) == "__name__" for one in ast.walk(test))
+                any(last_name(one) in _NEVER_HERE for one in ast.walk(test))
                 or (_asks_device(test, names) and all(map(_chooses_device, block.body)))
                 or _asks_launch(test)
                 or (_asks_none(test) and all(map(_fills_in, block.body)))
