@@ -215,6 +215,15 @@ def test_which_steps_rules_saw() -> None:
         assert made.facts["coverage"].get("observed") == seen
 
 
+@cases("status, ranks", ("pass", [2, 1]), ("fail", [2, 1]), ("inconclusive", [2]))
+def test_one_process_counts_where_it_was_compared(status: Any, ranks: list[int]) -> None:
+    rank = [model(), micro(), step(), stepped()]
+    evidence: Evidence = replace(of(rank, rank), single=run(rank, role="single"))
+    found = [Finding("matches-single-process", status, "x")]
+    made = assemble({}, Path("/w"), evidence, [], found, {})
+    assert made.facts["coverage"]["ranks"] == ranks
+
+
 @pytest.mark.parametrize("format", sorted(RENDERERS))
 def test_every_format_says_it(format: str) -> None:
     text = RENDERERS[format](compared())

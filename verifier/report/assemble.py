@@ -35,8 +35,10 @@ def assemble(
 ) -> Verdict:
     """A verdict before its findings are weighed. `work`: the folder that texts must not name."""
     known = facts(evidence, work, bool(environment.get("devices")))
-    if (seen := _observed(evidence, findings)) and "coverage" in known:
-        known["coverage"]["observed"] = seen
+    if (found := known.get("coverage")) is not None:
+        if seen := _observed(evidence, findings):
+            found["observed"] = seen
+        found["ranks"] = _compared(evidence, findings, found["ranks"])
     return Verdict(
         verdict="inconclusive",
         target=dict(target),
@@ -59,6 +61,17 @@ def _observed(evidence: Evidence, findings: Sequence[Finding]) -> int:
     watching = {name for name, rule in RULES.items() if "survey" in rule.reads}
     judged = {f.rule for f in findings if f.status in ("pass", "fail")}
     return steps_of(evidence.survey) if evidence.survey is not None and judged & watching else 0
+
+
+def _compared(evidence: Evidence, findings: Sequence[Finding], ranks: list[int]) -> list[int]:
+    """The numbers of ranks without one process, if its steps could not be compared, and no resume
+    on one rank was.
+    """
+    alone = next((f for f in findings if f.rule == "matches-single-process"), None)
+    resumed = any(run.world_size == 1 and run.steps() for run in evidence.reshards)
+    if alone is None or alone.status != "inconclusive" or resumed or ranks[0] == 1:
+        return ranks
+    return [size for size in ranks if size != 1]
 
 
 def environment_of(
