@@ -80,7 +80,7 @@ def test_the_first_line_of_a_verdict_that_is_none_of_a_pass() -> None:
     assert headline(compared(*failed))[0].startswith("fail: optim-before-shard and 1 more; steps 1")
     unsure = Finding("matches-ddp", "inconclusive", "not finite")
     first = headline(compared(unsure))[0]
-    assert first.startswith("inconclusive: 1 rule could not be judged; steps 1-9")
+    assert first.startswith("inconclusive: matches-ddp could not be judged; steps 1-9")
 
 
 def test_the_second_line() -> None:

@@ -107,17 +107,20 @@ def _left(verdict: Verdict) -> list[tuple[str, Facts | None]]:
 
 
 def _why(verdict: Verdict) -> str:
-    """Which rules failed, or how many could not be judged."""
+    """Which rules failed, or could not be judged: the first, and how many more."""
     if verdict.answer in ("fail", "error"):
         found = [f for f in verdict.findings if f.status == verdict.answer and not f.warns]
-        first = [f.rule for f in found if not f.consequence] or [f.rule for f in found]
-        named = list(dict.fromkeys(first))
-        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-        return f"{named[0]}{more}; " if named else ""
+        return _first([f for f in found if not f.consequence] or found, "; ")
     if verdict.answer != "inconclusive":
         return ""
     unsure = [f for f in verdict.findings if f.status == "inconclusive" and f.required]
-    return f"{count(len(unsure), 'rule')} could not be judged; " if unsure else ""
+    return _first(unsure, " could not be judged; ")
+
+
+def _first(found: Sequence[Finding], words: str) -> str:
+    named = list(dict.fromkeys(f.rule for f in found))
+    more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+    return f"{named[0]}{more}{words}" if named else ""
 
 
 def _parts(facts: Facts, branches: list[Facts]) -> Iterator[tuple[str, Facts | None]]:
