@@ -148,10 +148,11 @@ class Lines:
             key := id(code)
         ) in self._missing:  # its hash would read all of it, at every call of any function
             return self._missing[key]
-        own = self._asked is not None or self._frames.owns(code.co_filename)
-        lines = {line for _, _, line in code.co_lines() if line} if own else None
-        if lines and self._asked is not None:
-            lines &= self._wanted(code.co_filename)[1]
+        if self._asked is None:
+            lines = _lines(code) if self._frames.owns(code.co_filename) else None
+        else:
+            asked = self._wanted(code.co_filename)[1]
+            lines = _lines(code) & asked if asked else None
         self._missing[key] = lines
         self._codes.append(code)
         if lines:
@@ -182,7 +183,10 @@ class Lines:
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if not self._lines_of(code) and not self.sides.left(code):
+        missing = self._lines_of(code)
+        if missing is None:  # nearly every call: those of libraries
+            return None
+        if not missing and not self.sides.left(code):
             if id(code) not in self.raising and not self._frames.outermost_in_thread(frame):
                 return None
             frame.f_trace_lines = False
@@ -224,3 +228,8 @@ class Lines:
         monitoring.register_callback(tool, monitoring.events.LINE, line)
         monitoring.register_callback(tool, monitoring.events.INSTRUCTION, instruction)
         monitoring.set_events(tool, monitoring.events.LINE)
+
+
+def _lines(code: CodeType) -> set[int]:
+    """The lines of a function."""
+    return {line for _, _, line in code.co_lines() if line}
