@@ -23,6 +23,7 @@ parameters. A *step* is one `optimizer.step()`; a *micro-batch* one backward. No
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -59,7 +60,8 @@ class StepProgress:
     """Where the training is: its steps, the micro-batches of the next one, what is running."""
 
     optimizers: Turns
-    depth: int = 0  # of the calls of modules that are running
+    thread: int = field(default_factory=threading.get_ident)  # that trains
+    depth: int = 0  # of the calls of modules that are running, in that thread
     in_backward: bool = False
     in_step: bool = False
     micro: int = 0  # micro-batches that have ended since the last step
@@ -67,6 +69,15 @@ class StepProgress:
     own: int = 0
     # whether weights have changed since the last step that is recorded
     pending: Callable[[], bool] = lambda: False
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is another thread that the script has started, such as a reader: what it
+        draws and calls is no part of a step. Those of autograd are.
+        """
+        if threading.get_ident() == self.thread:
+            return False
+        return type(threading.current_thread()).__name__ != "_DummyThread"  # not Python's own
 
     def step_number(self) -> int:
         """The step that is being prepared or made (its closure may run backward), from 1."""

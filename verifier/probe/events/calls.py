@@ -2,6 +2,7 @@
 a root is given.
 """
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -31,9 +32,11 @@ class Calls:
         self.models = session.one(Models)
         self.evaluated: Evaluations = set()
 
-    def before(self, call: Call) -> Leave:
+    def before(self, call: Call) -> Leave | None:
         """A module is about to be called."""
         progress = self.progress
+        if progress.elsewhere and self.session.roots:
+            return None
         if progress.depth == 0:
             self.session.publish(
                 "call", call.args[0], lambda: tensors.tensors((call.args[1:], call.kwargs))
@@ -54,6 +57,7 @@ class Calls:
             return
         if not models.holds(module):
             models.adopt(module)
+            self.progress.thread = threading.get_ident()
         if all(module is not root for _, root in session.roots):
             return
         if not torch.is_grad_enabled():

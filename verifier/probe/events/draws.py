@@ -31,7 +31,7 @@ def install(session: Session) -> None:
         # own lines count.
         inside = progress.depth > 0 or progress.in_backward or progress.in_step
         if (
-            inside
+            (inside and not progress.elsewhere)
             or not session.roots
             or not isinstance(made, torch.Tensor)
             # A single number is often one decision for all ranks (a size, a branch): all ranks must

@@ -48,6 +48,8 @@ def is_noise(session: Session, name: str) -> bool:
     inside = progress.depth > 0 or progress.in_backward
     if not started or not torch.is_grad_enabled() or not (inside or name in ANYWHERE):
         return False
+    if progress.elsewhere:  # a reader makes its batches while the main thread is in a forward
+        return False
     return not caller().f_code.co_filename.endswith("torch/nn/init.py")
 
 
