@@ -125,6 +125,18 @@ def test_sides_of_expressions_take_little_room() -> None:
     assert "`z` of `x or z` (" in second
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_what_checkpoint_has_said_stands_behind(done: bool) -> None:
+    at = {"file": "/a/repo/train.py", "last": 60, "after_step": None}
+    lines = [
+        {**at, "first": 40, "code": "if args.resume:"},
+        {**at, "first": 60, "code": "if world:"},
+    ]
+    parts = {**PARTS_DONE, "checkpoint": {**PARTS_DONE["checkpoint"], "done": done}}
+    second = headline(compared(lines=lines, made=9, parts=parts))[1]
+    assert (second.index("if world") < second.index("if args.resume")) != done
+
+
 def test_a_part_stands_at_the_branch_that_its_option_leaves_out() -> None:
     branch = {"file": "/a/repo/train.py", "first": 90, "last": 91, "after_step": None}
     lines = [{**branch, "code": "if args.accum > 1:"}, {**branch, "code": "if accumulate:"}]

@@ -20,6 +20,7 @@ from .locations import shortest
 # Of what is not covered, in the second line: at least so many, and more up to this length, which is
 # two lines of a terminal.
 SHOWN, LENGTH = 3, 220
+_ABOUT_SAVES = re.compile(r"sav(e|ing)|resum|ckpt|checkpoint|restore|load_", re.I)
 ENOUGH = 12  # characters of code
 UNSEEN = "later steps and branches (no survey run with --steps or --quick)"
 EMPTY = "later steps and branches (the survey run made no step)"
@@ -94,6 +95,9 @@ def _left(verdict: Verdict) -> list[tuple[str, Facts | None]]:
     facts, horizon = verdict.facts.get("coverage"), verdict.facts.get("horizon")
     branches = list(horizon["lines"]) if horizon is not None else []
     parts = list(_parts(facts, branches)) if facts is not None else []
+    if facts is not None and not facts["parts"]["checkpoint"]["done"]:
+        # `checkpoint` has said that nothing was saved and resumed: other branches are news
+        branches.sort(key=lambda one: bool(_ABOUT_SAVES.search(one.get("side") or one["code"])))
     left = [*parts, *((_branch(one), one) for one in _one_of_each_line(branches))]
     if facts is None:
         return left
