@@ -262,12 +262,12 @@ def _some(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def _same(before: list[torch.Tensor], now: list[torch.Tensor]) -> bool:
     """Whether all values are the same, by one comparison for each device."""
-    return all(
-        torch.equal(
-            *(torch.cat([one for one in some if one.device == device]) for some in (before, now))
-        )
-        for device in {one.device for one in now}
-    )
+    for device in {one.device for one in now}:
+        known = [one for one in before if one.device == device]
+        found = [one for one in now if one.device == device]
+        if not torch.equal(torch.cat(known), torch.cat(found)):
+            return False
+    return True
 
 
 def _digest(tensors: Iterable[torch.Tensor]) -> str:

@@ -15,7 +15,8 @@ class RunCompletes(Rule):
     Why: a collective that only some ranks call waits for ever, and launchers name the wrong rank:
     torchrun always exits 1 and reports the rank that it stopped itself when another exited
     silently. A script that catches the error of a step outside its training loop, prints it and
-    goes on saves weights that are not trained to the end, and exits with status 0.
+    goes on saves weights that are not trained to the end, and exits with status 0. So does one
+    whose reading thread dies of an error that nobody asks its future for.
     Wrong:
         if dist.get_rank() == 0:
             options = StateDictOptions(full_state_dict=True)
