@@ -131,7 +131,7 @@ def _with_bases(out: Path, made: manifest.Manifest, files: dict[str, File]) -> d
             problems.append(f"{out / manifest.base_path(path)} {why}")
     if problems:
         hint = (
-            "without it fsdp2 cannot tell your edits of the file from its own text; restore"
+            "without it fsdp2 cannot distinguish your edits of the file from its own text; restore"
             f" {manifest.FOLDER} from version control"
         )
         raise UserError("\n".join(f"{problem}; {hint}" for problem in problems))

@@ -1,4 +1,4 @@
-"""Two towers trained to tell matching pairs from the others in the batch.
+"""Two towers trained to distinguish matching pairs from the others in the batch.
 
 rule: matches-single-process
 """

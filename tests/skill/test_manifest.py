@@ -87,8 +87,8 @@ def test_a_base_that_is_missing_or_edited(workshop: Workshop) -> None:
     for command in ("diff", "update"):
         lines = workshop.refused(command).splitlines()
         fix = (
-            "; without it fsdp2 cannot tell your edits of the file from its own text; restore"
-            " .fsdp2 from version control"
+            "; without it fsdp2 cannot distinguish your edits of the file from its own text;"
+            " restore .fsdp2 from version control"
         )
         assert lines == [
             f"{workshop.out}/.fsdp2/base/a.py.base is missing{fix}",

@@ -5,19 +5,20 @@ from dataclasses import dataclass
 
 from ..evidence import Sources
 from ..trace import Run, Trace
-from ..trace.events import Place, Reached
+from ..trace.events import Reached
 from .swallowed_errors import Caught, errors_of, is_designed
 from .wording import some
 
 
 @dataclass(frozen=True)
 class Survived:
-    """An error in step `step` (from 1 on), caught at line `handler` of the file of `raised`."""
+    """An error in step `step` (from 1 on), caught at line `line` of `file`; `text`: which ranks
+    raised it, and where.
+    """
 
     step: int
-    raised: Place
-    handler: int
     file: str
+    line: int
     text: str
 
 
@@ -50,6 +51,4 @@ def _first(errors: list[tuple[int, Caught]]) -> Survived:
     handler = error.handler
     assert handler is not None
     who = f"rank{'s' * (len(ranks) > 1)} {some(map(str, ranks))}"
-    return Survived(
-        step, error.first.frames[0], handler.line, error.place.file, f"{who}: {error.said()}"
-    )
+    return Survived(step, error.place.file, handler.line, f"{who}: {error.said()}")

@@ -96,10 +96,7 @@ def _coverage(evidence: Evidence, gpus: bool) -> Facts:
             "whole": found.whole,
             "ranks": list(found.ranks),
             "parts": parts,
-            "caught": [
-                {"step": one.step, "file": one.file, "line": one.handler, "text": one.text}
-                for one in found.caught
-            ],
+            "caught": [vars(one) for one in found.caught],
         }
     }
 
