@@ -21,7 +21,7 @@ from .config.commands import with_checkpoints
 from .config.launchers import HERE, most_on_a_machine
 from .config.policy import BY_QUICK
 from .config.settings import applied
-from .config.target import Target
+from .config.target import ON_CPU, Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses, UserError
 from .evidence import NOT_QUICK, Course, Evidence
 from .execute import Executor, Progress, backend_for
@@ -114,7 +114,7 @@ def _launched(one: "Verification", python: str) -> Verdict:
         return one.static()
     work.mkdir(parents=True, exist_ok=True)
     ranks = most_on_a_machine(target.launcher, (target.nproc, *target.reshard_to, 1), os.environ)
-    device = "cpu" if one.tier == "simulate" else target.device
+    device = "cpu" if one.tier == "simulate" or target.device == ON_CPU else target.device
     with ExitStack() as stack:
         wanted = wish(work, *target.folders, target.cwd, mechanism=_isolation(target))
         launcher = Launcher(
@@ -307,7 +307,7 @@ def planned(
         chosen,
         tier,
         bool(target.reference) and is_distributed(Path(target.reference[0])),
-        cuda_on_cpu=target.full_size,
+        cuda_on_cpu=target.full_size or target.device == ON_CPU,
         gpus=gpus,
     )
 

@@ -132,7 +132,11 @@ OPTIONS = (
         ),
     ),
     ("--timeout", "S", "seconds for each launch (default 300)"),
-    ("--device", "WHERE", "auto (GPUs if there is one for each rank, else CPU), cpu, cuda"),
+    (
+        "--device",
+        "WHERE",
+        "auto (GPUs if there is one for each rank, else CPU), cpu, cuda, cuda-on-cpu",
+    ),
     (
         "--launcher",
         "HOW",

@@ -2,17 +2,20 @@
 
 Run by test_cuda_on_cpu.py: prints the errors as JSON.
 
-`EXPRESSIONS` must be true; each function below BLOCKS must not raise.
+`EXPRESSIONS` and the checks of tests/verifier/cuda_calls.md must be true; each function below BLOCKS
+must not raise.
 """
 
+import contextlib
 import copy  # noqa: F401 (used by EXPRESSIONS)
 import io
 import json
+import os
 import pickle  # noqa: F401
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -49,6 +52,10 @@ torch.ones(3, device="cuda").new_tensor([2]).is_cuda and torch.ones(3, device="c
 torch.ones_like(torch.ones(2, device="cuda")).is_cuda and not torch.ones_like(torch.ones(2, device="cuda"), device="cpu").is_cuda
 (torch.ones(2, device="cuda") + 1)[1:].is_cuda and not (torch.ones(2) + 1).is_cuda
 torch.ones(3).pin_memory().to("cuda", non_blocking=True).is_cuda
+(lambda x: x.pin_memory() is not x and x.pin_memory().pin_memory().is_pinned() and not x.is_pinned())(torch.ones(3))
+fails(lambda: torch.empty(3, device="cuda", pin_memory=True), "Only dense CPU tensors can be pinned")
+nn.LSTM(2, 2).cuda()(torch.ones(1, 1, 2, device="cuda"))[0].is_cuda
+torch.cuda.default_generators[0].manual_seed(5).initial_seed() == 5 == torch.cuda.initial_seed()
 torch.empty_like(torch.ones(3), pin_memory=True).numel() == 3 and torch.zeros(3, pin_memory=True).sum() == 0
 nn.Linear(2, 2, device="cuda").weight.is_cuda and nn.Linear(2, 2).cuda().weight.is_cuda and nn.Linear(2, 2).to(0).weight.is_cuda
 nn.Linear(2, 2, device="meta").to_empty(device="cuda").weight.is_cuda
@@ -86,6 +93,16 @@ BLOCKS: list[Callable[[], None]] = []
 def block(function: Callable[[], None]) -> Callable[[], None]:
     BLOCKS.append(function)
     return function
+
+
+@contextlib.contextmanager
+def environment(**names: str) -> Iterator[None]:
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
 
 
 def raises(function: Callable[[], object], text: str) -> None:
@@ -205,13 +222,31 @@ def one_device() -> None:
 
 
 @block
+def devices_that_are_left() -> None:
+    from verified_fsdp2.verifier.probe.substitutes.cuda_on_cpu.marks import Cuda
+
+    lists = {"1": 1, "0,1": 2, "1, 0": 2, "0,7,1": 1, "": 0, "-1": 0, "0,0": 0, "0,1,2": 2}
+    for chosen, left in lists.items():
+        with environment(CUDA_VISIBLE_DEVICES=chosen):
+            assert Cuda().count == left, chosen
+            used = Cuda()
+            used.begin()
+        assert used.count == left  # what is set later is not heard
+    assert Cuda(of_node=4).count == 4 and Cuda(of_node=1).count == 2
+
+
+@block
 def loaders() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(8.0))
     for workers in (0, 1):
         for (batch,) in torch.utils.data.DataLoader(
             data, batch_size=4, pin_memory=True, num_workers=workers
         ):
-            assert not batch.is_cuda and batch.to("cuda", non_blocking=True).is_cuda
+            assert (
+                batch.is_pinned()
+                and not batch.is_cuda
+                and batch.to("cuda", non_blocking=True).is_cuda
+            )
 
 
 @block
@@ -344,6 +379,23 @@ def samples_on_two_devices_are_read() -> None:
     assert len(row_hashes([torch.ones(3, 2, device="cuda"), torch.ones(3, device="cpu")])) == 3
 
 
+def table() -> list[tuple[str, str]]:
+    """(call, check) of each row of tests/verifier/cuda_calls.md."""
+    page = Path(__file__).with_suffix(".md")
+    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    return [(cell[0].strip("`"), cell[4].strip("`")) for cell in cells]
+
+
+def fails(call: Callable[[], object], words: str) -> bool:
+    """Whether a call raises an error with these words."""
+    try:
+        call()
+    except Exception as error:
+        return words in str(error)
+    return False
+
+
 def problem(check: Callable[[], object]) -> str:
     """The error of a block, or of an expression that should be true."""
     try:
@@ -365,9 +417,8 @@ def main() -> None:
             Path(folder, "rank0.jsonl"),
         )
         install(Session(request, 0, Writer(trace), Frames(folder)))
-        checks = {
-            line: lambda line=line: bool(eval(line)) for line in EXPRESSIONS.strip().splitlines()
-        }
+        lines = [check for _, check in table()] + EXPRESSIONS.strip().splitlines()
+        checks = {line: lambda line=line: bool(eval(line)) for line in lines}
         checks |= {one.__name__: one for one in BLOCKS}
         wrong = [f"{name}: {why}" for name, check in checks.items() if (why := problem(check))]
         wrong += [line for line in trace.read_text().splitlines() if '"probe_error"' in line]

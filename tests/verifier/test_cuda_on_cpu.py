@@ -17,6 +17,8 @@ from verified_fsdp2.verifier.probe.compat.names import DTENSOR_PART
 from verified_fsdp2.verifier.probe.substitutes.cuda_on_cpu.marks import mark_of
 from verified_fsdp2.verifier.trace import Run
 
+ROOT = Path(__file__).parents[2]
+CALLS = ROOT / "tests" / "verifier" / "cuda_calls.md"
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 
 
@@ -25,6 +27,16 @@ def test_what_training_code_calls() -> None:
         Path(__file__).with_name("cuda_calls.py"), env={**os.environ, "LOCAL_WORLD_SIZE": "2"}
     )
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_the_table_has_the_calls_that_public_code_makes() -> None:
+    counted = json.loads((ROOT / "benchmarks/results/cuda_calls.json").read_text(encoding="utf-8"))
+    rows = [line for line in CALLS.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    shown = [line.strip("| ").split(" | ")[:2] for line in rows]
+    expected = [[f"`{row['call']}`", str(row["repositories"])] for row in counted["calls"]]
+    assert shown == expected
+    assert len(counted["repositories"]) >= 60
+    assert f"least three of {len(counted['repositories'])} public" in CALLS.read_text("utf-8")
 
 
 IN_EVERY_TEST_RUN = ("run-completes", "matches-ddp", "gloo-premul-sum", "device-mismatch")
@@ -114,6 +126,84 @@ def test_a_script_that_refuses_to_run_without_gpus(verify_script: Verify, tmp_pa
     verdict = verify_script(script, ("run-completes",), steps="auto")
     assert verdict.environment["cuda_on_cpu"] is True
     assert verdict.facts["coverage"]["made"] > 0  # in the survey run, too
+    assert [finding.status for finding in verdict.findings] == ["pass"]
+
+
+_MESH = """
+import os
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+if torch.cuda.device_count() < 2:
+    raise SystemExit("needs two GPUs")
+assert not torch.cuda.is_initialized()
+torch.manual_seed(0)
+mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
+assert torch.cuda.current_device() == int(os.environ["LOCAL_RANK"])
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).cuda()
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+for step in range(6):
+    mine = rows[step * 8 : step * 8 + 8][mesh.get_rank() :: mesh.size()]
+    staged = torch.empty_like(mine, pin_memory=True).copy_(mine)
+    optimizer.zero_grad()
+    model(staged.cuda(non_blocking=True)).square().mean().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_one_process_sees_the_devices_of_all_ranks(verify_script: Verify, tmp_path: Path) -> None:
+    """pyFSDP2: no `set_device`, which the mesh calls, and it leaves where it counts one device."""
+    only = ("run-completes", "matches-single-process", "device-mismatch", "set-device-missing")
+    verdict = verify_script(written(tmp_path, _MESH), only)
+    found = {finding.rule: finding.status for finding in verdict.findings}
+    assert verdict.environment["cuda_on_cpu"] is True
+    assert found["run-completes"] == found["matches-single-process"] == "pass"
+    assert "fail" not in found.values()
+
+
+_WITHOUT_GPUS = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+model = nn.Linear(8, 4).to(device)
+if torch.cuda.is_available():
+    fully_shard(model)
+else:
+    model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+for step in range(6):
+    mine = rows[step * 8 : step * 8 + 8][dist.get_rank() :: dist.get_world_size()]
+    optimizer.zero_grad()
+    model(mine.to(device)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@cases("steps", "auto", 3)
+def test_a_script_that_shards_on_gpus_only_is_given_them(
+    verify_script: Verify, tmp_path: Path, steps: str | int
+) -> None:
+    verdict = verify_script(written(tmp_path, _WITHOUT_GPUS), ("run-completes",), steps=steps)
+    assert verdict.environment["cuda_on_cpu"] is True
+
+
+def test_cuda_on_the_cpu_can_be_asked_for(verify_script: Verify) -> None:
+    verdict = verify_script(ZOO / "minimal.py", ("run-completes",), device="cuda-on-cpu")
+    assert verdict.environment["cuda_on_cpu"] is True
     assert [finding.status for finding in verdict.findings] == ["pass"]
 
 

@@ -2,13 +2,17 @@
 lacks.
 """
 
+import ast
 import re
 
+from ..evidence import Sources
 from ..probe.compat.names import replicates_on_cpu
 from ..trace import Run
-from ..trace.events import AsksForAccelerators, Raised, RaisedFrame, Start
+from ..trace.events import AsksForAccelerators, Raised, RaisedFrame, Start, Wrap
+from .reached import Seen
 from .root_cause import root_cause
 from .steps_to_compare import steps_of
+from .syntax import last_name, walk
 
 NOTE = (
     "the script asks for CUDA and this machine has none: its ranks had a CUDA that computes on the"
@@ -57,6 +61,27 @@ def asks_for_cuda(run: Run) -> bool:
         trace.end.message for trace in run.traces if trace.end is not None
     ]  # each rank may stop at another line
     return any(_CUDA.search(text) for text in (cause.error, cause.text, *lines, *errors))
+
+
+def shards_only_on_gpus(run: Run, sources: Sources) -> bool:
+    """Whether a run that found no GPU passed by each call of `fully_shard`: where the script finds
+    none it may do without sharding (ezpz chooses DDP).
+    """
+    if not run.completed or not run.all(AsksForAccelerators):
+        return False
+    calls = [
+        (file, node)
+        for file in sources.project
+        for node in walk(sources.tree(file))
+        if isinstance(node, ast.Call) and last_name(node.func) == "fully_shard"
+    ]
+    if run.role != "survey":
+        return bool(calls) and not run.all(Wrap)
+    lines = Seen.by(run).lines
+    return bool(calls) and all(
+        lines.get(file, {}).keys().isdisjoint(range(call.lineno, (call.end_lineno or 0) + 1))
+        for file, call in calls
+    )
 
 
 def beyond_cuda_on_cpu(run: Run) -> str:

@@ -28,7 +28,8 @@ from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, only_
 from .watch import Watched, watched
 from .windows import Window, windows
 
-DEVICES = ("auto", "cpu", "cuda")
+ON_CPU = "cuda-on-cpu"  # a CUDA that computes on the CPU, also where the script would do without
+DEVICES = ("auto", "cpu", "cuda", ON_CPU)
 ISOLATIONS = ("auto", "overlay", "copy", "guard", "none")  # isolation/choose.py
 WORDS = ("save_args", "resume_args", "single_args", "reshard_args", "reference")
 

@@ -33,6 +33,7 @@ class Request:
     devices: list[int] = field(default_factory=list)  # the GPUs that it may use; none given: all
     backend: str = ""  # how GPUs are shared: "" not at all, "nccl" or "gloo"
     cuda_on_cpu: bool = False  # ranks have a CUDA that computes on the CPU
+    node_devices: int = 0  # at least so many devices does it show, also to fewer ranks
     averages: bool = False  # gloo averages, also on a torch where it sums
     timeout: float = 60.0
     grace: float = 5.0  # for the other ranks after the first has failed

@@ -2,6 +2,8 @@
 function is patched once.
 """
 
+import os
+
 from .capacity.recorder import Recorder
 from .dispatcher import name_of
 from .events import PLANNING, topics
@@ -19,6 +21,7 @@ from .substitutes import (
     simulation,
 )
 from .substitutes.cuda_on_cpu import streams
+from .substitutes.cuda_on_cpu.marks import VARIABLE
 
 _SUBSTITUTES = {
     "ddp": ddp.install,
@@ -50,6 +53,7 @@ def install(session: Session) -> None:
     if session.request.averages or session.request.cuda_on_cpu:
         averages.install(session)
     if session.request.cuda_on_cpu:
+        os.environ.pop(VARIABLE, None)  # it names GPUs of the machine, of which none is here
         cuda_on_cpu.install(session)
     if session.request.backend == "gloo":
         gloo_for_nccl.install(session)

@@ -5,7 +5,7 @@ compared.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..analysis.platform import asks_for_cuda
+from ..analysis.platform import asks_for_cuda, shards_only_on_gpus
 from ..analysis.steps_to_compare import own_steps, prepares_before_sharding, steps_without_backward
 from ..evidence import Evidence
 from ..trace import Run, Trace
@@ -21,19 +21,22 @@ def restart(settings: Settings, evidence: Evidence, runs: Sequence[Run]) -> Sett
         return None
     trains = [run for run in runs if "train" in (run.role, ROLES[run.role].place)]
     return (
-        _with_cuda_on_the_cpu(settings, runs)
+        _with_cuda_on_the_cpu(settings, evidence, runs)
         or _from_sharding_on(settings, trains)
         or _with_own_steps(settings, evidence, trains)
     )
 
 
-def _with_cuda_on_the_cpu(settings: Settings, runs: Sequence[Run]) -> Settings | None:
-    """Where the script asks for CUDA and there is none: a run that ended there says nothing of
-    it.
+def _with_cuda_on_the_cpu(
+    settings: Settings, evidence: Evidence, runs: Sequence[Run]
+) -> Settings | None:
+    """Where the script asks for CUDA and there is none: a run that ended there, or that went
+    another way, says nothing of it.
     """
     if settings.target.device != "auto" or settings.cuda_on_cpu or settings.gpus:
         return None
-    return replace(settings, cuda_on_cpu=True) if any(map(asks_for_cuda, runs)) else None
+    asks = any(asks_for_cuda(run) or shards_only_on_gpus(run, evidence.sources) for run in runs)
+    return replace(settings, cuda_on_cpu=True) if asks else None
 
 
 def _from_sharding_on(settings: Settings, trains: Sequence[Run]) -> Settings | None:

@@ -83,7 +83,11 @@ class Settings:
             "arguments": (*target.args, *own),
             "cuda_on_cpu": self.cuda_on_cpu,
         }
-        asked = {"from_sharding_on": self.from_sharding_on, "own_steps": self.own_steps}
+        asked: dict[str, Any] = {
+            "from_sharding_on": self.from_sharding_on,
+            "own_steps": self.own_steps,
+            "node_devices": target.nproc if self.cuda_on_cpu else 0,
+        }
         probe: dict[str, Any] = {name: value for name, value in asked.items() if value}
         probe |= {"watch": [one.expression for one in target.watch]} if target.watch else {}
         if self.window is not None:

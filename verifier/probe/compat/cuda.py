@@ -62,6 +62,11 @@ def note_initialized() -> None:
     torch.cuda._initialized = True
 
 
+def answer_workspaces() -> None:
+    """Let `torch._C._cuda_clearCublasWorkspaces` be called: there are none."""
+    torch._C._cuda_clearCublasWorkspaces = lambda: None  # type: ignore[attr-defined, unused-ignore]
+
+
 def answer_accelerator(device: torch.device) -> None:
     """Let torch's own modules find this accelerator."""
     for name in ACCELERATOR:

@@ -1,12 +1,14 @@
 """Which CUDA devices there are, which is the current one, and what they are like."""
 
 import os
+import uuid
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from ...compat.cuda import answer_accelerator
+from ...compat.cuda import answer_accelerator, answer_workspaces
 from ...session import Session
 from ._answers import always, answer
 from .marks import CUDA, device_from
@@ -15,6 +17,7 @@ NAME = "CUDA on the CPU (fsdp2)"
 CAPABILITY = (8, 0)  # bfloat16, and none of the features of later GPUs
 NCCL = (2, 27, 3)
 VERSION = "12.8"
+CUDNN = 91002
 _REAL = torch.device
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -56,8 +59,24 @@ class _ChosenOf(_Chosen):
         super().__init__(tensor.device if getattr(tensor, "is_cuda", False) else None)
 
 
+def of_device(result: Callable[[], Any], begins: bool = False) -> Callable[..., Any]:
+    """A function of a device that answers `result()`, and raises where no such device is;
+    `begins`: CUDA is used from then on.
+    """
+
+    def answered(device: Any = None) -> Any:
+        if begins:
+            CUDA.begin()
+        if device is not None:
+            _index(device)
+        return result()
+
+    return answered
+
+
 def _properties(device: Any = None) -> SimpleNamespace:
-    _index(device)
+    CUDA.begin()
+    index = _index(device)
     major, minor = CAPABILITY
     shape = {
         "multi_processor_count": os.cpu_count(),
@@ -71,24 +90,35 @@ def _properties(device: Any = None) -> SimpleNamespace:
         "max_threads_per_multi_processor": 2048,
     }
     return SimpleNamespace(
-        name=NAME, major=major, minor=minor, total_memory=total_memory(), gcnArchName="", **shape
+        name=NAME,
+        major=major,
+        minor=minor,
+        total_memory=total_memory(),
+        gcnArchName="",
+        uuid=uuid.UUID(int=index),
+        pci_bus_id=index,
+        pci_device_id=0,
+        pci_domain_id=0,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        **shape,
     )
 
 
 _BOTH: dict[str, Any] = {
-    "is_available": always(True),
+    "is_available": lambda: CUDA.count > 0,
     "device_count": lambda: CUDA.count,
-    "synchronize": always(None),
+    "synchronize": of_device(lambda: None, begins=True),
 }
 _OF_CUDA = {
     **_BOTH,
     "_lazy_init": CUDA.begin,
     "init": CUDA.begin,
     "is_initialized": lambda: CUDA.initialized,
-    "current_device": lambda: _index(),
+    "current_device": of_device(lambda: CUDA.current, begins=True),
     "set_device": _set,
-    "get_device_name": lambda device=None: NAME,
-    "get_device_capability": lambda device=None: CAPABILITY,
+    "get_device_name": of_device(lambda: NAME, begins=True),
+    "get_device_capability": of_device(lambda: CAPABILITY, begins=True),
     "get_device_properties": _properties,
     "get_arch_list": lambda: ["sm_80"],
     "is_bf16_supported": always(True),
@@ -102,6 +132,8 @@ _OF_CUDA = {
     "get_sync_debug_mode": always(0),
     "is_current_stream_capturing": always(False),
     "cudart": lambda: _Runtime(),
+    "_sleep": always(None),
+    "get_allocator_backend": always("native"),
 }
 _OF_ACCELERATOR = {
     **_BOTH,
@@ -118,15 +150,22 @@ _OF_ACCELERATOR = {
 
 def install(session: Session) -> None:
     """Answer `torch.cuda` and `torch.accelerator`."""
+    CUDA.of_node = session.request.node_devices
     answer(session, "torch.cuda", _OF_CUDA)
     answer(session, "torch.accelerator", _OF_ACCELERATOR)
     answer(session, "torch.cuda.nccl", {"version": always(NCCL), "is_available": always(True)})
+    answer(session, "torch.cuda.profiler", {"start": always(None), "stop": always(None)})
+    answer(session, "torch.backends.cuda", {"is_built": always(True)})
+    answer(
+        session, "torch.backends.cudnn", {"version": always(CUDNN), "is_available": always(True)}
+    )
     torch.version.cuda = VERSION
     torch.device = _Device  # type: ignore[assignment, misc]
     torch.cuda.device, torch.cuda.device_of = _Chosen, _ChosenOf  # type: ignore[assignment, misc]
     if hasattr(torch, "accelerator") and hasattr(torch.accelerator, "device_index"):
         torch.accelerator.device_index = _Chosen  # type: ignore[assignment, misc]
     answer_accelerator(torch.device("cuda"))
+    answer_workspaces()
 
 
 class _AnyDevice(type):

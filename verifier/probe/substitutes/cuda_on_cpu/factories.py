@@ -12,6 +12,7 @@ from ...compat.names import CONSTRUCTORS, need
 from ...dispatcher import Call
 from ...session import Session
 from .marks import CPU, device_from, device_of, mark_of, put
+from .pinned import pinned
 
 _FROM_DATA = ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor")
 _LIKE = (
@@ -46,7 +47,7 @@ def _made(call: Call, proceed: Callable[[], Any]) -> Any:
         mark_of(found) is None or (asked is not None and device_from(asked) == CPU)
     ):
         put(found, CPU)
-    return found
+    return pinned(found) if call.kwargs.get("pin_memory") else found
 
 
 def _from_data(call: Call, proceed: Callable[[], Any]) -> Any:
@@ -57,15 +58,20 @@ def _from_data(call: Call, proceed: Callable[[], Any]) -> Any:
         if asked is None and not isinstance(data, Tensor)
         else device_from(asked)
     )
+    # C++ would pin it before the dispatch mode sees it
+    pins = call.kwargs.pop("pin_memory", False)
     if target is None or target.type != "cuda":
-        return _made(call, proceed)
+        found = _made(call, proceed)
+        return pinned(found) if pins else found
     call.kwargs["device"] = CPU
     return proceed().to(target)
 
 
 def _new_tensor(call: Call, proceed: Callable[[], Any]) -> Any:
-    asked = call.kwargs.pop("device", None)
-    return put(proceed(), device_of(call.args[0]) if asked is None else device_from(asked) or CPU)
+    asked, pins = call.kwargs.pop("device", None), call.kwargs.pop("pin_memory", False)
+    there = device_of(call.args[0]) if asked is None else device_from(asked) or CPU
+    found = put(proceed(), there)
+    return pinned(found) if pins else found
 
 
 def install(session: Session) -> None:

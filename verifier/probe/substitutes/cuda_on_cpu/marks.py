@@ -15,6 +15,8 @@ from ...compat.tensors import NO_STORAGE
 
 CPU = torch.device("cpu")
 MARK = "fsdp2_device"
+PINNED = "fsdp2_pinned"  # on the storage of pages that CUDA would pin
+VARIABLE = "CUDA_VISIBLE_DEVICES"
 PLAIN = (Tensor, nn.Parameter)
 
 
@@ -50,17 +52,45 @@ class Cuda:
     initialized: bool = False
     # the script copies a tensor to another device: an operation that asks for the CPU means it
     moving: bool = False
+    # at least so many devices has a node: one process of a script sees those of all ranks of the
+    # train run, as it would on that machine (pyFSDP2 leaves where it counts one device)
+    of_node: int = 0
+    _visible: int | None = None  # as they were counted when CUDA was first used
 
     def begin(self) -> None:
         """CUDA is used from now on."""
         if not self.initialized:
+            self._visible = self.count
             self.initialized = True
             note_initialized()
 
     @property
     def count(self) -> int:
-        """One device for each rank of this node."""
-        return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+        """One device for each rank of this node, or those of them that CUDA_VISIBLE_DEVICES leaves.
+
+        The script may set that until CUDA is used, and is not heard from then on.
+        """
+        if self._visible is not None:
+            return self._visible
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+        there = max(ranks, self.of_node)
+        chosen = os.environ.get(VARIABLE)
+        return there if chosen is None else _left_by(chosen, there)
+
+
+def _left_by(chosen: str, there: int) -> int:
+    """How many of `there` devices a list of numbers leaves: those before the first that is none or
+    that is not there; with one named twice, none.
+    """
+    found: list[int] = []
+    for entry in chosen.split(","):
+        number = int(entry) if entry.strip().isdigit() else there
+        if number in found:
+            return 0
+        if number >= there:
+            break
+        found.append(number)
+    return len(found)
 
 
 CUDA = Cuda()

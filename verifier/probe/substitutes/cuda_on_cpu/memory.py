@@ -10,7 +10,7 @@ from typing import Any
 from ...session import Session
 from . import marks
 from ._answers import always, answer
-from .devices import _PAGE, total_memory
+from .devices import _PAGE, of_device, total_memory
 
 _fraction: dict[str, float] = {"of": 1.0}
 _KINDS = (
@@ -23,6 +23,8 @@ _KINDS = (
 
 
 def _held() -> int:
+    if not marks.CUDA.initialized:
+        return 0
     if (counted := marks.watch.held()) is not None:
         return counted
     try:
@@ -32,6 +34,8 @@ def _held() -> int:
 
 
 def _peak() -> int:
+    if not marks.CUDA.initialized:
+        return 0
     if (counted := marks.watch.peak()) is not None:
         return counted
     try:  # the peak that is reset below; that of getrusage is not
@@ -53,6 +57,8 @@ def _free() -> tuple[int, int]:
 
 
 def _stats() -> "OrderedDict[str, Any]":
+    if not marks.CUDA.initialized:
+        return OrderedDict()
     held, peak = _held(), _peak()
     found: dict[str, Any] = {
         "num_alloc_retries": 0,
@@ -93,11 +99,7 @@ def _set_fraction(fraction: float, device: Any = None) -> None:
 
 def install(session: Session) -> None:
     """Answer the memory functions of `torch.cuda` and `torch.accelerator`."""
-    held, peak, reset = (
-        (lambda device=None: _held()),
-        (lambda device=None: _peak()),
-        (lambda device=None: _reset()),
-    )
+    held, peak, reset = of_device(_held), of_device(_peak), of_device(_reset)
     both: dict[str, Callable[..., Any]] = {
         **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"), held),
         **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"), peak),
@@ -105,18 +107,18 @@ def install(session: Session) -> None:
             ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
             reset,
         ),
-        "memory_stats": lambda device=None: _stats(),
+        "memory_stats": of_device(_stats),
         "empty_cache": always(None),
         "reset_accumulated_memory_stats": always(None),
     }
     answer(
         session,
         "torch.accelerator.memory",
-        {**both, "get_memory_info": lambda device=None: _free()},
+        {**both, "get_memory_info": of_device(_free)},
     )
     more: dict[str, Callable[..., Any]] = {
-        "mem_get_info": lambda device=None: _free(),
-        "memory_stats_as_nested_dict": lambda device=None: _nested(),
+        "mem_get_info": of_device(_free),
+        "memory_stats_as_nested_dict": of_device(_nested),
         "memory_snapshot": always([]),
         "memory_summary": lambda device=None, abbreviated=False: f"{_held()} bytes of this process",
         "set_per_process_memory_fraction": _set_fraction,

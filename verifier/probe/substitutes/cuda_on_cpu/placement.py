@@ -76,7 +76,7 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Pages of the CPU are pinned for a GPU, of which there is none (simpler-fsdp: empty_like).
+        # Pages are pinned for a GPU, of which there is none: pinned.py marks them (simpler-fsdp).
         kwargs = {key: value for key, value in (kwargs or {}).items() if key != "pin_memory"}
         asked = kwargs.get("device")
         wanted = (

@@ -66,6 +66,32 @@ def drawn(device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
+class _DefaultGenerator:
+    """One of `torch.cuda.default_generators`."""
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+
+    def get_state(self) -> Tensor:
+        """A seed and an offset, 16 bytes."""
+        return _state(self.device).as_tensor()
+
+    def set_state(self, state: Tensor) -> "_DefaultGenerator":
+        """Draw on from there."""
+        _state(self.device).load(state)
+        return self
+
+    def manual_seed(self, seed: int) -> "_DefaultGenerator":
+        """Draw anew."""
+        _states[self.device.index] = _State()
+        _states[self.device.index].seed = int(seed) % (2 * _RANGE)
+        return self
+
+    def initial_seed(self) -> int:
+        """What it was seeded with."""
+        return _state(self.device).seed
+
+
 class _OfAnyDevice(type(_REAL)):  # type: ignore[misc]
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, _REAL)
@@ -136,3 +162,4 @@ def install(session: Session) -> None:
         },
     )
     torch.Generator = Generator  # type: ignore[misc]
+    torch.cuda.default_generators = tuple(map(_DefaultGenerator, range(CUDA.count)))  # type: ignore[assignment]

@@ -11,7 +11,6 @@ from ...compat.names import WRAPPER
 from ...dispatcher import Call
 from ...session import Session
 from . import marks
-from ._answers import always
 from .marks import CPU, CUDA, device_from, device_of, keep, put
 
 Proceed = Callable[[], Any]
@@ -145,8 +144,6 @@ def install(session: Session) -> None:
     )
     around("torch:Tensor.numpy", replace=_numpy)
     around(WRAPPER, replace=_wrapped)
-    around("torch:Tensor.pin_memory", replace=lambda call, proceed: call.args[0])
-    around("torch:Tensor.is_pinned", replace=always(False))
     around("torch:Tensor.get_device", replace=lambda call, proceed: _number(call.args[0]))
     around(
         "torch:UntypedStorage.clone", replace=lambda call, proceed: keep(call.args[0], proceed())
