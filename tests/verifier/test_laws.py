@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 
-from records import cases, entropy, judge, judged_as, micro, row, run, step, stepped
+from records import (
+    cases,
+    entropy,
+    judge,
+    judged_as,
+    micro,
+    model,
+    parameter,
+    row,
+    run,
+    step,
+    stepped,
+)
 from verified_fsdp2.verifier.analysis.state import evaluated
 from verified_fsdp2.verifier.config.watch import watched
 from verified_fsdp2.verifier.evidence import Evidence, Sources
@@ -285,7 +297,17 @@ class TestRestored:
         )
 
 
-def two(name: str, a: dict[str, Any], b: dict[str, Any], began: float = 0.0) -> Evidence:
+MOMENTS = (tensor(1.0, "optimizer"), tensor(2.0, "optimizer"))
+NORMS = (held(1.0, "optimizer"), held(2.0, "optimizer"))
+
+
+def two(
+    name: str,
+    a: dict[str, Any],
+    b: dict[str, Any],
+    began: float = 0.0,
+    of_model: tuple[dict[str, Any], ...] = (),
+) -> Evidence:
     """Two ranks of which the second begins with a number that is `began` larger."""
     first = (
         [held(-1.0), held(began - 1.0)]
@@ -293,7 +315,12 @@ def two(name: str, a: dict[str, Any], b: dict[str, Any], began: float = 0.0) -> 
         else [tensor(9.0, a["holder"])] * 2
     )
     pairs = zip(first, (a, b), strict=True)
-    return of(*[[*steps(), state(1, **{name: old}), state(3, **{name: new})] for old, new in pairs])
+    return of(
+        *[
+            [*of_model, *steps(), state(1, **{name: old}), state(3, **{name: new})]
+            for old, new in pairs
+        ]
+    )
 
 
 def running(mean: int) -> list[dict[str, Any]]:
@@ -333,6 +360,10 @@ test_state_same_on_ranks = judged_as(
             ("fail", two("model__average", tensor(1.0, "module"), tensor(2.0, "module"))),
             ("fail", two("model__seen", tensor(1.0, "module"), tensor(2.0, "module"))),
             ("pass", two("main__loss", held(1.0), held(2.0))),
+            # moments that an optimizer keeps in a list of its own, for shards and for replicas
+            ("pass", two("main__opt__momenta", *MOMENTS, of_model=(model(parameter()),))),
+            ("fail", two("main__opt__momenta", *MOMENTS)),
+            ("fail", two("main__opt__norm", *NORMS, of_model=(model(parameter()),))),
             ("not_applicable", of(steps())),  # one rank
         )
     )

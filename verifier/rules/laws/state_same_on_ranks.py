@@ -169,6 +169,15 @@ def _own_from_the_beginning(copies: Copies) -> bool:
     return (part or not _is_state(mine)) and copies.began_apart
 
 
+def _of_an_optimizer_of_shards(copies: Copies) -> bool:
+    """What an optimizer keeps of sharded parameters is of this rank's shards, under whatever name:
+    moments in lists of its own, factors of a preconditioner (facebookresearch/optimizers@f606606).
+    A number that it keeps (a norm, a count) is for all of them.
+    """
+    mine, sharded = copies.mine, any(entries[0].sharded for entries in copies.run.parameters.values())
+    return sharded and mine.holder == "optimizer" and mine.sketch is not None and mine.numel > 1
+
+
 def _as_long_as_own_samples(copies: Copies) -> bool:
     """A cache of a module whose length differs between ranks is of the rank's own samples."""
     return copies.mine.holder == "module" and len({one.numel for one in copies.there}) > 1
@@ -178,6 +187,7 @@ def _as_long_as_own_samples(copies: Copies) -> bool:
 MEANT: tuple[Callable[[Copies], bool], ...] = (
     _of_a_part,
     _own_from_the_beginning,
+    _of_an_optimizer_of_shards,
     _as_long_as_own_samples,
 )
 
