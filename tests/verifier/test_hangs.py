@@ -421,6 +421,27 @@ def test_a_stager_that_serves_one_save(message: str, fix: str) -> None:
     assert fix in root_cause(run([end("KeyError", message)])).fix
 
 
+@cases(
+    "stdout, stderr, text, fix",
+    ("reading\nneeds 3 ranks\n", "", ": needs 3 ranks", "Do what it says"),
+    ("needs 3 ranks\n", "UserWarning: old\n", ": needs 3 ranks", "Do what it says"),
+    (
+        "reading\n",
+        "usage: train.py\ntrain.py: error: --data\n",
+        ": train.py: error: --data",
+        "after",
+    ),
+    ("", "", "1", "Pass the required script arguments"),
+)
+def test_what_a_script_says_before_it_leaves(stdout: str, stderr: str, text: str, fix: str) -> None:
+    left = {"kind": "end", "how": "sys.exit", "code": 1, "message": "", "frames": []}
+    made = run([left], stdout={0: stdout}, stderr={0: stderr})
+    made = replace(made, ended=(Ended(0, 1, False),))
+    cause = root_cause(made)
+    assert cause.text == f"the script exited during startup with status 1{text.removeprefix('1')}"
+    assert fix in cause.fix
+
+
 def test_a_machine_that_was_lost_is_the_cause() -> None:
     lost = run([end("RuntimeError", "Connection reset by peer", at=1.0)], [])
     lost = replace(lost, ended=(Ended(1, -9, False, 0.0, "node-b"), Ended(0, 1, False, 2.0)))

@@ -52,6 +52,14 @@ def evidence(source: str, save: str = "torch.save", args: tuple[str, ...] = ()) 
 
 @cases(
     "source, save, resume",
+    (  # FSDPToys: the switch is for snapshots of memory, and what is loaded is a checkpoint
+        "parser.add_argument('--snapshot', action='store_true')\n"
+        "parser.add_argument('--save_freq', type=int, default=1)\n"
+        "parser.add_argument('--save_path', default='ckpts')\n"
+        "parser.add_argument('--load_path', default='ckpts/last')",
+        "--save_freq 3 --save_path {checkpoint}",
+        "--load_path {checkpoint}",
+    ),
     (  # the switch gets no value
         HEAD + "parser.add_argument('--snapshot', action='store_true')",
         "--snapshot --out {checkpoint}",

@@ -35,6 +35,10 @@ _ELSEWHERE = (
 _NODE = "Look at that machine: it, its network or its scheduler ended its ranks."
 _REPORT = "This is a bug in fsdp2, not in your code: report it and attach the run folder."
 _ARGUMENTS = "Pass the required script arguments after `--`, or under `args` in verify.yaml."
+_ASKED = (
+    "Do what it says: arguments of the script go after `--`, the number of ranks is `--nproc`, and"
+    " GPUs are stood in for with `--device cuda-on-cpu`."
+)
 _STAGER = (
     "If a DefaultStager is used for several saves: that of torch 2.11 and 2.12 serves one; make a"
     " new one for each save."
@@ -147,9 +151,10 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
         return _raised(run, rank, end)
     hows = {end.how, *(trace.end.how for trace in run.traces if trace.end is not None)}
     if hows == {"sys.exit"} and run.steps() == 0:
-        why = str(end.message or "") or _last_line(run.stderr.get(rank, ""))
+        why = str(end.message or "") or _last_words(run, rank)
         text = f"the script exited during startup with status {end.code}{f': {why}' if why else ''}"
-        return RootCause(rank, text, _first(end.frames), _ARGUMENTS)
+        usage = "usage:" in run.stderr.get(rank, "") or not why
+        return RootCause(rank, text, _first(end.frames), _ARGUMENTS if usage else _ASKED)
     message = f" ({end.message})" if end.message else ""
     text = (
         f"rank {rank} called {end.how}({end.code}){message}{_stack_text(end.frames)}, while the"
@@ -281,6 +286,13 @@ def _stack_text(frames: list[Place], limit: int = 3) -> str:
         f"{name if name != before else ''}:{f.line} {f.function}"
         for f, name, before in zip(shown, names[1:], names, strict=False)
     )
+
+
+def _last_words(run: Run, rank: int) -> str:
+    """The last line that a rank printed before it left: an error's, else what it said on stdout."""
+    error = _last_line(run.stderr.get(rank, ""))
+    said = _last_line(run.stdout.get(rank, ""))
+    return error if not said or "error" in error.lower() else said
 
 
 def _last_line(text: str) -> str:

@@ -53,6 +53,7 @@ _NO_SAVE = {
 }
 _OTHERS = {"data", "dataset", "tokenizer", "tok", "cache", "hf", "val", "train", "config"}
 _OTHERS |= {"profile", "log", "logs", "plot", "trace"}
+_WEIGHTS = {"model", "weights", "pretrained", "base", "teacher"}
 _SIZE = {
     "layers",
     "hidden",
@@ -137,8 +138,10 @@ class Option:
         numbered = bool(found & {"step", "epoch", "iteration"})
         if found & _NO_SAVE:
             return ""
+        loads = "load" in found and (words[-1] in _FOLDER or len(words) == 1)
         if found & {"resume", "restore"} or (
-            found & {"load", "from"} and found & _SAVE and not found & _OTHERS
+            ((found & {"load", "from"} and found & _SAVE) or (loads and not found & _WEIGHTS))
+            and not found & _OTHERS
         ):
             other = last & (_EVERY | {"strategy", "only", "optimizer", "mode", "contents"})
             counts = self.takes in ("number", "choice")
@@ -215,4 +218,7 @@ def _saved_as(place: Option) -> str:
 def _one_of_each(options: list[Option]) -> list[Option]:
     """A setting that says how often, and one that turns it on."""
     kinds = {option.switch: option for option in reversed(options)}
+    # Beside a number of steps a switch of this name is for torch.cuda.memory (FSDPToys).
+    if len(kinds) > 1 and kinds[True].key == "snapshot":
+        del kinds[True]
     return [kinds[switch] for switch in sorted(kinds)]

@@ -86,6 +86,7 @@ def read_run(
         timeout=timeout,
         quiet=answer.get("quiet", math.inf),
         busy=tuple(answer.get("busy", ())),
+        stdout=said("out"),
     )
 
 

@@ -39,6 +39,7 @@ class Recorded:
     busy: tuple[int, ...] = ()  # the ranks that computed then, and did not wait for another one
     # of a run with a rank killed in a save: what lies in the folder of `{checkpoint}`
     left: tuple[str, ...] = ()
+    stdout: dict[int, str] = field(default_factory=dict)
 
     @property
     def completed(self) -> bool:

@@ -174,7 +174,10 @@ def _of_an_optimizer_of_shards(copies: Copies) -> bool:
     moments in lists of its own, factors of a preconditioner (facebookresearch/optimizers@f606606).
     A number that it keeps (a norm, a count) is for all of them.
     """
-    mine, sharded = copies.mine, any(entries[0].sharded for entries in copies.run.parameters.values())
+    mine, sharded = (
+        copies.mine,
+        any(entries[0].sharded for entries in copies.run.parameters.values()),
+    )
     return sharded and mine.holder == "optimizer" and mine.sketch is not None and mine.numel > 1
 
 

@@ -44,16 +44,25 @@ class CustomForwardBypass(MixedRule):
                 or event.function.rpartition(".")[2] in registered
             ):
                 continue
-            before = (
+            before = [
                 one for one in flow.forwards(owner) if one.on is owner and one.index < event.index
-            )
-            # After a forward in the same function the root may still be gathered.
-            if all(one.function != event.function for one in before):
+            ]
+            # After a forward the root stays gathered up to the backward: a head may run there
+            # (FSDPToys: `compute_logits`), in a function with a forward of its own in any case.
+            if not any(
+                one.function == event.function or not _backward_between(flow, one, event)
+                for one in before
+            ):
                 what = (
                     f"{event.function} runs {text(event.node)} outside of forward: no hook gathers"
                     " its parameters"
                 )
                 yield what, event
+
+
+def _backward_between(flow: Flow, forward: Event, event: Event) -> bool:
+    calls = flow.by_method.get("backward", ())
+    return any(forward.index < one.index < event.index for one in calls)
 
 
 def _own_module_call(flow: Flow, event: Event) -> Value | None:
