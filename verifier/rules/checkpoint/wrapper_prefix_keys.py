@@ -1,6 +1,8 @@
 import ast
+import re
 from dataclasses import dataclass
 
+from ...analysis.root_cause import root_cause
 from ...analysis.saves import Save, all_saves
 from ...analysis.syntax import last_name
 from ...evidence import Sources
@@ -15,6 +17,8 @@ PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module", "module")
 # Methods by which a script takes `module.` off the keys itself when it loads: then the prefix in
 # the file does no harm (exam round 4 k_07_distil_teacher twin).
 _TAKE_OFF = ("removeprefix", "replace", "startswith", "split", "partition", "sub")
+
+_MISSING = re.compile(r"Missing key in checkpoint state_dict: (?P<key>[^\s{}]+)")
 
 
 class WrapperPrefixKeys(SaveRule):
@@ -36,8 +40,12 @@ class WrapperPrefixKeys(SaveRule):
     """
 
     kind = "save of a tensor"
+    reads = frozenset({"resume"})
+    explains = ("missing-optim-state-for-unused-param", "resume-is-exact", "run-completes")
 
     def judge(self, evidence: Evidence) -> Finding:
+        if (refused := self._refused(evidence)) is not None:
+            return refused
         found = super().judge(evidence)
         saves = [save for save in all_saves(evidence.trained) if self.about(save)]
         first = _first_prefixed(evidence.trained, saves)
@@ -47,6 +55,29 @@ class WrapperPrefixKeys(SaveRule):
                 f"`{first.prefix}` is in keys of a save, and the script takes it off"
             )
         return found
+
+    def _refused(self, evidence: Evidence) -> Finding | None:
+        """A resume that found no key, where the saved one differs by a prefix alone (nanotron's
+        optimizer state under the names of the wrapped model).
+        """
+        resume = evidence.resume
+        if resume is None or resume.completed:
+            return None
+        cause = root_cause(resume)
+        missing = _MISSING.search(cause.error)
+        if missing is None:
+            return None
+        asked = missing["key"].rstrip(".")
+        keys = {key for save in all_saves(evidence.trained) for key in save.entries}
+        saved = min((key for key in keys if _plain(key) == _plain(asked)), default=asked)
+        if saved == asked:
+            return None
+        return self.failed(
+            f"the resume asks for `{asked}`, and the checkpoint has it as `{saved}`",
+            cause.location,
+            fix="Save and load by the names of the same model, wrapped or not:"
+            " `get_model_state_dict` and `get_optimizer_state_dict` leave the prefixes out.",
+        )
 
     def check(self, run: Run, saves: list[Save]) -> Finding:
         first = _first_prefixed(run, saves)
@@ -114,6 +145,10 @@ def _of_a_wrapper(run: Run, key: str) -> bool:
     """Whether a key is `module.` before the name of a parameter."""
     head, found, _ = key.partition("module.")
     return bool(found) and head[-1:] in ("", ".") and key.rpartition("module.")[2] in run.parameters
+
+
+def _plain(key: str) -> str:
+    return ".".join(part for part in key.split(".") if part not in PREFIXES)
 
 
 def _takes_off(sources: Sources, prefix: str) -> bool:
