@@ -36,6 +36,7 @@ SURVEY = (
     "data",
     "lora_merges",
     "overwritten",
+    "progress",
     "random_stream",
     "schedules",
     "sharding",

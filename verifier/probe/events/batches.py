@@ -27,6 +27,8 @@ class Batches:
     def calling(self, call: Call) -> Leave:
         """A module is about to be called."""
         module, self.depth = call.args[0], self.depth + 1
+        if self.depth == 1:
+            self.session.publish("call", module, list)
         outermost = self.depth == 1 and self.left > 0
         trains = outermost and module.training and torch.is_grad_enabled()
         if trains and next(module.parameters(), None) is not None:

@@ -115,7 +115,7 @@ def install(session: Session) -> None:
     """Log the events of this rank in runs of the script as it is: not in a DDP run, nor in a single
     process.
     """
-    if session.request.mode != "fsdp":
+    if session.request.mode not in ("fsdp", "survey"):
         return
     progress = Progress(session)
 

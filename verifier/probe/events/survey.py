@@ -162,6 +162,7 @@ class Survey:
     def stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer is about to step."""
         session = self.session
+        session.publish("stepping", optimizer, False)
         self.weights.stepping()
         first = not session.progress.optimizers
         if _holds_shards(optimizer):

@@ -20,7 +20,7 @@ class HangRule(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         train = evidence.train
-        for run in (train, evidence.resume):
+        for run in (train, evidence.resume, evidence.survey):
             part = parting(run)
             found = named(evidence.sources, part) if part is not None else None
             if run is not None and found is not None and found[0] == self.name:
