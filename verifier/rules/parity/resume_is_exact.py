@@ -1,5 +1,9 @@
+import re
+from pathlib import PurePath
+
 from ...analysis.applicability import begins_elsewhere
-from ...analysis.root_cause import root_cause
+from ...analysis.checkpoints import saved_paths
+from ...analysis.root_cause import RootCause, root_cause
 from ...analysis.state_after_resume import beginning
 from ...analysis.unusual_parallelism import begun_before_save, resumable
 from ...analysis.why_not_run import looks_above
@@ -11,6 +15,9 @@ OTHER = (
     "Save what is named here, of each rank its own, and load it; if no step reads it, look at the"
     " RNG state of every rank."
 )
+
+
+_NO_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
 
 
 class ResumeIsExact(Rule):
@@ -45,7 +52,12 @@ class ResumeIsExact(Rule):
             # is the user's command, not the script's fault.
             if above := looks_above(cause.text, evidence):
                 return self.unknown(above)
-            return self.failed(f"the resume run failed: {cause.text}", cause.location, fix=RAISED)
+            other, fix = _another_path(train, cause), RAISED
+            if other:
+                fix = "Make the path that is loaded from what the save made it from."
+            return self.failed(
+                f"the resume run failed: {other or cause.text}", cause.location, fix=fix
+            )
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
         # A save after some of a step's backward passes holds its gradients too: the resumed run
@@ -171,3 +183,17 @@ def _frozen(theirs: list[Step], mine: list[Step]) -> str:
                 f" {'has' if len(names) == 1 else 'have'} gradients {where}"
             )
     return ""
+
+
+def _another_path(train: Run, cause: RootCause) -> str:
+    """What a resume looked for, and what was saved beside it, where a file is missing (accelerate:
+    the folder of a part was chosen by a name that stood elsewhere in the path); "" for others.
+    """
+    missing = _NO_FILE.search(cause.error)
+    if missing is None:
+        return ""
+    looked_for = PurePath(missing["path"])
+    near = [path for path in saved_paths(train) if looked_for.parent in PurePath(path).parents]
+    if not near:
+        return ""
+    return f"rank {cause.rank} looks for `{looked_for}`, and the saves wrote {some(near, 2)}"
