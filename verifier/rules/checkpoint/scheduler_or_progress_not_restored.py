@@ -1,15 +1,22 @@
+from collections import Counter
+
 from ...analysis.unusual_parallelism import resumable, saved_in_a_step
 from ...source.events import ITERATE
 from ...source.flow_queries import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
-from ...trace.events import Step
-from ..base import Evidence, Finding, Flow, Hits, Run
+from ...trace.events import Batch, Step
+from ..base import Evidence, Finding, Flow, Hits, Run, count
 from ..policies import ShownBy
 from ._resumed import ResumeRule, load_line, saved_at
 
 _RATE = (
     "Restore the optimizer's param_groups too: load its whole state dict, or set each group's `lr`"
     " from `scheduler.get_last_lr()`."
+)
+
+_AHEAD = (
+    "Let nothing take batches between the load and the first step: make the iterator once, and save"
+    " the position of what was trained on, not of what was read ahead."
 )
 
 
@@ -44,7 +51,12 @@ class SchedulerOrProgressNotRestored(ResumeRule):
         if reason := saved_in_a_step(evidence):
             return self.not_applicable(reason)
         rate, fix = _other_rate(train, resume, step)
-        wrong = [what for what in (rate, _other_samples(train, resume, step)) if what]
+        others = _other_samples(train, resume, step)
+        if others and (ahead := _steps_ahead(evidence, resume, step)):
+            others += f": on those of step {step + ahead}, so those of {count(ahead, 'step')}"
+            others += f" from step {step} on are left out"
+            fix = fix or _AHEAD
+        wrong = [what for what in (rate, others) if what]
         if wrong:
             more = {"fix": fix} if fix and len(wrong) == 1 else {}
             return self.failed("; ".join(wrong) + saved_at(evidence), load_line(evidence), **more)
@@ -126,6 +138,20 @@ def _other_samples(train: Run, resume: Run, step: int) -> str:
     if again:
         return f"step {step} after the resume trains on the samples of step {again} once more"
     return f"step {step} after the resume trains on other samples than an uninterrupted run"
+
+
+def _steps_ahead(evidence: Evidence, resume: Run, step: int) -> int:
+    """By how many steps the samples of a resume are ahead: a loader that is started twice takes
+    the next ones each time (Lightning's fetcher); 0 where the survey run does not show it.
+    """
+    if evidence.survey is None:
+        return 0
+    taken: Counter[int] = Counter()  # by step, how many of these samples
+    batch = resume.global_batch(1)
+    for record in evidence.survey.all(Batch):
+        taken[record.step] += sum(row in batch for row in record.rows)
+    found = [number for number, rows in taken.items() if rows == batch.total() and number > step]
+    return found[0] - step if len(found) == 1 else 0
 
 
 def _list(values: list[float]) -> str:

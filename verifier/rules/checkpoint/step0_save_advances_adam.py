@@ -3,10 +3,12 @@ from ...source.events import Flow, covers
 from ...source.flow_queries import GETTERS, SAVES, SETTERS, steps_of, text
 from ...source.values import reach
 from ...trace import Trace
-from ...trace.events import Checkpoint, Step, Template
+from ...trace.events import Checkpoint, Place, Step, Template
 from ..base import Finding, Hits, Rule, Run, count, some
 from ..policies import JudgesExports
 from ._resumed import keeps_no_state
+
+_FIX = "Take, load and set the optimizer's state only where the checkpoint has it."
 
 
 class Step0SaveAdvancesAdam(Rule):
@@ -28,9 +30,13 @@ class Step0SaveAdvancesAdam(Rule):
     """
 
     policies = (JudgesExports(),)
+    reads = frozenset({"resume"})
+    explains = ("resume-is-exact",)
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
+        if _after_resume(evidence):
+            return ""
         if _ahead(run):
             loads = any(
                 r.op in LOADS and r.seq < run.traces[0].steps[0].seq for r in run.places(Checkpoint)
@@ -40,9 +46,15 @@ class Step0SaveAdvancesAdam(Rule):
         return super().applies(evidence) or keeps_no_state(run, "step")
 
     def unseen(self, evidence: Evidence) -> str:
-        return "" if _ahead(evidence.trained) else super().unseen(evidence)
+        shown = _ahead(evidence.trained) or _after_resume(evidence)
+        return "" if shown else super().unseen(evidence)
 
     def judge(self, evidence: Evidence) -> Finding:
+        if (resumed := _after_resume(evidence)) is not None:
+            line, number, ahead = resumed
+            what = f"after the resume the step counter of {count(len(ahead), 'parameter')}"
+            one = f"{next(iter(ahead.values())):g} before step {number}"
+            return self.failed(f"{what} ({some(ahead)}) is {one}, and 0 without it", line, fix=_FIX)
         trace = evidence.trained.traces[0]
         first, ahead = next((pair for pair in _firsts(trace) if pair[1]), (trace.steps[0], {}))
         if not ahead:
@@ -87,6 +99,27 @@ class Step0SaveAdvancesAdam(Rule):
                     ),
                     event,
                 )
+
+
+def _after_resume(evidence: Evidence) -> tuple[Place | None, int, dict[str, float]] | None:
+    """(line that made the state, step, the counters) where the state of a resumed optimizer is
+    that of torch's helper, and without the resume there is none: the checkpoint has none, as of a
+    new stage (Megatron-Bridge#5680).
+    """
+    resume, after = evidence.resume, evidence.resumed_after()
+    if resume is None or after is None:
+        return None
+    trace = resume.traces[0]
+    mine, theirs = (
+        next(iter(run.at_step(Step, number)), None)
+        for run, number in ((resume, 1), (evidence.trained, after + 1))
+    )
+    made = next((r for r in _templates(trace) if mine is not None and r.seq < mine.seq), None)
+    if mine is None or theirs is None or made is None or any(theirs.state.values()):
+        return None
+    counters = {name: entry.get("step") for name, entry in mine.state.items()}
+    ahead = {n: v for n, v in counters.items() if isinstance(v, int | float) and v >= 1}
+    return (made.at_line, after + 1, ahead) if ahead else None
 
 
 def _ahead(run: Run) -> bool:
