@@ -653,6 +653,67 @@ def test_a_crash_between_a_removal_and_a_rename(resumed: str, line: int, require
     assert "the save after step 3 is complete" in finding.evidence
 
 
+def missing_key(key: str) -> Run:
+    return run(
+        [end("RuntimeError", f"Missing key in checkpoint state_dict: {key}.")], role="resume"
+    )
+
+
+OPTIMIZER = saving({"state.w.step": tensor(), "state.v.step": tensor()})
+test_keys_with_a_prefix_too_many = judged_as(
+    *(
+        row("wrapper-prefix-keys", status, train([OPTIMIZER], []), resume=missing_key(key))
+        for key, status in (
+            ("state.module.w.step", "fail"),
+            ("state._orig_mod.w.step", "fail"),
+            ("state.u.step", "pass"),  # another fault
+        )
+    )
+)
+
+
+def test_a_resume_that_looks_beside_what_was_saved() -> None:
+    """accelerate@e625c7a325: the folder of a part is chosen by a name that stands elsewhere."""
+    ended = end("Error", "[Errno 2] No such file or directory: '/c/run/step_1/.metadata'")
+    saved = train([saving({"w": tensor()}, to="/c/run/step_1/optimizer")], [])
+    found = judge("resume-is-exact", Evidence(train=saved, resume=run([ended], role="resume")))
+    assert found.status == "fail"
+    assert "looks for `/c/run/step_1/.metadata`" in found.evidence
+    assert "the saves wrote /c/run/step_1/optimizer" in found.evidence
+
+
+@cases("first, ahead", (5, "those of 3 steps from step 2 on are left out"), (9, ""))
+def test_a_resume_whose_data_are_ahead(first: int, ahead: str) -> None:
+    """Lightning@25b1343f1c: a loader that is started twice."""
+    whole = [{"kind": "batch", "step": k, "rows": [k, 10 + k], "size": 2} for k in range(1, 8)]
+    again = run([model(), micro(rows=(first, 10 + first)), step(), stepped()], role="resume")
+    train_run = run([*SAVED, micro(2, rows=(2, 12)), step(2), stepped(2)])
+    survey = run(whole, role="survey")
+    evidence = Evidence(train=train_run, resume=again, survey=survey)
+    found = judge("scheduler-or-progress-not-restored", evidence)
+    assert found.status == "fail" and "on other samples" in found.evidence
+    assert ahead in found.evidence
+    assert ("make the iterator once" in found.fix) is bool(ahead)
+
+
+@cases(
+    "without, mine, status",
+    ({}, {"w": {"step": 1.0}}, "fail"),
+    ({"w": {"step": 1.0}}, {"w": {"step": 1.0}}, "pass"),
+    ({}, {"w": {"step": 0.0}}, "pass"),
+)
+def test_state_that_a_resume_makes_for_an_optimizer_without(
+    without: dict[str, Any], mine: dict[str, Any], status: str
+) -> None:
+    """NVIDIA-NeMo/Megatron-Bridge#5680: a stage begins with an optimizer that was not saved."""
+    begun = [model(), micro(), step(state={"w": {"step": 0.0}}), stepped(), *SAVED[-1:]]
+    saved = [*begun, saving({}), micro(2), step(2, state=without), stepped(2)]
+    again = run([model(), template(had_state=False), step(state=mine), stepped()], role="resume")
+    found = judge(COUNTER, Evidence(train=run(saved), resume=again))
+    assert found.status == status
+    assert ("before step 2, and 0 without it" in found.evidence) is (status == "fail")
+
+
 @cases(
     "missing, status",
     ("/w/checkpoint/.metadata", "inconclusive"),
