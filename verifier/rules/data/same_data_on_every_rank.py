@@ -3,7 +3,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
 
-from ...analysis.probability import log_equal_batches
+from ...analysis.probability import log_equal_batches, log_shared
 from ...source.events import ITERATE, Event, Flow
 from ...source.flow_queries import is_const, names_in, text, trains
 from ...source.values import Value, choices, reach
@@ -58,6 +58,8 @@ class SameDataOnEveryRank(Rule):
         if not seen:
             return self.unknown("the model was given no tensor with distinguishable rows")
         alike = _most_alike(evidence, rows)
+        if alike is None and (overlap := _overlap(evidence, rows)):
+            return self.failed(overlap, run.data_line())
         if alike is None:
             shared = sum(
                 (rows[0][a] & rows[0][b]).total() for a, b in combinations(run.sample_ranks, 2)
@@ -159,6 +161,42 @@ def _most_alike(evidence: Evidence, rows: list[list[Counter[int]]]) -> _Alike | 
     a, b = max(same, key=lambda pair: (len(same[pair]), pair))
     equal = same[a, b]
     return _Alike(a, b, equal, rows[equal[0] - 1][a]) if equal else None
+
+
+def _overlap(evidence: Evidence, rows: list[list[Counter[int]]]) -> str:
+    """That two ranks share most of what is new to them, in words; "" if no two do.
+
+    Slices that begin at a wrong offset overlap without being equal (lingua: the data rank of a mesh
+    was worked out with the wrong size). Rows that come again in each step, such as prompts of
+    classes, are no samples.
+    """
+    right = _batches_of_one_process(evidence)
+    steps = [own for step, own in enumerate(rows, 1) if step not in right]
+    samples = len({row for own in steps for batch in own for row in batch})
+    for a, b in combinations(evidence.trained.sample_ranks, 2):
+        pairs = list(zip(_new(steps, a), _new(steps, b), strict=True))
+        shared = [len(x & y) for x, y in pairs]
+        most = [k for k, (x, y) in enumerate(pairs) if 2 * shared[k] > max(len(x), len(y), 1)]
+        if not pairs or 2 * len(most) <= len(pairs):
+            continue
+        chance = sum(log_shared(shared[k], len(pairs[k][0]), samples) for k in most)
+        trials = math.comb(len(evidence.trained.sample_ranks), 2) * 2 ** len(pairs)
+        if chance + math.log(trials) < math.log(EQUAL_BATCHES):
+            first = most[0]
+            what = f"{shared[first]} of their {count(len(pairs[first][0]), 'sample')}"
+            often = f"in {len(most)} of {len(pairs)} steps they share most of them"
+            return f"ranks {a} and {b} share {what} of step {first + 1}; {often}"
+    return ""
+
+
+def _new(steps: list[list[Counter[int]]], rank: int) -> list[set[int]]:
+    """What a rank trains on in each step and has not before."""
+    seen: set[int] = set()
+    found = []
+    for own in steps:
+        found.append(set(own[rank]) - seen)
+        seen |= set(own[rank])
+    return found
 
 
 def _trained_on(run: Run, step: int) -> list[Counter[int]]:
