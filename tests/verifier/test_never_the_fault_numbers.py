@@ -521,6 +521,12 @@ def sampled(*steps: tuple[range, range], losses: tuple[float, ...] = ()) -> Run:
     return run(*ranks)
 
 
+def offset(by: int, every: int = 32, size: int = 16) -> list[tuple[range, range]]:
+    """Slices of four steps, of which that of rank 1 begins `by` samples behind that of rank 0."""
+    starts = [every * k for k in range(4)]
+    return [(range(s, s + size), range(s + by, s + by + size)) for s in starts]
+
+
 FIRST, THEN, MORE = range(8), range(8, 16), range(16, 24)
 ONE, TWO, THREE, FOUR, FIVE = (range(k, k + 1) for k in range(1, 6))
 # No rank trains on another's samples in any step; what chance gives, or reaches no gradient, is no
@@ -529,6 +535,9 @@ test_same_data = judged_as(
     row("same-data-on-every-rank", "fail", sampled((FIRST, THEN), (MORE, MORE))),
     row("same-data-on-every-rank", "fail", sampled((MORE, MORE), (FIRST, THEN))),
     row("same-data-on-every-rank", "pass", sampled((FIRST, THEN), (THEN, MORE))),
+    row("same-data-on-every-rank", "fail", sampled(*offset(1)), names=("15 of their 16",)),
+    row("same-data-on-every-rank", "pass", sampled(*offset(16))),
+    row("same-data-on-every-rank", "pass", sampled(*offset(1, every=0))),  # again in each step
     row(
         "same-data-on-every-rank", "fail", sampled((ONE, ONE), (TWO, TWO))
     ),  # every step, however small
