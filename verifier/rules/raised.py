@@ -65,7 +65,10 @@ def culprit(run: Run, cause: RootCause) -> tuple[str, Place | None]:
             e[0].trainable and not e[0].managed and not e[0].sharded
             for e in run.parameters.values()
         ):
-            return "root-not-wrapped", cause.location
+            # Kept out with `ignored_params`, they are to be clipped apart (accelerate#4219).
+            clips = any("torch/nn/utils/clip_grad" in f.file for f in frames)
+            kept_out = any(shard.ignored for shard in run.all(Shard))
+            return "clip-mixed-mesh" if clips and kept_out else "root-not-wrapped", cause.location
         # An optimizer outside torch.optim that fails in its first run keeps plain state; in a
         # resume the state came from a full file (fault lowbit_or_unsupported_optimizer.yaml).
         if run.role == "train" and inner is not None and "torch/optim/" not in inner.file:

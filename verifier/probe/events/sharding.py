@@ -54,6 +54,7 @@ class Sharding:
                 output_dtype=output,
                 unread=_unread(options),
                 parameters=_plain(modules),
+                ignored=sum(map(torch.is_tensor, options.get("ignored_params") or ())),
                 at_line=session.here(),
             )
         )

@@ -1,14 +1,17 @@
+import re
+
 from ...analysis.applicability import went_through
 from ...analysis.follow_up_runs import changes_gradients
 from ..base import Evidence, RaisedRule, RootCause, Run
-from ..raised import by_norm
+from ..raised import MIXED, by_norm, culprit
 
 
 class ClipMixedMesh(RaisedRule):
     """Gradients are clipped together only if they are on one mesh.
 
     Why: with tensor or expert parallelism some weights are on the (dp, tp) mesh and the rest on dp
-    alone. One norm over both stacks DTensors of different meshes, which raises an error.
+    alone. One norm over both stacks DTensors of different meshes, which raises an error. So does
+    one over shards and the plain tensors of `ignored_params`.
     Wrong:
         # some weights on (dp, tp), some on dp
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -22,15 +25,15 @@ class ClipMixedMesh(RaisedRule):
             own = [p for p in model.parameters() if p.device_mesh == mesh]
             torch.nn.utils.clip_grads_with_norm_(own, max_norm, total)
     Fix: Take one norm for each mesh with `get_total_norm`, join them with `.full_tensor()`, and
-    clip each mesh's parameters by the joint norm; or give the remaining modules a plan on the tp
-    mesh too.
+    clip each mesh's parameters by the joint norm, plain tensors as a mesh of their own; or give the
+    remaining modules a plan on the tp mesh too.
     Source: pytorch#180346; meta-pytorch/torchtune#2420; huggingface/accelerate PR#4219.
     """
 
-    pattern = r"All operands in aten\.\S+ must have the same mesh"
+    pattern = rf"All operands in aten\.\S+ must have the same mesh|{MIXED}"
 
     def applies(self, evidence: Evidence) -> str:
-        if not went_through(evidence):
+        if not went_through(evidence) or self._raised(evidence) is not None:
             return ""
         sharded = [
             e
@@ -51,4 +54,6 @@ class ClipMixedMesh(RaisedRule):
         )
 
     def fits(self, run: Run, cause: RootCause) -> bool:
+        if re.search(MIXED, cause.error):
+            return culprit(run, cause)[0] == self.name
         return by_norm(run, cause)

@@ -59,7 +59,8 @@ class RootNotWrapped(Rule):
             return self.failed(f"{some(apart)} are {what}", line)
         what = f"{some(plain)} are plain tensors"
         if stopped_on_plain_weights(run):
-            return self.failed(f"{what}: the run stopped on them", line)
+            stopped = f"{what}: the run stopped on them"
+            return self.failed(stopped, line, explains=("run-completes",))
         if run.steps() == 0:
             return self.unknown(f"{what}, and {NO_STEP}")
         if run.role == "simulate":

@@ -94,6 +94,7 @@ class Shard(Located):
     output_dtype: str | None
     unread: list[str]  # options that have no effect, each with the reason
     parameters: list[ShardedParameter]
+    ignored: int = 0  # parameters that it is given as `ignored_params`
 
 
 class Wrap(Located):
