@@ -156,7 +156,7 @@ def meaning(
     elif (
         oracle is not None
         and parting.stage in ("optimizer", "later")
-        and (known := _learning_rates(parting, run, oracle, label))
+        and (known := _learning_rates(parting, run, oracle, label, other))
     ):
         return known
     elif (
@@ -183,9 +183,11 @@ def meaning(
     return text + _OTHERS.get(f"{'DDP' if label == 'DDP' else 'single'} {other}", "")
 
 
-def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str) -> str:
+def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str, other: str | None) -> str:
     """At which step, up to the one that differs, the learning rates first differ; "" if they
     agree.
+
+    DDP has as many ranks, and whole weights: what differs there is made of a rank's shards.
     """
     for step in range(1, parting.step + 1):
         for mine, theirs in zip(
@@ -201,6 +203,11 @@ def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str) -> str:
                     f"the learning rate of step {step} is {pairs[0][0]:.4g}, and {pairs[0][1]:.4g}"
                     f" in {label}"
                 )
+                if label == "DDP" or other == "differs":
+                    return (
+                        f"{rates}: it is computed from this rank's shards (their shape, their"
+                        " number of elements, their norm) and not from whole parameters"
+                    )
                 return (
                     f"{rates}: what the schedule is made of (a length, a number of steps) depends"
                     " on the number of ranks"
