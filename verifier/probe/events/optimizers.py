@@ -5,6 +5,7 @@ The run ends at the step after the last requested one.
 
 import functools
 import sys
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -87,6 +88,8 @@ class Steps:
         held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
         slots = session.all_slots()
         names = {id(s.param): s.name for s in slots}
+        names |= _shards_among(held.values(), slots, names)
+        own = {names[key] for key in held if key in names}
         self.models.grow()
         fits = _in_16_bits(slots)
         at_step = gradient_sketches(slots)
@@ -97,7 +100,7 @@ class Steps:
                 optimizer=turn.number,
                 cls=class_name(optimizer),
                 lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
-                held=[s.name for s in slots if id(s.param) in held],
+                held=[s.name for s in slots if s.name in own],
                 strangers=[list(p.shape) for key, p in held.items() if key not in names],
                 unsynced=[s.name for s in slots if s.unsynced],
                 grads=session.gradients.before_clip or session.gradients.last,
@@ -127,6 +130,20 @@ class Steps:
             *_in_16_bits(slots)
         }
         session.write(Stepped(step=turn.begun, optimizer=turn.number, weights=weights, moved=moved))
+
+
+def _shards_among(
+    held: Iterable[torch.Tensor], slots: list[Slot], names: dict[int, str]
+) -> dict[int, str]:
+    """{id of a plain tensor in the memory of a shard: the name of its parameter}: what an optimizer
+    of local shards holds (nanotron's, as a script).
+    """
+    others = [one for one in held if id(one) not in names and type(one) is torch.Tensor]
+    if not others:
+        return {}
+    shards = {(plain(local(s.param)).data_ptr(), local(s.param).numel()): s.name for s in slots}
+    found = {id(one): shards.get((one.data_ptr(), one.numel())) for one in others if one.numel()}
+    return {key: name for key, name in found.items() if name is not None}
 
 
 def _in_16_bits(slots: list[Slot]) -> list[str]:
