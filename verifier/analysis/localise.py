@@ -22,6 +22,7 @@ from .comparison import (
     update_apart,
     without_gradients,
 )
+from .divergence import Frame, location
 from .gradient_scale_causes import readings, words
 from .state import apart, whole
 from .state_after_resume import named
@@ -277,12 +278,11 @@ def _changed_between(parting: Parting, run: Run, oracle: Run, label: str) -> str
 def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, float]) -> str:
     """What it means that one process differs and DDP does not, as far as the records show it."""
     if parting.stage == "clip":
-        times = parting.factor**-2 if parting.factor else 0.0
-        if round(times) > 1 and math.isclose(times, round(times), rel_tol=NAMED_FACTOR):
-            counted = f"the squared norm counts each gradient {round(times)} times"
+        if times := counted_times(parting):
+            counted = f"the squared norm counts each gradient {times} times"
             return (
-                f"{parting.factor:.4g} is 1/sqrt({round(times)}): {counted}, as a sum over ranks"
-                " that hold the same one does"
+                f"{parting.factor:.4g} is 1/sqrt({times}): {counted}, as a sum over ranks that hold"
+                " the same one does"
             )
         return "DDP agrees: what it computes depends on the number of ranks, not on their shards"
     if parting.stage == "later" and since(parting, run, oracle, "one process"):
@@ -304,6 +304,28 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
         )
         return f"the loss is that of one process and its gradient is not: {exchange}"
     return _weighed(run, oracle)
+
+
+def counted_times(parting: Parting) -> int:
+    """How many times a clip counts each gradient in its squared norm; 0 where it is not that."""
+    times = parting.factor**-2 if parting.stage == "clip" and parting.factor else 0.0
+    whole = math.isclose(times, round(times), rel_tol=NAMED_FACTOR)
+    return round(times) if whole and round(times) > 1 else 0
+
+
+def reduced_after_backward(run: Run) -> Place | None:
+    """The line that all-reduces between the first backward and the first step; None if there are
+    several, or none.
+    """
+    lines: set[Frame] = set()
+    backward = False
+    for event in run.progress.get(0, ()):
+        if event.op == "step":
+            break
+        backward = backward or event.op == "backward"
+        if backward and event.op == "all_reduce" and event.frames:
+            lines.add(event.frames[0])
+    return location(lines.pop()) if len(lines) == 1 else None
 
 
 def _short(place: Place) -> str:

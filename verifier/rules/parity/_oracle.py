@@ -15,7 +15,14 @@ from ...analysis.comparison import (
 )
 from ...analysis.layers import first_layer
 from ...analysis.limits import Limits, agrees, first_updates_apart, limits, undecided
-from ...analysis.localise import meaning, part, since, where
+from ...analysis.localise import (
+    counted_times,
+    meaning,
+    part,
+    reduced_after_backward,
+    since,
+    where,
+)
 from ...analysis.scaling import clip_was_reached
 from ...tolerances import UNREPRODUCIBLE
 from ...trace.events import Micro, Step, Stepped, Stress, ToEmpty
@@ -24,6 +31,10 @@ from ..base import Evidence, Finding, Rule, Run, count, some
 _ON_SHARDS = (
     "Compute what changes gradients or weights (a clip, an optimizer) on whole DTensors, never on"
     " `to_local()`."
+)
+_COUNTED = (
+    "All-reduce the squared norm over the ranks that hold other shards alone"
+    " (`mesh['dp_shard'].get_group()`), not over replicas; `torch.nn.utils.clip_grad_norm_` does."
 )
 _NAMED = (
     "Make what is named here of the samples of all ranks and of whole tensors, as one process does."
@@ -285,6 +296,8 @@ def _differs(pair: Against) -> Finding:
     fix: dict[str, str] = {}
     if same_script and parting.stage in ("clip", "optimizer"):
         fix = {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
+        if second == "agrees" and counted_times(parting):
+            line, fix = reduced_after_backward(run) or line, {"fix": _COUNTED}
     elif same_script and parting.stage == "later" and since(parting, run, same_script, label):
         fix = {"fix": _NAMED}
     if label == "DDP" and (module := first_layer(evidence)) is not None:
