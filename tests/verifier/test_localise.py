@@ -14,11 +14,17 @@ from verified_fsdp2.verifier.analysis.gradient_scale_causes import (
     readings,
 )
 from verified_fsdp2.verifier.analysis.limits import limits
-from verified_fsdp2.verifier.analysis.localise import meaning, part, where
+from verified_fsdp2.verifier.analysis.localise import (
+    meaning,
+    part,
+    reduced_after_backward,
+    where,
+)
 from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.tolerances import CANCELLED, FLOOR
 from verified_fsdp2.verifier.trace import Run
+from verified_fsdp2.verifier.trace.events import ProgressEvent, Step
 
 ALLOWED = dict.fromkeys(MEASURES, FLOOR)
 
@@ -112,6 +118,37 @@ def test_what_only_the_division_over_ranks_changes() -> None:
     text = known(ranks, trained(1, losses=(3.5, 2.0, 1.0)))
     assert "3.5, between the 3 and 5 of the ranks" in text and "75% to 25%" in text
     assert "count of its own" not in known(ranks, trained(1, losses=(6.0, 2.0, 1.0)))
+
+
+@cases(
+    "ops, line",
+    (("forward", "backward", "all_reduce", "step", "all_reduce"), 3),
+    (("all_reduce", "backward", "step"), None),
+    (("backward", "all_reduce", "all_reduce", "step"), None),  # which of the two is not known
+)
+def test_the_reduction_of_a_clip(ops: tuple[str, ...], line: int | None) -> None:
+    events = [
+        ProgressEvent(op=op, frames=[("train.py", number, "clip")], value=None)
+        for number, op in enumerate(ops, 1)
+    ]
+    place = reduced_after_backward(replace(trained(2), progress={0: events}))
+    assert (place.line if place is not None else None) == line
+
+
+@cases(
+    "label, other, words",
+    ("DDP", None, "computed from this rank's shards"),
+    ("one process", "differs", "computed from this rank's shards"),
+    ("one process", "agrees", "depends on the number of ranks"),
+)
+def test_why_a_learning_rate_differs(label: str, other: str | None, words: str) -> None:
+    """nanotron@ea1969635a: a rate of muP by the shape of a shard."""
+    mine, oracle = (trained(2, moves=({"head.weight": moved}, {}, {})) for moved in (0.05, 0.0))
+    for trace in mine.traces:
+        for record in trace.of(Step):
+            object.__setattr__(record, "lr", [0.05])
+    text = meaning(part(mine, oracle, ALLOWED), mine, label, other, oracle, ALLOWED)
+    assert words in text
 
 
 def coefficient(*values: float) -> list[dict[str, Any]]:
