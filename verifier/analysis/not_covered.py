@@ -5,7 +5,7 @@ a reviewer reads first stands first.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ..evidence import Evidence
@@ -17,6 +17,7 @@ from ..source.unreached_blocks import Block, functions, is_there
 from ..source.world_comparisons import fixed_choices, outcomes
 from .reached import Seen, first_times
 from .steps_to_compare import steps_of
+from .syntax import names_set
 
 _PART, _WHOLE = 60, 80  # characters of code that a side is shown with
 
@@ -83,6 +84,16 @@ def lines_of_a_resume(evidence: Evidence) -> dict[str, list[int]]:
             if not any(line in lines for line in own):
                 found.setdefault(file, set()).update(own)
     return {file: sorted(lines) for file, lines in found.items()}
+
+
+def never_set(evidence: Evidence, names: Collection[str]) -> Unreached | None:
+    """The first statements that would set a variable or an attribute of these names, and that no
+    run has reached, the resume either.
+    """
+    for one in unreached(evidence) if evidence.resume is not None else ():
+        if one.step is None and not one.side and names_set(one.block.body) & {*names}:
+            return one
+    return None
 
 
 def _implies(one: Unreached, other: Unreached) -> bool:

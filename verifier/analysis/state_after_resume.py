@@ -37,12 +37,14 @@ Pairs = Mapping[str, tuple[Held | None, Held | None]]  # {path: (with, without t
 @dataclass(frozen=True)
 class Beginning:
     """`lost`: state that a resumed run must have again and has not; `other`: further values of
-    objects that are not the same; in words. `compared` counts the values that must be the same.
+    objects that are not the same; in words. `compared` counts the values that must be the same;
+    `paths` are those of what is lost.
     """
 
     lost: list[str]
     other: list[str]
     compared: int
+    paths: frozenset[str] = frozenset()
 
 
 def beginning(evidence: Evidence, train: Run, resume: Run, step: int) -> Beginning:
@@ -52,6 +54,7 @@ def beginning(evidence: Evidence, train: Run, resume: Run, step: int) -> Beginni
     lost: list[str] = []
     other: list[str] = []
     known: set[str] = set()  # paths that an earlier rank has
+    paths: set[str] = set()
     compared = 0
     # A resume on fewer ranks has no state of the others to compare.
     for rank in range(min(len(train.traces), len(resume.traces))):
@@ -67,7 +70,8 @@ def beginning(evidence: Evidence, train: Run, resume: Run, step: int) -> Beginni
             for words in named({path: pair for path, pair in may.items() if path not in known})
         ]
         known |= must.keys() | may.keys()
-    return Beginning(lost, other, compared)
+        paths |= must.keys()
+    return Beginning(lost, other, compared, frozenset(paths))
 
 
 def _of_rank(

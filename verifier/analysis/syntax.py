@@ -1,7 +1,7 @@
 """Questions about syntax trees that several analyses of the sources ask."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ..evidence import Sources
@@ -46,3 +46,17 @@ def names_read(node: ast.AST | None) -> set[str]:
     """The variables that a tree reads."""
     names = (n for n in walk(node) if isinstance(n, ast.Name)) if node is not None else ()
     return {n.id for n in names if isinstance(n.ctx, ast.Load)}
+
+
+def names_set(statements: Iterable[ast.stmt]) -> set[str]:
+    """The last names of what assignments set: `best` of `best, at = found`, and of
+    `self.best = x`.
+    """
+    targets = (
+        target
+        for statement in statements
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
+    return {last_name(part) for target in targets for part in ast.walk(target)} - {""}

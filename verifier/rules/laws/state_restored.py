@@ -1,11 +1,19 @@
+from pathlib import PurePath
+
 from ...analysis.applicability import begins_elsewhere
-from ...analysis.state import apart, evolving, whole
+from ...analysis.not_covered import never_set
+from ...analysis.state import apart, attribute, evolving, whole
 from ...analysis.state_after_resume import beginning, holder, named
 from ...analysis.unusual_parallelism import saved_in_a_step
 from ...tolerances import LATER, LEAST_ELEMENTS, SAME_STATE
 from ..base import Evidence, Finding, Rule, Run, some
 from ..checkpoint._resumed import load_line, saved_at
 from ..policies import BesideTheWeights
+
+_NEVER_SET = (
+    "See why the resume does not come to the branch that sets it (what its condition reads is empty"
+    " or false there), or save what is named here and load it."
+)
 
 
 class StateRestored(Rule):
@@ -62,7 +70,15 @@ class StateRestored(Rule):
                 f"step {after + 1} starts after the resume with other values than without it:"
                 f" {some(begins.lost, 4)}"
             )
-            return self.failed(what + saved_at(evidence), load_line(evidence))
+            where = saved_at(evidence)
+            # What a branch after the load would set (fairseq2: the best score, from a list of
+            # checkpoints that is empty).
+            missed = never_set(evidence, {attribute(path) for path in begins.paths})
+            if missed is not None:
+                at = f"{PurePath(missed.file).name}:{missed.block.under or missed.block.first}"
+                where += f"; no run came to what sets it, behind `{missed.code}` ({at})"
+                return self.failed(what + where, load_line(evidence), fix=_NEVER_SET)
+            return self.failed(what + where, load_line(evidence))
         if parted := parting(train, resume, after):
             what = (
                 "what the resumed run makes of its state is not what the uninterrupted run makes"
