@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import stages
+from .analysis.platform import spawns
 from .analysis.suggestion import arguments, in_a_copy
 from .compare_windows import with_windows
 from .config.commands import with_checkpoints
@@ -185,8 +186,9 @@ class Verification:
         ranks = max(target.nproc, *target.reshard_to, 1)
         backend = backend_for(launcher, ranks, target.oversubscribe, work)
         self.executor = Executor(launcher, work, files, self.progress, backend, target.budget)
-        settings = planned(target, self.chosen, self.tier, int(launcher.versions["devices"]))
         self.known = self.known or read(target)
+        gpus = int(launcher.versions["devices"])
+        settings = planned(target, self.chosen, self.tier, gpus, spawns(self.known.sources))
         evidence = with_texts(gather(settings, self.executor, self.known))
         if self.tier == "ranks" and "gloo-avg-is-sum" in self.chosen and self.executor.averages:
             evidence = replace(evidence, average=average_of_one_and_two(launcher, work / "average"))
@@ -299,9 +301,15 @@ def asks_for_checkpoints(target: Target, evidence: Evidence) -> bool:
 
 
 def planned(
-    target: Target, chosen: Collection[str], tier: str = "ranks", gpus: int = 0
+    target: Target,
+    chosen: Collection[str],
+    tier: str = "ranks",
+    gpus: int = 0,
+    spawns: bool = False,
 ) -> Settings:
-    """What the plan is made from; `gpus`: how many this machine has."""
+    """What the plan is made from; `gpus`: how many this machine has; `spawns`: whether the script
+    starts its ranks itself.
+    """
     return Settings(
         target,
         chosen,
@@ -309,6 +317,7 @@ def planned(
         bool(target.reference) and is_distributed(Path(target.reference[0])),
         cuda_on_cpu=target.full_size or target.device == ON_CPU,
         gpus=gpus,
+        spawns=spawns,
     )
 
 

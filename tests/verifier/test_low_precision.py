@@ -57,6 +57,7 @@ def test_a_team_may_widen_the_limit() -> None:
 def test_noise_of_the_same_size_is_no_fault_and_other_samples_are_inconclusive() -> None:
     assert judged(first_step(0.1), rounded=first_step(0.09)).status == "pass"
     assert judged(first_step(0.1, rows=(3, 4))).status == "inconclusive"
+    assert judged(first_step(float("nan"))).status == "inconclusive"
     assert (
         judge("matches-full-precision", first_step(), plain=first_step()).status == "inconclusive"
     )

@@ -107,6 +107,24 @@ def beyond_cuda_on_cpu(run: Run) -> str:
     return ""
 
 
+def another_number_of_ranks(run: Run) -> str:
+    """That the script starts more or fewer ranks than were asked for, and what to do; "" if not
+    (probe/substitutes/own_ranks.py).
+    """
+    error = "" if run.completed or run.timed_out else root_cause(run).error
+    name, _, message = error.partition(": ")
+    return message if name == "AnotherNumberOfRanks" else ""
+
+
+def spawns(sources: Sources) -> bool:
+    """Whether the project starts processes with `torch.multiprocessing.spawn`."""
+    return any(
+        isinstance(node, ast.Call) and last_name(node.func) == "spawn"
+        for file in sources.project
+        for node in walk(sources.tree(file))
+    )
+
+
 def not_installed(run: Run) -> str:
     """The package at whose import a run stopped since this Python has none of its name; "" if it
     stopped for another reason.

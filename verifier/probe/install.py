@@ -17,6 +17,7 @@ from .substitutes import (
     gloo_for_nccl,
     libraries,
     one_rank,
+    own_ranks,
     randomness,
     simulation,
 )
@@ -50,6 +51,7 @@ def install(session: Session) -> None:
     full_precision.install(session)
     randomness.install(session)
     libraries.install(session)
+    own_ranks.install(session)
     if session.request.averages or session.request.cuda_on_cpu:
         averages.install(session)
     if session.request.cuda_on_cpu:

@@ -33,6 +33,7 @@ class Settings:
     window: Window | None = None  # which steps its runs record; None: the first ones
     cuda_on_cpu: bool = False  # whether ranks have a CUDA that computes on the CPU
     gpus: int = 0  # of this machine
+    spawns: bool = False  # whether the script starts its ranks itself, one for each device
 
     @property
     def needs(self) -> frozenset[str]:
@@ -86,7 +87,7 @@ class Settings:
         asked: dict[str, Any] = {
             "from_sharding_on": self.from_sharding_on,
             "own_steps": self.own_steps,
-            "node_devices": target.nproc if self.cuda_on_cpu else 0,
+            "node_devices": target.nproc if self.cuda_on_cpu and not self.spawns else 0,
         }
         probe: dict[str, Any] = {name: value for name, value in asked.items() if value}
         probe |= {"watch": [one.expression for one in target.watch]} if target.watch else {}

@@ -1,4 +1,5 @@
 from ...analysis.applicability import without_steps
+from ...analysis.platform import another_number_of_ranks
 from ...analysis.root_cause import is_victim, root_cause
 from ...analysis.swallowed_errors import Swallowed, last_error, swallowed
 from ..base import Evidence, Finding, Rule, Run, count
@@ -48,6 +49,8 @@ class RunCompletes(Rule):
             return self._swallowed(caught, evidence.survey)
         if not run.completed:
             cause = root_cause(run)
+            if reason := another_number_of_ranks(run):
+                return self.unknown(reason)
             # A simulated rank has made-up numbers from the others, by which a right script may
             # stop.
             if run.role == "simulate":

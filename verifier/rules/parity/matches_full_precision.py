@@ -1,3 +1,5 @@
+import math
+
 from ...analysis.comparison import gradient_apart
 from ...analysis.precision import low_precision
 from ...tolerances import LOW_MULTIPLE, LOW_UNIT
@@ -60,6 +62,8 @@ class MatchesFullPrecision(Rule):
         measured, worst = gradient_apart(low, full)
         noise, _ = gradient_apart(rounded, full)
         limit = evidence.times(self.name) * (LOW_MULTIPLE * noise + 2.0 * LOW_UNIT[dtype])
+        if not math.isfinite(measured):
+            return self.unknown("the first gradient is not finite, in float32 or as it is trained")
         text = f"the first gradient in {dtype} is {measured:.2%} off float32"
         text += f" (allowed: {limit:.2%}; rounded weights explain {noise:.2%})"
         if measured <= limit:
