@@ -40,6 +40,9 @@ LOW_UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 # Of the norm of the largest gradient: one below it may be rounding alone, of which Adam makes whole
 # updates (exam round 11 mc_01_twotower_init). Pinned: test_updates_that_rounding_makes.
 CANCELS = 1e-5
+# Of the sum of the absolute values of a step's samples, how far two sums of the same numbers in
+# float64 may be apart: 1e-16 for each of up to ten million numbers (flow_surrogate_slabs).
+SAME_SUMS = 1e-9
 # Of the whole gradient, what one value that crosses a kink (ReLU) may change: 0.0019 was seen in
 # exam round 9 hd_08_lora_ema.
 NONSMOOTH_STEP = 0.02

@@ -647,3 +647,19 @@ def test_what_every_rank_is_given_is_one_graph_or_a_part_of_each_group(
 def test_no_run_and_no_steps(name: str) -> None:
     assert judge(name, Evidence(missing={"train": "not run"})).status == "inconclusive"
     assert judge(name, of([], [])).status == "inconclusive"
+
+
+@cases(
+    "whole, same",
+    ({"rows": (1, 2), "elements": 32, "sums": [8.0, 20.0]}, True),
+    ({"rows": (1, 2), "elements": 32, "sums": [8.0, 20.1]}, False),  # other numbers
+    ({"rows": (1, 2), "elements": 16, "sums": [8.0, 20.0]}, False),
+    ({"rows": (1, 2, 3), "elements": 32, "sums": [8.0, 20.0]}, False),  # no parts of them
+)
+def test_ranks_that_have_parts_of_the_same_samples(whole: dict[str, Any], same: bool) -> None:
+    """physicsnemo@0c831355c5: each rank has a slab of each field."""
+    slabs = [
+        [micro(rows=(10 + k, 20 + k), elements=16, sums=[4.0, 10.0 + k * 1e-12])] for k in (1, 2)
+    ]
+    assert run(*slabs).same_batch(1, run([micro(**whole)], role="single")) is same
+    assert not run(*slabs).same_batch(1, run([micro(rows=(1, 2))], role="single"))

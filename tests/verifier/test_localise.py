@@ -24,7 +24,7 @@ from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.tolerances import CANCELLED, FLOOR
 from verified_fsdp2.verifier.trace import Run
-from verified_fsdp2.verifier.trace.events import ProgressEvent, Step
+from verified_fsdp2.verifier.trace.events import Micro, ProgressEvent, Step
 
 ALLOWED = dict.fromkeys(MEASURES, FLOOR)
 
@@ -118,6 +118,20 @@ def test_what_only_the_division_over_ranks_changes() -> None:
     text = known(ranks, trained(1, losses=(3.5, 2.0, 1.0)))
     assert "3.5, between the 3 and 5 of the ranks" in text and "75% to 25%" in text
     assert "count of its own" not in known(ranks, trained(1, losses=(6.0, 2.0, 1.0)))
+
+
+def test_ranks_with_parts_of_the_samples() -> None:
+    mine, alone = trained(2, {"embed.weight": 2.0, "head.weight": 3.0}), trained(1)
+    for made, sums in ((mine, [2.0, 3.0]), (alone, [4.0, 6.0])):
+        for trace in made.traces:
+            for record in trace.of(Micro):
+                size = int(sums[0])
+                rows = list(record.rows) if made is mine else list(record.rows)[:4]
+                for name, value in (("elements", size), ("sums", sums), ("rows", rows)):
+                    object.__setattr__(record, name, value)
+    parting = part(mine, alone, ALLOWED)
+    text = meaning(parting, mine, "one process", "agrees", alone, ALLOWED)
+    assert "the ranks have parts of the same samples" in text
 
 
 @cases(

@@ -285,6 +285,11 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
                 " the same one does"
             )
         return "DDP agrees: what it computes depends on the number of ranks, not on their shards"
+    if run.cut_within(1, oracle) and parting.stage != "later":
+        return (
+            "DDP agrees, and the ranks have parts of the same samples: what the model computes over"
+            " a whole sample (a mean, a variance, a norm) is not that of all its parts"
+        )
     if parting.stage == "later" and since(parting, run, oracle, "one process"):
         return "DDP agrees: what it is made of depends on the number of ranks"
     if parting.stage != "gradient":

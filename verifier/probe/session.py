@@ -96,6 +96,8 @@ class MicroBatch:
     # of forwards in eval mode: those of a script that trains in it
     rows_in_eval: list[int] = field(default_factory=list)
     tokens: int = 0
+    elements: int = 0  # of the samples
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of them, and absolute
     criteria: list[Criterion] = field(default_factory=list)
     random_state: str | None = None  # at its first forward
 

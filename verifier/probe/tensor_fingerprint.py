@@ -103,6 +103,18 @@ def _blocks(
         yield from _blocks(below, (*corner[:dim], corner[dim] + start, *corner[dim + 1 :]))
 
 
+def sums(tensor: torch.Tensor) -> tuple[float, float]:
+    """The sum of the elements of this rank's part of a tensor, and of their absolute values: the
+    same however it is cut.
+    """
+    part = tensors.plain(tensors.local(tensor))
+    if part.layout != torch.strided or part.is_complex() or Values.without(part):
+        return 0.0, 0.0
+    with without_modes():
+        wide = part.detach().to(torch.float64)
+        return float(wide.sum()), float(wide.abs().sum())
+
+
 def row_hashes(batch: list[torch.Tensor]) -> list[int]:
     """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left
     out.

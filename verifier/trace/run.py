@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ..tolerances import CANCELS
+from ..tolerances import CANCELS, SAME_SUMS
 from . import events
 from .events import Step, Stepped
 from .rank import S, Trace
@@ -257,7 +257,25 @@ class Run(Recorded):
         )
         # What all ranks are given counts once (a graph) or each time (a part of each group): either
         # may agree with one process.
-        return once or each == sum(other._used(step), Counter())
+        return once or each == sum(other._used(step), Counter()) or self.cut_within(step, other)
+
+    def cut_within(self, step: int, other: "Run") -> bool:
+        """Whether two runs are given the same numbers in samples of other sizes: ranks that have
+        parts of each sample (domains, slabs of a field).
+        """
+        mine, theirs = (
+            [micro for micros in run.micros(step) for micro in micros] for run in (self, other)
+        )
+        rows = sorted(sum(len(micro.rows) for micro in micros) for micros in (mine, theirs))
+        if not rows[0] or rows[1] % rows[0] or rows[0] == rows[1]:
+            return False
+        elements = {sum(micro.elements for micro in micros) for micros in (mine, theirs)}
+        total, size = (
+            [math.fsum(micro.sums[k] for micro in micros) for micros in (mine, theirs)]
+            for k in range(2)
+        )
+        apart = max(abs(a - b) for a, b in (total, size))
+        return len(elements) == 1 and elements != {0} and apart <= SAME_SUMS * max(size)
 
     def _used(self, step: int) -> list[Counter[int]]:
         rows = self.rows(step)

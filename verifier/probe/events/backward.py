@@ -70,6 +70,8 @@ class Backwards:
                 criteria=batch.criteria,
                 random=batch.random_state,
                 tokens=batch.tokens,
+                elements=batch.elements,
+                sums=batch.sums,
                 at_line=session.here(),
             )
         )

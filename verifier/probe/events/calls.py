@@ -15,7 +15,7 @@ from ..compat.groups import groups, not_all_reduced
 from ..dispatcher import Call, Leave
 from ..measures import random_state
 from ..session import Session
-from ..tensor_fingerprint import row_hashes
+from ..tensor_fingerprint import row_hashes, sums
 from .models import Models, trained
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -79,6 +79,10 @@ class Calls:
         # not what another model has made of them
         samples = [tensor for tensor in everything if tensor.grad_fn is None]
         batch.rows += row_hashes(samples if samples or batch.rows else everything)
+        for tensor in samples:
+            batch.elements += tensor.numel()
+            for k, value in enumerate(sums(tensor)):
+                batch.sums[k] += value
         batch.tokens += max(
             (tensor.numel() for tensor in samples if tensor.dtype in INTEGERS), default=0
         )

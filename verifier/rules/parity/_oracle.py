@@ -36,6 +36,10 @@ _COUNTED = (
     "All-reduce the squared norm over the ranks that hold other shards alone"
     " (`mesh['dp_shard'].get_group()`), not over replicas; `torch.nn.utils.clip_grad_norm_` does."
 )
+_PARTS = (
+    "Reduce sums, squares and counts over the ranks that have parts of a sample, and compute from"
+    " these what belongs to the whole sample; a mean of variances is not the variance."
+)
 _NAMED = (
     "Make what is named here of the samples of all ranks and of whole tensors, as one process does."
 )
@@ -298,6 +302,8 @@ def _differs(pair: Against) -> Finding:
         fix = {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
         if second == "agrees" and counted_times(parting):
             line, fix = reduced_after_backward(run) or line, {"fix": _COUNTED}
+    elif same_script and second == "agrees" and run.cut_within(1, pair.oracle):
+        fix = {"fix": _PARTS}
     elif same_script and parting.stage == "later" and since(parting, run, same_script, label):
         fix = {"fix": _NAMED}
     if label == "DDP" and (module := first_layer(evidence)) is not None:

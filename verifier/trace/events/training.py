@@ -21,7 +21,8 @@ class Micro(Located):
 
     `rows`: hashes of the samples; `random`: of the generators before the forward.
 
-    `tokens`: elements of the largest integer tensors that the model was given.
+    `tokens`: elements of the largest integer tensors that the model was given; `elements`: those of
+    all samples, `sums`: their sum and that of their absolute values.
     """
 
     step: int
@@ -30,6 +31,8 @@ class Micro(Located):
     criteria: list[Criterion]
     random: str | None
     tokens: int = 0
+    elements: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
 class Batch(Event):
