@@ -61,7 +61,7 @@ def test_the_command_can_be_given_again(value: str, words: tuple[str, ...], proj
     ({"nproc": "0"}, "nproc: must be at least 1"),
     ({"timeout": "-1"}, "timeout: must be a positive number"),
     ({"save_args": "--x 'y"}, "save_args: No closing quotation"),
-    ({"device": "tpu"}, "device: expected one of auto, cpu, cuda, found 'tpu'"),
+    ({"device": "tpu"}, "device: expected one of auto, cpu, cuda, cuda-on-cpu, found 'tpu'"),
     ({"steps": "few"}, "steps"),
 )
 def test_wrong_flags(project: Path, flags: dict[str, str], message: str) -> None:

@@ -23,6 +23,7 @@ _VICTIM = re.compile(
 _WAITS = re.compile(r"(distributed|autograd|_functorch)/|_C|utils/_contextlib")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
+NO_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
 QUOTED = 160  # characters of an error that are quoted
 # Signals that only native code raises: the run is made once more before it counts. SIGKILL is not
 # one: somebody sent it.
@@ -181,7 +182,11 @@ def _without_record(run: Run, rank: int, code: int) -> RootCause:
 
 def _raised(run: Run, rank: int, end: End) -> RootCause:
     error = f"{end.error}: {end.message}"
-    text = f"rank {rank} raised {end.error}: {cut(_gist(str(end.message)), QUOTED)}"
+    said = cut(_gist(str(end.message)), QUOTED)
+    missing = NO_FILE.search(str(end.message))
+    if missing is not None and missing["path"] not in said:  # the path is what helps
+        said = f"no such file or directory: '{missing['path']}'"
+    text = f"rank {rank} raised {end.error}: {said}"
     lost = any(is_victim(trace) for trace in run.traces)
     others = "; the other ranks failed because they lost this one" if lost else ""
     fix = f"Fix the error at that line{others}."

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,7 @@ def read_run(
     if role in ROLES and ROLES[role].resumes:
         found = from_the_load_on(found)
 
-    def said(ending: str) -> dict[int, str]:
-        return {rank: _renamed(_text(folder / f"rank{rank}.{ending}"), places) for rank in ranks}
-
+    said = partial(_said, folder, ranks, places)
     return Run(
         role,
         world_size,
@@ -88,6 +87,13 @@ def read_run(
         busy=tuple(answer.get("busy", ())),
         stdout=said("out"),
     )
+
+
+def _said(
+    folder: Path, ranks: Sequence[int], places: Sequence[tuple[str, str]], ending: str
+) -> dict[int, str]:
+    """What the ranks have written into files of their own with this ending."""
+    return {rank: _renamed(_text(folder / f"rank{rank}.{ending}"), places) for rank in ranks}
 
 
 def _ended(answer: dict[str, Any]) -> tuple[Ended, ...]:

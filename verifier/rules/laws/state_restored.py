@@ -3,7 +3,7 @@ from pathlib import PurePath
 from ...analysis.applicability import begins_elsewhere
 from ...analysis.not_covered import never_set
 from ...analysis.state import apart, attribute, evolving, whole
-from ...analysis.state_after_resume import beginning, holder, named
+from ...analysis.state_after_resume import Beginning, beginning, holder, named
 from ...analysis.unusual_parallelism import saved_in_a_step
 from ...tolerances import LATER, LEAST_ELEMENTS, SAME_STATE
 from ..base import Evidence, Finding, Rule, Run, some
@@ -66,19 +66,7 @@ class StateRestored(Rule):
             )
             return self.not_applicable(what)
         if begins.lost:
-            what = (
-                f"step {after + 1} starts after the resume with other values than without it:"
-                f" {some(begins.lost, 4)}"
-            )
-            where = saved_at(evidence)
-            # What a branch after the load would set (fairseq2: the best score, from a list of
-            # checkpoints that is empty).
-            missed = never_set(evidence, {attribute(path) for path in begins.paths})
-            if missed is not None:
-                at = f"{PurePath(missed.file).name}:{missed.block.under or missed.block.first}"
-                where += f"; no run came to what sets it, behind `{missed.code}` ({at})"
-                return self.failed(what + where, load_line(evidence), fix=_NEVER_SET)
-            return self.failed(what + where, load_line(evidence))
+            return self._lost(evidence, begins, after + 1)
         if parted := parting(train, resume, after):
             what = (
                 "what the resumed run makes of its state is not what the uninterrupted run makes"
@@ -90,6 +78,20 @@ class StateRestored(Rule):
         return self.passed(
             f"{begins.compared} values that change from step to step are the same after the resume"
         )
+
+    def _lost(self, evidence: Evidence, begins: Beginning, step: int) -> Finding:
+        what = (
+            f"step {step} starts after the resume with other values than without it:"
+            f" {some(begins.lost, 4)}{saved_at(evidence)}"
+        )
+        # What a branch after the load would set (fairseq2: the best score, from a list of
+        # checkpoints that is empty).
+        missed = never_set(evidence, {attribute(path) for path in begins.paths})
+        if missed is None:
+            return self.failed(what, load_line(evidence))
+        at = f"{PurePath(missed.file).name}:{missed.block.under or missed.block.first}"
+        what += f"; no run came to what sets it, behind `{missed.code}` ({at})"
+        return self.failed(what, load_line(evidence), fix=_NEVER_SET)
 
 
 def parting(train: Run, resume: Run, after: int) -> list[str]:

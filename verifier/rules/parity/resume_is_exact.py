@@ -1,9 +1,8 @@
-import re
 from pathlib import PurePath
 
 from ...analysis.applicability import begins_elsewhere
 from ...analysis.checkpoints import saved_paths
-from ...analysis.root_cause import RootCause, root_cause
+from ...analysis.root_cause import NO_FILE, RootCause, root_cause
 from ...analysis.state_after_resume import beginning
 from ...analysis.unusual_parallelism import begun_before_save, resumable
 from ...analysis.why_not_run import looks_above
@@ -15,9 +14,6 @@ OTHER = (
     "Save what is named here, of each rank its own, and load it; if no step reads it, look at the"
     " RNG state of every rank."
 )
-
-
-_NO_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
 
 
 class ResumeIsExact(Rule):
@@ -189,7 +185,7 @@ def _another_path(train: Run, cause: RootCause) -> str:
     """What a resume looked for, and what was saved beside it, where a file is missing (accelerate:
     the folder of a part was chosen by a name that stood elsewhere in the path); "" for others.
     """
-    missing = _NO_FILE.search(cause.error)
+    missing = NO_FILE.search(cause.error)
     if missing is None:
         return ""
     looked_for = PurePath(missing["path"])
