@@ -1,5 +1,6 @@
 """The laws on recorded traces: a breach each, and what a right script does that looks like one."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +67,7 @@ class Router(torch.nn.Module):
         self.seen += 1
         return x
 """
+A_FEW = [1.0, 0.5, 0.0, 0.0, 0.0]
 BOTH = {name: [1.0, 0.5, 0.0, 0.0, 0.0] for name in "wvu"}
 SOURCES = Sources({"train.py": LOOP}, ("train.py",))
 
@@ -663,3 +665,26 @@ def test_ranks_that_have_parts_of_the_same_samples(whole: dict[str, Any], same: 
     ]
     assert run(*slabs).same_batch(1, run([micro(**whole)], role="single")) is same
     assert not run(*slabs).same_batch(1, run([micro(rows=(1, 2))], role="single"))
+
+
+NAN = float("nan")
+
+
+@cases(
+    "losses, weights, status, words",
+    ((1.0, 2.0, NAN), A_FEW, "pass", ""),  # one, which a guard may leave out
+    ((1.0, NAN, 2.0, 1.0), A_FEW, "pass", ""),
+    ((1.0, NAN, NAN, NAN), A_FEW, "fail", "from step 2 to the last one: the weights before"),
+    ((NAN, NAN, NAN), [NAN], "fail", "not finite before step 1"),
+    ((1.0, math.inf, NAN), [NAN], "fail", "the update of step 1 makes the weights so"),
+)
+def test_losses_that_are_no_numbers(
+    losses: tuple[float, ...], weights: list[float], status: str, words: str
+) -> None:
+    records = [
+        one
+        for k, loss in enumerate(losses, 1)
+        for one in (micro(k, loss), step(k, weights={"w": weights}), stepped(k))
+    ]
+    found = judge("loss-stays-finite", of(records))
+    assert found.status == status and words in found.evidence
