@@ -11,7 +11,7 @@ from exam import scripts
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 HISTORY = BENCHMARKS / "history"
-ROUNDS = [*sorted(HISTORY.glob("round*")), *sorted((BENCHMARKS / "threads").glob("round*"))]
+ROUNDS = sorted(BENCHMARKS.glob("*/round*"))
 LONGEST = 250  # lines of a script; its fault may be a few lines longer or shorter
 
 
