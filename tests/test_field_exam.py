@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from exam import scripts
+from field_exam import table
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 HISTORY = BENCHMARKS / "history"
@@ -57,3 +58,11 @@ def test_the_threads_stand_in_their_list() -> None:
     for folder in threads.glob("round*"):
         for name, case in cases(folder).items():
             assert re.fullmatch(rf"taken: {name}", listed[case["thread"]]["decided"]), name
+
+
+def test_the_readme_and_the_reference_lead_with_the_figures() -> None:
+    root = BENCHMARKS.parent
+    for file in (root / "README.md", root / "references" / "reliability.md"):
+        text = file.read_text("utf-8")
+        assert "\n".join(table()) in text, file.name
+        assert len(table()) - 2 <= 8
