@@ -30,7 +30,11 @@ def rows_of(name: str, number: int) -> list[dict[str, Any]]:
 
 
 def figures(rows: list[dict[str, Any]]) -> tuple[int, int, int, int, int]:
-    """(faults, found, named, passed although wrong, right twins that failed)."""
+    """(faults, found, named, passed although wrong, right twins that failed), without cases whose
+    right twin is wrong itself (`not_right`).
+    """
+    left_out = {row["case"] for row in rows if "not_right" in row}
+    rows = [row for row in rows if row["case"] not in left_out]
     twins = {row["case"]: row for row in rows if row["kind"] == "twin"}
     faults = [row for row in rows if row["kind"] == "fault" and row["case"] in twins]
     found = [row for row in faults if {*row["failed"]} - {*twins[row["case"]]["failed"]}]

@@ -2,7 +2,21 @@
 
 from typing import Any
 
-from records import cases, judge, judged_as, micro, model, parameter, row, run, step, stepped, wrap
+from records import (
+    cases,
+    entropy,
+    judge,
+    judged_as,
+    micro,
+    model,
+    parameter,
+    row,
+    run,
+    step,
+    stepped,
+    wrap,
+)
+from verified_fsdp2.verifier.analysis.gradient_scale_causes import total_weight
 from verified_fsdp2.verifier.trace.events import Step
 
 Records = list[dict[str, Any]]
@@ -206,6 +220,30 @@ def test_ranks_are_of_one_context_by_the_name_of_the_dim_and_their_samples() -> 
 )
 def test_one_context_parallel_group_one_batch(rule: str, ranks: list[Records], status: str) -> None:
     assert judge(rule, *ranks, single=WHOLE).status == status
+
+
+@cases("rows, known", (((1, 2), (1, 2)), True), (((1, 2), (3, 4)), False))
+def test_losses_of_parts_that_fsdp_does_not_average(
+    rows: tuple[tuple[int, ...], ...], known: bool
+) -> None:
+    """A mesh of 1 x 2 whose second dim shares the samples, or cuts them (moe_seqpar_router)."""
+    made = {
+        "kind": "named_mesh",
+        "mesh": {"shape": [1, 2], "names": ["dp", "tp"], "ranks": [0, 1]},
+    }
+    criteria = entropy(8, 1.0)
+    ranks = [
+        [
+            made,
+            wrap([rank], ("dp",)),
+            model(parameter("w", mesh=[1], ranks=[rank])),
+            micro(rows=own, criteria=criteria),
+            step(),
+            stepped(),
+        ]
+        for rank, own in enumerate(rows)
+    ]
+    assert (total_weight(run(*ranks)) is not None) is known
 
 
 def test_parallel_meshes_hold_copies() -> None:

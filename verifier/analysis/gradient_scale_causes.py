@@ -107,7 +107,7 @@ def total_weight(run: Run) -> float | None:
     """
     # Mutual learning: each loss is the mean of its own model, so their weights do not add up to 1
     # (test_peers_that_learn_from_one_another (mutual learning: r2 e_15, r9 ha_12)).
-    if _models_apart(run):
+    if _models_apart(run) or _parts_elsewhere(run):
         return None
     all_ranks = run.consumed(1)
     stepped = [min((step.seq for step in trace.of(Step)), default=math.inf) for trace in run.traces]
@@ -125,6 +125,15 @@ def total_weight(run: Run) -> float | None:
     if not per_rank or any(not w or None in w for w in per_rank):
         return None
     return sum(w[0] for weights in per_rank for w in weights if w) / run.divisor
+
+
+def _parts_elsewhere(run: Run) -> bool:
+    """Whether ranks that FSDP does not average have samples of their own: parts of a sequence,
+    whose gradients the script adds up itself (moe_seqpar_router).
+    """
+    rows = run.rows(1)
+    known = [rows[rank] for rank in run.data_ranks if rank < len(rows)]
+    return any(own and own not in known for own in rows)
 
 
 def _models_apart(run: Run) -> bool:

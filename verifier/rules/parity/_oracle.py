@@ -302,7 +302,12 @@ def _differs(pair: Against) -> Finding:
         fix = {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
         if second == "agrees" and counted_times(parting):
             line, fix = reduced_after_backward(run) or line, {"fix": _COUNTED}
-    elif same_script and second == "agrees" and run.cut_within(1, pair.oracle):
+    elif (
+        same_script
+        and second == "agrees"
+        and parting.factor is None
+        and run.cut_within(1, pair.oracle)
+    ):
         fix = {"fix": _PARTS}
     elif same_script and parting.stage == "later" and since(parting, run, same_script, label):
         fix = {"fix": _NAMED}
