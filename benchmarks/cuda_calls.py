@@ -17,7 +17,7 @@ from pathlib import Path
 
 from results_file import write
 
-LEAST = 3  # repositories that make a call of which the table has to speak
+LEAST = 3  # repositories that make a call that the table has to list
 _NAME = r"[a-zA-Z_][a-zA-Z_0-9]*"
 _OTHERS = (
     *(

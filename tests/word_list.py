@@ -29,7 +29,7 @@ INSTEAD = {
 # Where a word has no right use, if not everywhere.
 ONLY = {"told": re.compile(r"(verifier|skill|templates|tests|benchmarks|evals)/")}
 LEFT_OUT = re.compile(
-    r"tests/(exam|faults|zoo|schemas|verifier/reports)/|evals/tasks/|tests/verifier/static/(pairs|styles)\.yaml$|benchmarks/(results|history|papers|threads|strangers)/"
+    r"tests/(exam|faults|zoo|schemas|verifier/reports)/|evals/tasks/|tests/verifier/static/(pairs|styles)\.yaml$|benchmarks/(results|history/candidates)/"
     r"|CHANGELOG\.md$|tests/(word_list|test_contributing)\.py$"
 )
 WORDS = {

@@ -231,7 +231,7 @@ def devices_that_are_left() -> None:
             assert Cuda().count == left, chosen
             used = Cuda()
             used.begin()
-        assert used.count == left  # what is set later is not heard
+        assert used.count == left  # what is set later has no effect
     assert Cuda(of_node=4).count == 4 and Cuda(of_node=1).count == 2
 
 

@@ -34,6 +34,7 @@ _LACKING = re.compile(
     r" drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA|"
     r"'_OpNamespace' '\w+' object has no attribute"
 )
+_SPAWN = (["spawn"], ["mp", "spawn"], ["multiprocessing", "spawn"])
 # Packages of kernels without a CPU form: a script that stops in them needs a GPU, it is not wrong.
 _KERNELS = (
     *("triton", "flash_attn", "flash_attn_interface", "flash_attn_2_cuda", "apex"),
@@ -117,9 +118,11 @@ def another_number_of_ranks(run: Run) -> str:
 
 
 def spawns(sources: Sources) -> bool:
-    """Whether the project starts processes with `torch.multiprocessing.spawn`."""
+    """Whether the project starts processes with `torch.multiprocessing.spawn`, not with that of a
+    random generator.
+    """
     return any(
-        isinstance(node, ast.Call) and last_name(node.func) == "spawn"
+        isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-2:] in _SPAWN
         for file in sources.project
         for node in walk(sources.tree(file))
     )

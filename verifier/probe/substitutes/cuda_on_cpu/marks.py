@@ -68,7 +68,7 @@ class Cuda:
     def count(self) -> int:
         """One device for each rank of this node, or those of them that CUDA_VISIBLE_DEVICES leaves.
 
-        The script may set that until CUDA is used, and is not heard from then on.
+        The script may set that until CUDA is used; later it has no effect.
         """
         if self._visible is not None:
             return self._visible
