@@ -63,6 +63,24 @@ def test_a_torch_file_with_plain_types_and_a_truncated_one(tmp_path: Path) -> No
     assert "RuntimeError" in opened(tmp_path / "a.pt").error
 
 
+class Meter:
+    """An object of the script's own, as a checkpoint may hold beside its tensors."""
+
+    def __init__(self) -> None:
+        self.values = [1.0]
+
+    def __setstate__(self, state: object) -> None:
+        raise AssertionError("code of the file was run")
+
+
+def test_a_torch_file_with_objects_of_the_script(tmp_path: Path) -> None:
+    """Its tensors are read, and no code of the object's class runs."""
+    torch.save({**STATE, "meter": Meter(), "meters": [Meter()]}, tmp_path / "a.pt")
+    record = opened(tmp_path / "a.pt")
+    assert (record.format, record.error) == ("torch", None)
+    assert {key: record.entries[key] for key in entries(STATE)} == entries(STATE)
+
+
 def test_a_dtensor_on_a_part_of_a_mesh(tmp_path: Path) -> None:
     """A file of one rank: the process that reads it belongs to no group, and the mesh cannot say
     its ranks.

@@ -104,6 +104,19 @@ def parted(run: Run, oracle: Run) -> int | None:
     return next((step for step in steps if not run.same_batch(step, oracle)), None)
 
 
+def divided(run: Run, oracle: Run) -> set[str]:
+    """The parameters of other shapes in two runs: one process holds the whole of those that the
+    script divides over ranks itself (experts, a vocabulary). What they do to the losses and to the
+    others is compared.
+    """
+    theirs = oracle.parameters
+    return {
+        name
+        for name, entries in run.parameters.items()
+        if name in theirs and theirs[name][0].shape != entries[0].shape
+    }
+
+
 def loss_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
     """Difference of the objective of a step on the scale of the losses; `run` may be the oracle
     resumed after step `after`.
@@ -115,8 +128,11 @@ def norm_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
     """Difference of the norm of the whole gradient after backward, on the scale of the largest of
     them.
     """
-    late = reduced_by_the_script(run)
-    mine, theirs = _norm(_gradients(run, step, late)), _norm(_gradients(oracle, after + step, late))
+    late, parts = reduced_by_the_script(run), divided(run, oracle)
+    mine, theirs = (
+        _norm(_without(parts, gradients))
+        for gradients in (_gradients(run, step, late), _gradients(oracle, after + step, late))
+    )
     return _apart(mine, theirs, max(abs(theirs or 0.0), oracle.gradient_scale["grads"]))
 
 
@@ -155,10 +171,12 @@ def gradient_apart(run: Run, oracle: Run) -> tuple[float, list[str]]:
 
 def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradients, Gradients]:
     """The gradients of step 1 of both runs, as `gradients_apart` compares them."""
-    if at_step:
-        return run.whole(Step, "grads_at_step", 1), oracle.whole(Step, "grads_at_step", 1)
-    late = reduced_by_the_script(run)
-    return _gradients(run, 1, late), _gradients(oracle, 1, late)
+    late, parts = reduced_by_the_script(run), divided(run, oracle)
+    mine, theirs = (
+        one.whole(Step, "grads_at_step", 1) if at_step else _gradients(one, 1, late)
+        for one in (run, oracle)
+    )
+    return _without(parts, mine), _without(parts, theirs)
 
 
 def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
@@ -171,6 +189,7 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
     # gradient that cancels (round 11 mc_01): left out if one run has any (exam r11
     # mc_01_twotower_init twin: item.down.bias, update off by 7.7e-05).
     chance = {n for n in run.faint.keys() & oracle.faint.keys() if run.faint[n] or oracle.faint[n]}
+    chance |= divided(run, oracle)
     mine, theirs = (
         {n: change for n, change in one.items() if n not in chance} for one in (mine, theirs)
     )
@@ -206,6 +225,10 @@ def _gradients(run: Run, step: int, late: set[str]) -> Gradients:
         at_step = run.whole(Step, "grads_at_step", step)
         found |= {name: at_step.get(name) for name in late}
     return found
+
+
+def _without(names: set[str], gradients: Gradients) -> Gradients:
+    return {name: value for name, value in gradients.items() if name not in names}
 
 
 def _norm(gradients: Gradients) -> float | None:

@@ -14,6 +14,7 @@ from .comparison import (
     Gradients,
     changes,
     changes_between,
+    divided,
     first_gradients,
     gradients_apart,
     length,
@@ -80,8 +81,10 @@ def _in_order(run: Run, names: Mapping[str, float]) -> list[str]:
 
 
 def _updates_that_differ(run: Run, oracle: Run, step: int, allowed: float) -> dict[str, float]:
-    mine, theirs = changes(run, step), changes(oracle, step)
-    differing = ((name, mine.get(name, [0.0] * len(b)), b) for name, b in theirs.items())
+    mine, theirs, parts = changes(run, step), changes(oracle, step), divided(run, oracle)
+    differing = (
+        (name, mine.get(name, [0.0] * len(b)), b) for name, b in theirs.items() if name not in parts
+    )
     apart = {
         name: difference(a, b) / max(difference(b, [0.0] * len(b)), 1e-30)
         for name, a, b in differing
@@ -151,45 +154,47 @@ def meaning(
     `other`: whether the second oracle "agrees" or "differs"; None if that is not known.
     """
     if parting.stage == "gradient" and parting.factor is not None:
-        text = f"these gradients are {parting.factor:.4g} x those of {label}"
         if known := words(readings(parting.factor, run, oracle)):
-            return f"{text}: {known}"
-    elif (
-        oracle is not None
-        and parting.stage in ("optimizer", "later")
-        and (known := _learning_rates(parting, run, oracle, label, other))
-    ):
+            return f"{_times(parting.factor, label)}: {known}"
+    elif oracle is not None and (known := other_rates(parting, run, oracle, label, other)):
         return known
-    elif (
-        oracle is not None
-        and parting.stage == "later"
-        and (known := since(parting, run, oracle, label))
-    ):
-        text = known
-    else:
-        factor = f" (by {parting.factor:.4g} x)" if parting.factor is not None else ""
-        stage = (
-            "without gradients"
-            if without_gradients(run) and parting.stage in ("optimizer", "later")
-            else parting.stage
-        )
-        text = _MEANINGS[stage].format(factor=factor)
+    text = _pattern(parting, run, label, oracle)
     if (
         label != "DDP"
         and other == "agrees"
         and oracle is not None
         and (known := _on_ranks(parting, run, oracle, allowed))
     ):
-        return f"{text}; {known}"
+        return known if text == _MEANINGS["gradient"] else f"{text}; {known}"
     return text + _OTHERS.get(f"{'DDP' if label == 'DDP' else 'single'} {other}", "")
 
 
-def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str, other: str | None) -> str:
+def _pattern(parting: Parting, run: Run, label: str, oracle: Run | None) -> str:
+    """What differs first, and by which factor."""
+    if parting.stage == "gradient" and parting.factor is not None:
+        return _times(parting.factor, label)
+    later = parting.stage == "later"
+    if later and oracle is not None and (known := since(parting, run, oracle, label)):
+        return known
+    stage = parting.stage
+    if without_gradients(run) and stage in ("optimizer", "later"):
+        stage = "without gradients"
+    factor = f" (by {parting.factor:.4g} x)" if parting.factor is not None else ""
+    return _MEANINGS[stage].format(factor=factor)
+
+
+def _times(factor: float, label: str) -> str:
+    return f"these gradients are {factor:.4g} x those of {label}"
+
+
+def other_rates(parting: Parting, run: Run, oracle: Run, label: str, other: str | None) -> str:
     """At which step, up to the one that differs, the learning rates first differ; "" if they
-    agree.
+    agree, or the gradients differ before.
 
     DDP has as many ranks, and whole weights: what differs there is made of a rank's shards.
     """
+    if parting.stage not in ("optimizer", "later"):
+        return ""
     for step in range(1, parting.step + 1):
         for mine, theirs in zip(
             run.at_step(Step, step)[:1], oracle.at_step(Step, step)[:1], strict=False
@@ -256,10 +261,13 @@ def _begun_otherwise(parting: Parting, run: Run, oracle: Run, label: str) -> str
 
 def _changed_between(parting: Parting, run: Run, oracle: Run, label: str) -> str:
     """Which weights code between two optimizer steps changes otherwise than in the oracle."""
+    parts = divided(run, oracle)
     for step in range(2, parting.step + 1):
         mine, theirs = changes_between(run, step), changes_between(oracle, step)
         pairs = {
-            name: (mine.get(name, [0.0] * len(change)), change) for name, change in theirs.items()
+            name: (mine.get(name, [0.0] * len(change)), change)
+            for name, change in theirs.items()
+            if name not in parts
         }
         apart = [
             name
@@ -303,12 +311,22 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
             if e.at_line
         }
         places = some(sorted(lines), 2) if lines else "the forward"
-        exchange = (
-            f"what ranks exchange in {places} must pass gradients back to the ranks that it comes"
-            " from"
-        )
-        return f"the loss is that of one process and its gradient is not: {exchange}"
+        exchange = f"what ranks exchange in {places} must pass gradients back"
+        known = f"the loss is that of one process, its gradient is not: {exchange}"
+        return known + _behind(parting, run)
     return _weighed(run, oracle)
+
+
+def _behind(parting: Parting, run: Run) -> str:
+    """That the gradients of what comes behind the last wrong one in the model agree: the fault is
+    between the two.
+    """
+    if not parting.parameters:
+        return ""
+    last = parting.parameters[-1]
+    names = [name for name, entries in run.parameters.items() if entries[0].trainable]
+    after = names[names.index(last) + 1 :] if last in names else []
+    return f"; {last} is the last that differs" if after else ""
 
 
 def counted_times(parting: Parting) -> int:

@@ -23,6 +23,7 @@ _VICTIM = re.compile(
 _WAITS = re.compile(r"(distributed|autograd|_functorch)/|_C|utils/_contextlib")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 NO_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
 QUOTED = 160  # characters of an error that are quoted
 # Signals that only native code raises: the run is made once more before it counts. SIGKILL is not
@@ -127,10 +128,13 @@ def _ended_alone(run: Run) -> RootCause | None:
 
 
 def _gist(message: str) -> str:
-    """The first line of a message; of DCP's, which holds whole tracebacks, the first line that
-    names an error.
+    """The first line of a message, with what follows its colon; of DCP's, which holds whole
+    tracebacks, the first line that names an error.
     """
-    lines = message.strip().splitlines() or [""]
+    lines = _COLOURS.sub("", message).strip().splitlines() or [""]
+    # `load_state_dict` says below it which keys are missing, or which sizes differ
+    if lines[0].endswith(":") and len(lines) > 1:
+        return " ".join(line.strip() for line in lines)
     errors = [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]
     return errors[0] if lines[0].startswith("CheckpointException") and errors else lines[0]
 

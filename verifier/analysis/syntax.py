@@ -60,3 +60,16 @@ def names_set(statements: Iterable[ast.stmt]) -> set[str]:
         for target in node.targets
     )
     return {last_name(part) for target in targets for part in ast.walk(target)} - {""}
+
+
+def assigned_at(tree: ast.AST, function: str, name: str) -> list[int]:
+    """The lines of a function (of the whole tree, where it has none of this name) that assign a
+    variable, in order.
+    """
+    around: list[ast.AST] = [one for one in functions(tree) if one.name == function]
+    return sorted(
+        node.lineno
+        for one in around or [tree]
+        for node in walk(one)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+    )

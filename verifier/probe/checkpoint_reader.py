@@ -2,8 +2,8 @@
 `save_contents.py` records what a save is given.
 
 The files are those that the verified run has just written. DCP pickles its `.metadata`, which
-can run code when it is read; objects in the data files are read with
-`weights_only=True`.
+can run code when it is read; objects in the data files are read with `weights_only=True`, and in a
+file of `torch.save` placeholders stand for those of classes that this does not allow.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from ..trace.events import End, InspectedCheckpoint, SavedEntry
 from ..trace.writer import Writer
@@ -36,9 +37,8 @@ def open_all(paths: list[str], writer: Writer) -> int:
         try:
             writer.write(_inspected(path))
         except Exception as error:
-            writer.write(
-                InspectedCheckpoint(path=path, error=f"{type(error).__name__}: {error}"[:300])
-            )
+            text = f"{type(error).__name__}: {error}"[:300]
+            writer.write(InspectedCheckpoint(path=path, format="unread", error=text))
     writer.write(End(how="return"))
     return 0
 
@@ -52,8 +52,11 @@ def _inspected(path: str) -> InspectedCheckpoint:
     if file.stat().st_size > LIMIT:
         return InspectedCheckpoint(path=path, format="torch", error=_TOO_LARGE)
     with torch.serialization.safe_globals(_plain_types()):
-        found = entries(torch.load(file, map_location="cpu", weights_only=True))
-    return InspectedCheckpoint(path=path, format="torch", entries=found)
+        # objects of the script's own classes stand beside its tensors (mmengine: its message hub)
+        others = get_unsafe_globals_in_checkpoint(file)
+        with torch.serialization.safe_globals([(_placeholder(name), name) for name in others]):
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    return InspectedCheckpoint(path=path, format="torch", entries=entries(state))
 
 
 def _dcp(path: str) -> InspectedCheckpoint:
@@ -87,7 +90,7 @@ def _plain_types() -> list[Any]:
     """Types of plain data that scripts put into checkpoints: parsed arguments, paths, the arrays of
     a generator state.
     """
-    types: list[Any] = [
+    found: list[Any] = [
         argparse.Namespace,
         pathlib.PosixPath,
         collections.Counter,
@@ -97,9 +100,18 @@ def _plain_types() -> list[Any]:
         arrays = (
             numpy.empty(0, dtype) for dtype in ("uint32", "uint8", "int64", "float32", "float64")
         )
-        types += [numpy.ndarray, numpy.dtype, *{type(array.dtype) for array in arrays}]
-        types += [numpy.empty(0).__reduce__()[0], numpy.float64(0).__reduce__()[0], numpy.float64]
-    return types
+        found += [numpy.ndarray, numpy.dtype, *{type(array.dtype) for array in arrays}]
+        found += [numpy.empty(0).__reduce__()[0], numpy.float64(0).__reduce__()[0], numpy.float64]
+    return found
+
+
+def _placeholder(name: str) -> Any:
+    """A class that stands for another, of whose objects no code runs and nothing is kept."""
+
+    def ignored(self: Any, *values: Any) -> None:
+        pass
+
+    return type(name, (), {"__init__": ignored, "__setstate__": ignored})
 
 
 class _Reader(DefaultLoadPlanner):

@@ -5,6 +5,9 @@ runs load them before their first forward. So a comparison starts from equal wei
 script's initialisation depends on the rank or the world size (which is recorded before, and judged
 by its own rule). Quantised weights, whose parts make no whole, stay as the script makes them.
 
+A weight of which ranks hold parts by the script's own division is joined for one process; the order
+of its parts is a guess, which the first loss confirms (analysis/comparison.py, `divided`).
+
 Behind steps that are skipped the state of the optimizers and the buffers that are equal on all
 ranks are shared, too.
 """
@@ -128,14 +131,15 @@ def _load(saved: list[dict[str, Any]], held: list[Held], request: Request, rank:
         parts = _parts(saved, one.name, rank)
         if not parts:
             return f"no {one.name} to load"
-        if (shape := _shape(parts)) != tuple(one.weight.shape):
-            return (
-                f"{one.name} has the shape {list(one.weight.shape)} here, {list(shape)} in the"
-                " train run"
-            )
-        full = torch.empty(shape, dtype=parts[0][0].dtype)
-        for part, offset in reversed(parts):
-            full[_slices(offset, part.shape)] = part
+        full, wanted = _whole(parts), tuple(one.weight.shape)
+        if full.shape != wanted:
+            joined = _joined(saved, one.name, wanted)
+            if joined is None:
+                return (
+                    f"{one.name} has the shape {list(wanted)} here, {list(full.shape)} in the"
+                    " train run"
+                )
+            full = joined
         _, own, start = box(one.weight)
         values = full[_slices(start, own)]
         if one.is_weight and request.nudge:
@@ -190,6 +194,33 @@ def _parts(
     # themselves: exam round 9 ha_09).
     sharing = held[rank][2] if rank in held else []
     return [part[:2] for holder, part in held.items() if not sharing or holder in sharing]
+
+
+def _whole(parts: list[tuple[torch.Tensor, list[int]]]) -> torch.Tensor:
+    """The tensor of which these are the parts, each with its offset."""
+    full = torch.empty(_shape(parts), dtype=parts[0][0].dtype)
+    for part, offset in reversed(parts):
+        full[_slices(offset, part.shape)] = part
+    return full
+
+
+def _joined(saved: list[dict[str, Any]], name: str, wanted: tuple[int, ...]) -> torch.Tensor | None:
+    """What ranks of several meshes hold of a weight that the script divides itself (experts, a
+    vocabulary, columns of a layer), one behind the other in the order of the ranks, where that has
+    the shape that one process needs; None where it has not.
+    """
+    pieces: list[torch.Tensor] = []
+    for item in saved:
+        if name in item["parts"]:
+            piece = _whole(_parts(saved, name, item["rank"]))
+            if not any(torch.equal(piece, other) for other in pieces):
+                pieces.append(piece)
+    shape = pieces[0].shape if pieces else torch.Size()
+    apart = [dim for dim, (a, b) in enumerate(zip(shape, wanted, strict=False)) if a != b]
+    if len(shape) != len(wanted) or len(apart) != 1 or any(p.shape != shape for p in pieces):
+        return None
+    full = torch.cat(pieces, dim=apart[0])
+    return full if full.shape == wanted else None
 
 
 def _slices(offset: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from ..tolerances import CANCELS, SAME_SUMS
@@ -74,6 +75,23 @@ class Run(Recorded):
         """The data ranks, of each group that shares its samples the first."""
         others = {rank for group in self.sequence_groups for rank in group[1:]}
         return [rank for rank in self.data_ranks if rank not in others]
+
+    @cached_property
+    def changed(self) -> set[str]:
+        """The parameters whose weights change in a step, or between two, on rank 0."""
+        moved = {
+            name
+            for record in self.places(Stepped)
+            for name, move in record.moved.items()
+            if move[2] > 0
+        }
+        steps = self.places(Step)
+        return moved | {
+            name
+            for a, b in pairwise(steps)
+            for name, weight in b.weights.items()
+            if weight != a.weights.get(name, weight)
+        }
 
     def until(self, step: int) -> "Run":
         """This run with what its ranks recorded up to the end of a step."""

@@ -1,11 +1,12 @@
 from collections import Counter
 
+from ...analysis.state_after_resume import beginning
 from ...analysis.unusual_parallelism import resumable, saved_in_a_step
 from ...source.events import ITERATE
 from ...source.flow_queries import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
 from ...trace.events import Batch, Step
-from ..base import Evidence, Finding, Flow, Hits, Run, count
+from ..base import Evidence, Finding, Flow, Hits, Run, count, some
 from ..policies import ShownBy
 from ._resumed import ResumeRule, load_line, saved_at
 
@@ -17,6 +18,12 @@ _RATE = (
 _AHEAD = (
     "Let nothing take batches between the load and the first step: make the iterator once, and save"
     " the position of what was trained on, not of what was read ahead."
+)
+
+_DRAWN = (
+    "Save and restore the data position, and the state of each rank's random generators if samples"
+    " are drawn, masked or noised with them; or draw from a generator that is seeded by the"
+    " sample's number."
 )
 
 
@@ -56,6 +63,11 @@ class SchedulerOrProgressNotRestored(ResumeRule):
             others += f": on those of step {step + ahead}, so those of {count(ahead, 'step')}"
             others += f" from step {step} on are left out"
             fix = fix or _AHEAD
+        elif others and _other_draws(train, resume, step):
+            others += "; the default random generator is in another state there, too"
+            fix = fix or _DRAWN
+        if others and (begins := beginning(evidence, train, resume, step)).lost:
+            others += f"; it begins there with {some(begins.lost, 2)}"
         wrong = [what for what in (rate, others) if what]
         if wrong:
             more = {"fix": fix} if fix and len(wrong) == 1 else {}
@@ -138,6 +150,14 @@ def _other_samples(train: Run, resume: Run, step: int) -> str:
     if again:
         return f"step {step} after the resume trains on the samples of step {again} once more"
     return f"step {step} after the resume trains on other samples than an uninterrupted run"
+
+
+def _other_draws(train: Run, resume: Run, step: int) -> bool:
+    """Whether the default generators are in another state at the first forward of the resume: what
+    draws samples from them draws others (NVIDIA-NeMo/Automodel: the noise of a diffusion model).
+    """
+    pairs = zip(train.micros(step), resume.micros(1), strict=True)
+    return any(mine and theirs and mine[0].random != theirs[0].random for mine, theirs in pairs)
 
 
 def _steps_ahead(evidence: Evidence, resume: Run, step: int) -> int:

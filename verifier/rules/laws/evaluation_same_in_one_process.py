@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,8 @@ from ...analysis.measured import apart as differ
 from ...analysis.measured import measured, of_both, shown
 from ...analysis.measured import noise as measured_noise
 from ...analysis.state import apart, divided, evaluated, handed_on, states
+from ...analysis.syntax import assigned_at, functions
+from ...evidence import Sources
 from ...tolerances import FLOOR, MULTIPLE
 from ...trace.events import Held, Place, State
 from ..base import Evidence, Finding, Run, Uncovered
@@ -42,6 +45,9 @@ class EvaluationSameInOneProcess(OneProcessRule):
     with forwards without gradients, and those that calls without a training step return, on all
     ranks and in one process from the same weights.
     """
+
+    # The best of its numbers, and what is chosen by them, is printed at the end.
+    explains = ("ending-same-in-one-process",)
 
     def applies(self, evidence: Evidence) -> str:
         seen = any(record.evaluations for record in evidence.trained.places(State))
@@ -145,6 +151,7 @@ def _held(evidence: Evidence, run: Run, paths: set[str], known: Noise) -> Iterat
                 limit,
                 part=_local(run, step, path) and handed_on(sources, path),
                 never_repeats=(step, path) in never_repeat,
+                line=_assigned(sources, path),
                 is_a_sum=summed and apart(here, _times(there, run)) <= limit,
             )
 
@@ -176,6 +183,20 @@ def _returned(evidence: Evidence, run: Run, single: Run, times: float) -> Iterat
             and not shown(evidence.sources, function, path),
             line=mine[key].at_line,
         )
+
+
+def _assigned(sources: Sources, path: str) -> Place | None:
+    """The line that assigns the variable of a path, `fit.val['loss']`, in its function."""
+    names = re.match(r"(\w+)\.(\w+)", path)
+    for file in sources.project if names else ():
+        for function in functions(sources.tree(file)):
+            if (
+                names
+                and function.name == names[1]
+                and (lines := assigned_at(function, function.name, names[2]))
+            ):
+                return Place(file=file, line=lines[-1], function=names[1], code="")
+    return None
 
 
 def _times(held: Held, run: Run) -> Held:

@@ -1,14 +1,16 @@
 """How a run is compared with an oracle, and how the difference is reported."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from ...analysis.comparison import (
     Comparison,
     compare,
+    divided,
     incomparable,
+    loss_apart,
     parted,
     unlike,
     without_gradients,
@@ -16,17 +18,20 @@ from ...analysis.comparison import (
 from ...analysis.layers import first_layer
 from ...analysis.limits import Limits, agrees, first_updates_apart, limits, undecided
 from ...analysis.localise import (
+    Parting,
     counted_times,
     meaning,
+    other_rates,
     part,
     reduced_after_backward,
     since,
     where,
 )
-from ...analysis.scaling import clip_was_reached
+from ...analysis.loss_terms import OWN_COUNT, SUM, blamed
 from ...tolerances import UNREPRODUCIBLE
-from ...trace.events import Micro, Step, Stepped, Stress, ToEmpty
+from ...trace.events import Micro, Place, Step, ToEmpty
 from ..base import Evidence, Finding, Rule, Run, count, some
+from ._substance import substance
 
 _ON_SHARDS = (
     "Compute what changes gradients or weights (a clip, an optimizer) on whole DTensors, never on"
@@ -39,6 +44,20 @@ _COUNTED = (
 _PARTS = (
     "Reduce sums, squares and counts over the ranks that have parts of a sample, and compute from"
     " these what belongs to the whole sample; a mean of variances is not the variance."
+)
+_OF_TERM = {
+    SUM: (
+        "Divide this term by a number that grows with the samples (of tokens, of samples), so that"
+        " the mean over the ranks is that of one process."
+    ),
+    OWN_COUNT: (
+        "Divide by the number of all ranks (`dist.all_reduce(count)`), and multiply by how many"
+        " ranks there are, by which FSDP divides."
+    ),
+}
+_RATES = (
+    "Make the schedule's number of steps of the whole training, samples over the global batch: the"
+    " length of a loader with a DistributedSampler is one rank's share already."
 )
 _NAMED = (
     "Make what is named here of the samples of all ranks and of whole tensors, as one process does."
@@ -194,6 +213,20 @@ def _infinite(pair: Against) -> str:
     return "" if pair.found.finite else _not_finite(pair.evidence, pair.run)
 
 
+def _joined_otherwise(pair: Against) -> str:
+    """Parts that the script has divided itself are joined by a guess: another first loss may be
+    that of another order.
+    """
+    parts = divided(pair.run, pair.oracle)
+    if not parts or loss_apart(pair.run, pair.oracle, 1) <= pair.limits.allowed["loss"]:
+        return ""
+    which = f"each rank holds its own part of {some(sorted(parts))}"
+    return (
+        f"{which}: one process that has the parts one behind the other has another first loss, as"
+        " where they are divided otherwise"
+    )
+
+
 def _nothing_learned(pair: Against) -> str:
     """Runs that learn nothing may agree by chance; the loss of a GAN may rise, but its updates
     reduce it to first order.
@@ -221,6 +254,7 @@ NOT_COMPARED: tuple[Callable[[Against], str], ...] = (
     _other_samples,
     _no_update,
     _infinite,
+    _joined_otherwise,
     _nothing_learned,
     _unreproducible,
 )
@@ -298,23 +332,38 @@ def _differs(pair: Against) -> Finding:
     why = meaning(parting, run, label, second, same_script, allowed)
     line = run.line_of(Micro if parting.stage in ("gradient", "loss") else Step)
     fix: dict[str, str] = {}
-    if same_script and parting.stage in ("clip", "optimizer"):
-        fix = {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
-        if second == "agrees" and counted_times(parting):
-            line, fix = reduced_after_backward(run) or line, {"fix": _COUNTED}
-    elif (
-        same_script
-        and second == "agrees"
-        and parting.factor is None
-        and run.cut_within(1, pair.oracle)
-    ):
-        fix = {"fix": _PARTS}
-    elif same_script and parting.stage == "later" and since(parting, run, same_script, label):
-        fix = {"fix": _NAMED}
+    if same_script is not None:
+        line, why, fix = _edit(pair, parting, second, line, why)
     if label == "DDP" and (module := first_layer(evidence)) is not None:
         why, line, fix = module[0], module[1] or line, {"fix": _MODULE}
     text = f"differs from {label} {apart}; {why}"
     return pair.rule.failed(text, line, **pair.off(name), **fix)
+
+
+def _edit(
+    pair: Against, parting: Parting, second: str | None, line: Place | None, why: str
+) -> tuple[Place | None, str, dict[str, str]]:
+    """(the line to edit, why the two differ, the fix if it is not the rule's own), from the line
+    and the reason of the stage at which they part.
+    """
+    run, oracle, label = pair.run, pair.oracle, pair.label
+    if parting.stage in ("clip", "optimizer"):
+        if second == "agrees" and counted_times(parting):
+            return reduced_after_backward(run) or line, why, {"fix": _COUNTED}
+        if label != "DDP" and other_rates(parting, run, oracle, label, second):
+            return line, why, {"fix": _RATES}
+        return line, why, {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
+    if second == "agrees" and parting.factor is None and run.cut_within(1, oracle):
+        return line, why, {"fix": _PARTS}
+    if parting.stage == "later" and since(parting, run, oracle, label):
+        return line, why, {"fix": _NAMED}
+    if (
+        label == "one process"
+        and parting.stage in ("gradient", "loss")
+        and (term := blamed(run, oracle, pair.evidence.sources)) is not None
+    ):
+        return term.line, term.text, {"fix": _OF_TERM[term.kind]} if term.kind else {}
+    return line, why, {}
 
 
 def _not_finite(evidence: Evidence, run: Run) -> str:
@@ -343,50 +392,3 @@ def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | No
         return None
     measures = compare(run, other).measures
     return "agrees" if limit.agree(measures) else "differs" if limit.differ(measures) else None
-
-
-def substance(evidence: Evidence, run: Run) -> str:
-    """What a pass rests on: the loss fell, gradients and weights changed, the clip was reached, the
-    data differ.
-    """
-    losses = [loss for loss in run.losses if loss is not None]
-    texts = [f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"] if len(losses) > 1 else []
-    texts += _of_parameters(run)
-    if _clips(evidence.provoked) or (
-        evidence.train is not None and clip_was_reached(evidence.train)
-    ):
-        steps = range(1, run.steps() + 1)
-        norms = [(run.grad_norm(s), run.grad_norm(s, "grads_at_step")) for s in steps]
-        # A norm that is scaled by less than 0.1 % is rounding, no clip.
-        reached = any(a is not None and b is not None and b < 0.999 * a for a, b in norms)
-        texts.append(
-            "the clip was reached" if reached else "the clip was never reached in these steps"
-        )
-    if run.world_size > 1 and any(rows := run.rows(1)) and all(r == rows[0] for r in rows):
-        texts.append("all ranks saw the same samples")
-    return ", ".join(texts)
-
-
-def _of_parameters(run: Run) -> Iterator[str]:
-    """Which trainable parameters got gradients, and which of them did not change."""
-    trainable = [name for name, entries in run.parameters.items() if entries[0].trainable]
-    fed, moved = set[str](), set[str]()
-    for step in range(1, run.steps() + 1):
-        gradients = run.whole(Step, "grads_at_step", step)
-        fed |= {n for n, g in gradients.items() if g is not None and g[0] > 0.0}
-        for record in run.at_step(Stepped, step):
-            moved |= {n for n, m in record.moved.items() if m[0] > 0.0}
-    idle = [name for name in trainable if name not in fed]
-    all_fed = f"all {len(trainable)} trainable parameters got gradients"
-    yield f"{some(idle)} never got a gradient" if idle else all_fed
-    if still := [name for name in trainable if name in fed and name not in moved]:
-        yield f"{some(still)} did not change"
-
-
-def _clips(provoked: Run | None) -> bool:
-    """Whether gradients 1e6 times as large were scaled down before the step."""
-    # A clip by norm scales these by far more than 10 %, rounding by far less.
-    record = provoked.traces[0].first(Stress) if provoked is not None and provoked.traces else None
-    return record is not None and any(
-        ss < 0.9 * bb for bb, _, ss in record.products.values() if bb > 0.0
-    )

@@ -1,3 +1,4 @@
+import re
 from pathlib import PurePath
 
 from ...analysis.applicability import begins_elsewhere
@@ -13,6 +14,11 @@ from ..checkpoint._resumed import RAISED, load_line, saved_at
 OTHER = (
     "Save what is named here, of each rank its own, and load it; if no step reads it, look at the"
     " RNG state of every rank."
+)
+
+_MISSING_KEYS = re.compile(r"Missing key\(s\) in state_dict: (?P<keys>.*)")
+WITHOUT_FROZEN = (
+    "Load with `strict=False` what is saved without the frozen parameters, or save these too."
 )
 
 
@@ -51,6 +57,8 @@ class ResumeIsExact(Rule):
             other, fix = _another_path(train, cause), RAISED
             if other:
                 fix = "Make the path that is loaded from what the save made it from."
+            elif frozen := _frozen_and_missing(train, cause):
+                other, fix = f"{cause.text}; {frozen}", WITHOUT_FROZEN
             return self.failed(
                 f"the resume run failed: {other or cause.text}", cause.location, fix=fix
             )
@@ -179,6 +187,29 @@ def _frozen(theirs: list[Step], mine: list[Step]) -> str:
                 f" {'has' if len(names) == 1 else 'have'} gradients {where}"
             )
     return ""
+
+
+def _frozen_and_missing(train: Run, cause: RootCause) -> str:
+    """That the keys which a load misses are those of frozen parameters, in words; "" if they are
+    not (InternLM/xtuner: a save that ignores frozen parameters, a strict load).
+    """
+    message = _MISSING_KEYS.search(cause.error)
+    keys = re.findall(r'"([^"]+)"', message["keys"]) if message is not None else []
+    frozen = [
+        name
+        for name, entries in train.parameters.items()
+        if not entries[0].trainable and any(_same_name(name, key) for key in keys)
+    ]
+    if not keys or len(frozen) < len(keys):
+        return ""
+    which = "is that of a frozen parameter" if len(keys) == 1 else "are those of frozen parameters"
+    return f"the missing {'key' if len(keys) == 1 else 'keys'} {which}, which the save left out"
+
+
+def _same_name(name: str, key: str) -> bool:
+    """Whether two names are those of one parameter, seen from modules within one another."""
+    long, short = (name, key) if len(name) > len(key) else (key, name)
+    return long == short or long.endswith(f".{short}")
 
 
 def _another_path(train: Run, cause: RootCause) -> str:

@@ -48,9 +48,7 @@ class Bf16MasterWeights(Rule):
                 "no parameter is trainable: the script changes weights itself, without gradients"
             )
         if not held:
-            return self.unknown(
-                "the optimizer holds no trainable parameter of a model that was seen"
-            )
+            return self._of_copies(run)
         if not low:
             dtypes = sorted({run.parameters[name][0].dtype for name in held})
             return self.passed(f"the optimizer updates weights in {', '.join(dtypes)}")
@@ -66,6 +64,14 @@ class Bf16MasterWeights(Rule):
         return self.failed(
             f"{which}; the last step changed {share:.1%} of their elements", run.line_of(Shard)
         )
+
+    def _of_copies(self, run: Run) -> Finding:
+        """Of an optimizer that holds no parameter of the model."""
+        if run.changed:
+            return self.not_applicable(
+                "the optimizer updates tensors of its own, which the script writes into the model"
+            )
+        return self.unknown("the optimizer holds no trainable parameter of a model that was seen")
 
     def detect(self, flow: Flow) -> Hits:
         if flow.methods("requires_grad_") or any(

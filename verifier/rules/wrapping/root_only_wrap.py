@@ -1,5 +1,5 @@
 from ...source.flow_queries import has_parameters, is_known, parts_of, trains
-from ...trace.events import Shard
+from ...trace.events import Model, Shard
 from ..base import Evidence, Finding, Flow, Hits, Rule, count
 from ..policies import OnlyWarns
 from ._base import NOT_USED, elements
@@ -35,15 +35,24 @@ class RootOnlyWrap(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        groups = [g for model in run.models for g in model.groups]
-        if not groups:
+        if not any(model.groups for model in run.models):
             return self.unknown(NOT_USED)
-        total = sum(e[0].numel for e in run.parameters.values())
-        blocks = max((b for m in run.models for b in m.blocks), key=lambda b: b.numel)
+        # a policy and its reference are two models, each with a root of its own (radixark/miles)
+        alone = [
+            (max(model.blocks, key=lambda b: b.numel), _elements(model))
+            for model in run.models
+            if len(model.groups) == 1 and model.blocks
+        ]
         # If the repeated blocks hold less than half of the elements, groups of their own would save
         # little.
-        if len(groups) > 1 or 2 * blocks.numel < total:
-            return self.passed(f"{count(len(groups), 'group')} for {total:,} parameter elements")
+        alone = [(blocks, total) for blocks, total in alone if 2 * blocks.numel >= total]
+        if not alone:
+            groups = sum(len(model.groups) for model in run.models)
+            elements_of_all = sum(map(_elements, run.models))
+            return self.passed(
+                f"{count(groups, 'group')} for {elements_of_all:,} parameter elements"
+            )
+        blocks, total = max(alone, key=lambda one: one[1])
         modules = (
             f"{blocks.count} modules of class {blocks.cls.rpartition('.')[2]} under"
             f" '{blocks.parent}'"
@@ -81,3 +90,8 @@ class RootOnlyWrap(Rule):
                     what = f"the modules of {module.name}.{name} are not sharded as separate groups"
                     yield f"fully_shard is called on the root alone: {what}", event
                     return
+
+
+def _elements(model: Model) -> int:
+    """The elements of the parameters of a model."""
+    return sum(entry.numel for entry in model.parameters)

@@ -365,3 +365,27 @@ class Memory(Event):
     before: int | None
     peak: int | None
     cuda: int | None
+
+
+class LossTerm(Part):
+    """A single number with a gradient that a function made on the way to a loss.
+
+    `name`: the variable that holds it, or the key of a dict that was returned; "" for what was
+    returned otherwise; `time`: the how many-th of that name and function, from 1; `line`: where the
+    function returned, or called what began the backward; `weight`: the gradient of the loss by it,
+    None if the loss does not depend on it.
+    """
+
+    name: str
+    time: int
+    value: float
+    weight: float | None
+    line: Line
+
+
+class LossTerms(Event):
+    """What the loss of the first micro-batch is made of, in the order in which functions held it
+    (events/loss_terms.py).
+    """
+
+    terms: list[LossTerm]
