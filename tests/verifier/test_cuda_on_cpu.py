@@ -94,6 +94,8 @@ def test_scripts_of_the_zoo_for_gpus(name: str, verify_script: Verify, tmp_path:
     ("ModuleNotFoundError", "No module named 'flash_attn'", True),
     ("RuntimeError", "No available communication backend found on device type cpu.", True),
     ("AttributeError", "'_OpNamespace' 'kernels' object has no attribute 'flash_fwd'", True),
+    ("NotImplementedError", "\"histogram_cpu\" not implemented for 'Int'", True),
+    ("RuntimeError", "Backend gloo does not implement startCoalescing", True),
     ("ValueError", "the batch does not divide", False),
 )
 def test_which_errors_ask_for_cuda(error: str, message: str, asks: bool) -> None:

@@ -142,6 +142,7 @@ def test_set_changes_a_copy(tmp_path: Path) -> None:
         "--config=run.yaml",
         "set:checkpoint.every=3",
         "set:+new.key=true",
+        "set:+checkpoint.folder={checkpoint}",
         "--other",
         "other.json",
         "set:lr=0.5",
@@ -149,7 +150,7 @@ def test_set_changes_a_copy(tmp_path: Path) -> None:
     given, copies = applied(words, tmp_path, "/c", tmp_path / "run")
     folder = tmp_path / "run"
     assert given == [f"--config={folder}/run.yaml", "--other", str(folder / "1-other.json")]
-    changed = {"checkpoint": {"every": 3}, "out": "/c/x", "new": {"key": True}}
+    changed = {"checkpoint": {"every": 3, "folder": "/c"}, "out": "/c/x", "new": {"key": True}}
     assert yaml.safe_load(copies[folder / "run.yaml"]) == changed
     assert json.loads(copies[folder / "1-other.json"]) == {"lr": 0.5}
     assert "every: 0" in config.read_text()

@@ -52,7 +52,9 @@ def applied(
         own = [(key, value) for key, _, value in changes if path == _holder(key, files)]
         text = _text(path)
         if own:
-            text = _changed(path, data, own)
+            text = _changed(
+                path, data, [(key, value.replace(PLACE, checkpoint)) for key, value in own]
+            )
         if own or PLACE in text:
             copies[path] = text.replace(PLACE, checkpoint)
     # Two files may have one name.

@@ -1,14 +1,15 @@
 from ...source.events import Flow, covers
 from ...source.flow_queries import first_text
 from ..base import Hits, SourceRule
+from ..policies import OnlyWarns
 
 
 class AcCompileOrder(SourceRule):
     """Each block is wrapped for activation checkpointing, then compiled, then sharded.
 
     Why: checkpointing a compiled block leaves `_orig_mod` in its parameter names, also in saved
-    state dicts, and may recompute other tensors than the forward kept. Checkpointing a sharded
-    block runs FSDP's all-gathers once more.
+    state dicts, which `wrapper-prefix-keys` shows in a run. Checkpointing a sharded block made the
+    same gradients with as many all-gathers: the order is a convention there.
     Wrong:
         for number, block in enumerate(model.blocks):
             fully_shard(block)
@@ -26,6 +27,8 @@ class AcCompileOrder(SourceRule):
     Torch: the names were seen on 2.13.0.
     """
 
+    # gradients and all-gathers are equal in either order (aws-samples/awsome-distributed-training)
+    policies = (OnlyWarns(),)
     named_by = ("checkpoint_wrapper", "apply_activation_checkpointing")
 
     def detect(self, flow: Flow) -> Hits:

@@ -160,7 +160,11 @@ def _tensors(evidence: Evidence, run: Run) -> set[str]:
         there = [other.get(last, {}).get(path) for other in others]
         # What differs between ranks is data of each rank: only sharded or equal tensors can be
         # those of one process (test_laws.py averaging(1.5, 2.0)).
-        equal = held.sharded or all(one is not None and apart(held, one) == 0.0 for one in there)
+        # What rank 0 alone holds, such as its shards of the last step for a log, is no whole tensor
+        # (penr-oz-neural-network: a list of DTensors).
+        equal = None not in there and (
+            held.sharded or all(one is not None and apart(held, one) == 0.0 for one in there)
+        )
         kept = held.holder in ("module", "parameter") or (
             # Small tensors of the loop are sums for a log of the rank's own samples; from 16
             # elements on they are more than a few sums.

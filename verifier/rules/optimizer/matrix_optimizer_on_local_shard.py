@@ -1,5 +1,5 @@
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ...analysis.comparison import gradients_apart, incomparable, update_apart
 from ...analysis.limits import first_updates_apart, limits, undecided
@@ -108,21 +108,47 @@ class MatrixOptimizerOnLocalShard(Rule):
             if info is None or info.name in done:
                 continue
             done.add(info.name)
-            called = _words(n for method in info.methods.values() for n in ast.walk(method))
-            helpers = [
-                f
-                for f in ast.walk(info.home.tree)
-                if isinstance(f, ast.FunctionDef) and f.name in called
-            ]
-            nodes = [n for body in [*info.methods.values(), *helpers] for n in ast.walk(body)]
-            words = _words(nodes)
-            multiplies = words & _MATRIX or any(isinstance(n, ast.MatMult) for n in nodes)
-            local = next(
-                (n for n in nodes if isinstance(n, ast.Attribute) and n.attr in LOCAL), None
-            )
-            if multiplies and local is not None and not words & _GATHERS:
+            functions = (f for f in ast.walk(info.home.tree) if isinstance(f, ast.FunctionDef))
+            bodies = {f.name: f for f in functions} | info.methods
+            for local in _multiplied(_reached(info.methods, bodies), bodies)[:1]:
                 what = f"{info.name} multiplies matrices that are one rank's shard: {text(local)}"
                 yield what, hit_at("", "", info.home, local.lineno, f"{info.name}.step").location
+
+
+def _multiplied(
+    reached: list[ast.FunctionDef], bodies: Mapping[str, ast.FunctionDef]
+) -> list[ast.Attribute]:
+    """The first local shard in each function that mixes rows, itself or by what it calls; none
+    where anything gathers. An elementwise step beside that of matrices uses shards rightly (dmuon).
+    """
+    if _words(n for body in reached for n in ast.walk(body)) & _GATHERS:
+        return []
+    shards = [
+        (body, n)
+        for body in reached
+        for n in ast.walk(body)
+        if isinstance(n, ast.Attribute) and n.attr in LOCAL
+    ]
+    return [n for body, n in shards if _multiplies(_reached({body.name: body}, bodies))]
+
+
+def _reached(
+    begin: Mapping[str, ast.FunctionDef], bodies: Mapping[str, ast.FunctionDef]
+) -> list[ast.FunctionDef]:
+    """These functions, and those of the file that they name, and so on."""
+    found = dict(begin)
+    waiting = list(begin.values())
+    while waiting:
+        for name in sorted(_words(ast.walk(waiting.pop())) & bodies.keys() - found.keys()):
+            found[name] = bodies[name]
+            waiting.append(bodies[name])
+    return list(found.values())
+
+
+def _multiplies(functions: list[ast.FunctionDef]) -> bool:
+    """Whether functions mix the rows of a matrix."""
+    nodes = [n for body in functions for n in ast.walk(body)]
+    return bool(_words(nodes) & _MATRIX) or any(isinstance(n, ast.MatMult) for n in nodes)
 
 
 def _own(run: Run) -> list[str]:
@@ -142,6 +168,8 @@ _GATHERS = {
     "redistribute",
     "all_gather",
     "all_gather_into_tensor",
+    "all_to_all",
+    "all_to_all_single",
     "gather",
     "all_reduce",
 }
