@@ -200,6 +200,19 @@ def main():
     assert named(tmp_path, source, first, second) == ("rank-local-control-flow", line(source, mark))
 
 
+def test_ranks_that_begin_otherwise(tmp_path: Path) -> None:
+    """A resume in which each rank chooses how it loads: no collective is common before it."""
+    source = """
+def main():
+    if saved == mine:  # I
+        load_fast()  # A
+    else:
+        dcp.load(state)  # B
+"""
+    at = ("rank-local-control-flow", line(source, "# I"))
+    assert named(tmp_path, source, "set_model_state_dict@A", "dcp.load@B") == at
+
+
 def test_a_handler_that_goes_on(tmp_path: Path) -> None:
     source = """
 def train_step():

@@ -2,6 +2,7 @@
 compared event by event.
 """
 
+import re
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -10,6 +11,8 @@ from ..trace import Run
 from ..trace.events import Place, ProgressEvent
 from .root_cause import is_victim, own_frames
 
+# What gloo says where two ranks meet in different collectives, or in one of different sizes.
+_MISMATCH = re.compile(r"collective mismatch|op\.preamble\.length")
 # Operations that the ranks may call at different lines: the root's side and the others'. Root and
 # others may call these at different lines (`if rank == 0: scatter(...) else: scatter(...)`) and
 # still meet.
@@ -112,7 +115,7 @@ def _stuck(run: Run) -> bool:
     """A time-out, gloo's abort on a mismatch, or ranks that only lost a peer which ended without an
     error.
     """
-    if run.timed_out or any("collective mismatch" in text for text in run.stderr.values()):
+    if run.timed_out or any(_MISMATCH.search(text) for text in run.stderr.values()):
         return True
     # A rank that a signal ended is the cause itself: the others only lost it.
     if any(e.code < 0 and not e.killed for e in run.ended):

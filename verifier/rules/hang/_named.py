@@ -87,8 +87,12 @@ def _by_data(part: Parting) -> Named | None:
 
 def _by_branch(sources: Sources, part: Parting) -> Named | None:
     """Between the last common event and the parting stands a branch that some ranks took."""
+    first, second, *_ = [*part.events.values(), None]
     for missed in part.events.values():
-        for file, before, line, function in _ways(part.before, missed):
+        ways = _ways(part.before, missed)
+        if part.before is None and first is not None and second is not None:
+            ways = _begun_otherwise(first, second)
+        for file, before, line, function in ways:
             if (branch := skipping_branch(sources, file, before, line)) is not None:
                 return _took(branch.text, part, (file, branch.line, function))
     return None
@@ -105,6 +109,18 @@ def _ways(
     (file, line, _), (_, target, function) = at
     inner = missed.frames[: missed.frames.index((file, target, function))]
     return [(file, line, target, function), *((f[0], None, f[1], f[2]) for f in reversed(inner))]
+
+
+def _begun_otherwise(
+    first: ProgressEvent, second: ProgressEvent
+) -> list[tuple[str, int | None, int, str]]:
+    """`_ways` to the first events of two ranks, which have none before: where they stand in one
+    function (a resume in which each rank chooses how it loads; ServiceNow/Fast-LLM).
+    """
+    at = fork(first, second)
+    if at is None:
+        return []
+    return [(file, None, line, function) for file, line, function in sorted(at, reverse=True)]
 
 
 def _by_loop(sources: Sources, part: Parting) -> Named | None:

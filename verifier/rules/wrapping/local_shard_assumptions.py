@@ -50,7 +50,9 @@ class LocalShardAssumptions(Rule):
                 shards = f"shards {tuple(first.local)} and {tuple(other.local)} on two ranks"
                 shapes = f"the global shapes {tuple(first.shape)} and {tuple(other.shape)}"
                 what = f"from_local of {shards} assumes {shapes}: `shape` was not given"
-                return self.failed(what, first.at_line)
+                # a gather of other sizes hangs or aborts (NCAR/miles-credit)
+                effect = () if run.completed else ("run-completes",)
+                return self.failed(what, first.at_line, explains=effect)
         return self.passed(
             f"{count(len(per_rank[0]), 'DTensor')} made by from_local, of one global shape on all"
             " ranks"

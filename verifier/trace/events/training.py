@@ -204,6 +204,14 @@ class Recompute(Located):
     place: str
 
 
+class DroppedInEvaluation(Located):
+    """A dropout was active in a forward without gradients of a model in eval mode
+    (events/evaluation_dropout.py).
+    """
+
+    step: int
+
+
 class RandomStream(Located):
     """The state of the default generator after a step; `at_line`: where it was set since the last
     one (events/random_stream.py).
