@@ -121,13 +121,15 @@ def test_what_only_the_division_over_ranks_changes() -> None:
 
 
 def test_ranks_with_parts_of_the_samples() -> None:
-    mine, alone = trained(2, {"embed.weight": 2.0, "head.weight": 3.0}), trained(1)
-    for made, sums in ((mine, [2.0, 3.0]), (alone, [4.0, 6.0])):
+    mine = trained(2, {"embed.weight": 2.0, "head.weight": 3.0})
+    alone = trained(1, losses=(3.5, 2.0, 1.0))
+    for made in (mine, alone):
         for trace in made.traces:
             for record in trace.of(Micro):
-                size = int(sums[0])
                 rows = list(record.rows) if made is mine else list(record.rows)[:4]
-                for name, value in (("elements", size), ("sums", sums), ("rows", rows)):
+                one = [2.0, 2.0, 3.0 + trace.rank]  # what both ranks are given counts once
+                parts = [one, [1.0, 1.0, 1.0]] if made is mine else [[4.0, 4.0, 7.0], [1.0] * 3]
+                for name, value in (("parts", parts), ("rows", rows)):
                     object.__setattr__(record, name, value)
     parting = part(mine, alone, ALLOWED)
     text = meaning(parting, mine, "one process", "agrees", alone, ALLOWED)

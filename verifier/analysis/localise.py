@@ -293,16 +293,7 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
                 " the same one does"
             )
         return "DDP agrees: what it computes depends on the number of ranks, not on their shards"
-    if run.cut_within(1, oracle) and parting.stage != "later":
-        return (
-            "DDP agrees, and the ranks have parts of the same samples: what the model computes over"
-            " a whole sample (a mean, a variance, a norm) is not that of all its parts"
-        )
-    if parting.stage == "later" and since(parting, run, oracle, "one process"):
-        return "DDP agrees: what it is made of depends on the number of ranks"
-    if parting.stage != "gradient":
-        return ""
-    if loss_apart(run, oracle, 1) <= allowed["loss"]:
+    if exchanged(parting, run, oracle, allowed):
         lines = {
             _short(e.at_line)
             for r in run.places(Traffic)
@@ -314,7 +305,21 @@ def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, flo
         exchange = f"what ranks exchange in {places} must pass gradients back"
         known = f"the loss is that of one process, its gradient is not: {exchange}"
         return known + _behind(parting, run)
-    return _weighed(run, oracle)
+    if run.cut_within(1, oracle) and parting.stage != "later":
+        return (
+            "DDP agrees, and the ranks have parts of the same samples: what the model computes over"
+            " a whole sample (a mean, a variance, a norm) is not that of all its parts"
+        )
+    if parting.stage == "later" and since(parting, run, oracle, "one process"):
+        return "DDP agrees: what it is made of depends on the number of ranks"
+    return _weighed(run, oracle) if parting.stage == "gradient" else ""
+
+
+def exchanged(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, float]) -> bool:
+    """Whether the first loss is that of the oracle and its gradient is not: the forward is right,
+    and its backward wrong.
+    """
+    return parting.stage == "gradient" and loss_apart(run, oracle, 1) <= allowed["loss"]
 
 
 def _behind(parting: Parting, run: Run) -> str:

@@ -5,7 +5,7 @@ norm does.
 import math
 from collections.abc import Iterator
 
-from ..tolerances import ABOUT_ONE_CLIP, ONE_CLIP, STRAIGHT
+from ..tolerances import ABOUT_ONE_CLIP, NAMED_FACTOR, ONE_CLIP, STRAIGHT
 from ..trace import Run, Sketch, difference
 from ..trace.events import Step, Stress
 
@@ -34,10 +34,25 @@ def scales(run: Run) -> dict[str, list[float]]:
 # (exam round 1).
 def reduced_by_the_script(run: Run) -> set[str]:
     """Plain parameters beside sharded ones: if their gradients are reduced at all, then after
-    backward and by the script.
+    backward and by the script. With ranks beside the mesh of `fully_shard` (tensor parallelism) so
+    are gradients that have another direction at the step, sums over these ranks.
     """
     plain = {name for name, entries in run.parameters.items() if not entries[0].sharded}
-    return plain if len(plain) < len(run.parameters) else set()
+    found = plain if len(plain) < len(run.parameters) else set()
+    return found | _turned(run) if len(run.data_ranks) < run.world_size else found
+
+
+def _turned(run: Run) -> set[str]:
+    """The parameters whose gradients the script turns between the first backward and the step."""
+    before, after = run.whole(Step, "grads", 1), run.whole(Step, "grads_at_step", 1)
+    found = set()
+    for name, a in before.items():
+        b = after.get(name)
+        if a is not None and b is not None and a[0] > 0.0 and b[0] > 0.0:
+            ratio = (b[0] / a[0]) ** 0.5
+            if difference(b, [ratio * x for x in a]) > NAMED_FACTOR * b[0] ** 0.5:
+                found.add(name)
+    return found
 
 
 def stressed_scales(records: list[Stress]) -> dict[str, list[float]]:

@@ -96,8 +96,8 @@ class MicroBatch:
     # of forwards in eval mode: those of a script that trains in it
     rows_in_eval: list[int] = field(default_factory=list)
     tokens: int = 0
-    elements: int = 0  # of the samples
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of them, and absolute
+    # of each tensor of the samples: elements, their sum, that of their absolute values
+    parts: list[list[float]] = field(default_factory=list)
     criteria: list[Criterion] = field(default_factory=list)
     random_state: str | None = None  # at its first forward
 

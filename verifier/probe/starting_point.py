@@ -212,7 +212,9 @@ def _joined(saved: list[dict[str, Any]], name: str, wanted: tuple[int, ...]) -> 
     pieces: list[torch.Tensor] = []
     for item in saved:
         if name in item["parts"]:
-            piece = _whole(_parts(saved, name, item["rank"]))
+            own = item["parts"][name]
+            # a plain tensor, of which no mesh says who shares it, is this rank's alone
+            piece = _whole(_parts(saved, name, item["rank"])) if own[2] else own[0]
             if not any(torch.equal(piece, other) for other in pieces):
                 pieces.append(piece)
     shape = pieces[0].shape if pieces else torch.Size()

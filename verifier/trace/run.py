@@ -279,22 +279,35 @@ class Run(Recorded):
 
     def cut_within(self, step: int, other: "Run") -> bool:
         """Whether two runs are given the same numbers in samples of other sizes: ranks that have
-        parts of each sample (domains, slabs of a field).
+        parts of each sample (domains, slabs of a field, stretches of a sequence). What several
+        ranks are given, as those of tensor parallelism are, counts once.
         """
-        mine, theirs = (
-            [micro for micros in run.micros(step) for micro in micros] for run in (self, other)
-        )
-        rows = sorted(sum(len(micro.rows) for micro in micros) for micros in (mine, theirs))
+        mine, theirs = (_given(run.micros(step)) for run in (self, other))
+        rows = sorted((mine.rows, theirs.rows))
         if not rows[0] or rows[1] % rows[0] or rows[0] == rows[1]:
             return False
-        elements = {sum(micro.elements for micro in micros) for micros in (mine, theirs)}
-        total, size = (
-            [math.fsum(micro.sums[k] for micro in micros) for micros in (mine, theirs)]
-            for k in range(2)
-        )
-        apart = max(abs(a - b) for a, b in (total, size))
-        return len(elements) == 1 and elements != {0} and apart <= SAME_SUMS * max(size)
+        apart = max(abs(a - b) for a, b in zip(mine.sums, theirs.sums, strict=True))
+        size = max(mine.sums[1], theirs.sums[1])
+        return mine.elements == theirs.elements and size > 0.0 and apart <= SAME_SUMS * size
 
     def _used(self, step: int) -> list[Counter[int]]:
         rows = self.rows(step)
         return [rows[rank] for rank in self.sample_ranks if rank < len(rows)]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """All samples of a step: how many rows and elements, and [their sum, that of their absolute
+    values].
+    """
+
+    rows: int
+    elements: float
+    sums: list[float]
+
+
+def _given(micros: list[list[events.Micro]]) -> _Given:
+    own = {(at, *m.rows): len(m.rows) for each in micros for at, m in enumerate(each)}
+    parts = {tuple(part) for each in micros for m in each for part in m.parts}
+    sums = [math.fsum(part[k] for part in parts) for k in (1, 2)]
+    return _Given(sum(own.values()), math.fsum(part[0] for part in parts), sums)

@@ -70,8 +70,7 @@ class Backwards:
                 criteria=batch.criteria,
                 random=batch.random_state,
                 tokens=batch.tokens,
-                elements=batch.elements,
-                sums=batch.sums,
+                parts=batch.parts,
                 at_line=session.here(),
             )
         )

@@ -50,8 +50,8 @@ class Calls:
     def called(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
         """A module is called by the script: what is a root becomes one, with its samples."""
         session, models = self.session, self.models
-        if isinstance(module, DistributedDataParallel) and session.request.mode != "ddp":
-            # of a script that was converted to FSDP2: the same names as after
+        if isinstance(module, DistributedDataParallel) and not hasattr(module, "stands_in"):
+            # of a script that was converted to FSDP2, or has a part in DDP: the same names as after
             module = module.module
         if self.progress.in_backward or all(p.device.type == "meta" for p in module.parameters()):
             return
@@ -80,9 +80,7 @@ class Calls:
         samples = [tensor for tensor in everything if tensor.grad_fn is None]
         batch.rows += row_hashes(samples if samples or batch.rows else everything)
         for tensor in samples:
-            batch.elements += tensor.numel()
-            for k, value in enumerate(sums(tensor)):
-                batch.sums[k] += value
+            batch.parts.append([tensor.numel(), *sums(tensor)])
         batch.tokens += max(
             (tensor.numel() for tensor in samples if tensor.dtype in INTEGERS), default=0
         )

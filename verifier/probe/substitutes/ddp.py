@@ -264,6 +264,7 @@ class _Reference(DistributedDataParallel):
     it was built for.
     """
 
+    stands_in = True  # for `fully_shard`: it is none of the script's own
     armed = False
     trainable: set[int] | None = None
 

@@ -6,15 +6,16 @@ from ..base import Evidence, Finding, Rule
 class DropoutInEvaluation(Rule):
     """A model that evaluates drops nothing.
 
-    Why: `F.dropout` and `scaled_dot_product_attention` know nothing of `model.eval()`: with a rate
-    and no `self.training` beside it they drop in evaluation, too. Scores are those of a model that
-    is thinned at random, early stopping follows their noise, and each evaluation takes random
+    Why: `F.dropout` and `scaled_dot_product_attention` know nothing of a module's eval mode: with a
+    rate and no `self.training` beside it they drop in evaluation, too. Scores are those of a model
+    that is thinned at random, early stopping follows their noise, and each evaluation takes random
     numbers from the training.
     Wrong:
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
+        thinned = F.dropout(inputs, 0.1)  # in a forward: in eval mode, too
     Right:
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0)
-    Fix: Give the rate only while `self.training` (`F.dropout(x, p, self.training)`).
+        thinned = F.dropout(inputs, 0.1, model.training)
+    Fix: Give the rate only while `self.training`: `F.dropout(x, rate, self.training)`, or
+    `dropout_p=rate if self.training else 0.0`.
     Source: law L8: the probe records a functional dropout with a rate in a forward without
     gradients whose module is in eval mode; that of an `nn.Dropout` in training mode is meant (Monte
     Carlo dropout). huggingface/transformers#33844.

@@ -2,24 +2,22 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 
 from ...analysis.comparison import (
-    Comparison,
     compare,
     divided,
     incomparable,
     loss_apart,
-    parted,
     unlike,
     without_gradients,
 )
+from ...analysis.custom_backwards import own_backwards
 from ...analysis.layers import first_layer
-from ...analysis.limits import Limits, agrees, first_updates_apart, limits, undecided
+from ...analysis.limits import Limits, agrees, first_updates_apart, undecided
 from ...analysis.localise import (
     Parting,
     counted_times,
+    exchanged,
     meaning,
     other_rates,
     part,
@@ -31,6 +29,7 @@ from ...analysis.loss_terms import OWN_COUNT, SUM, blamed
 from ...tolerances import UNREPRODUCIBLE
 from ...trace.events import Micro, Place, Step, ToEmpty
 from ..base import Evidence, Finding, Rule, Run, count, some
+from ._against import Against
 from ._substance import substance
 
 _ON_SHARDS = (
@@ -55,6 +54,10 @@ _OF_TERM = {
         " ranks there are, by which FSDP divides."
     ),
 }
+_BACKWARD = (
+    "Look at {}: where ranks share a value or have parts of it, its gradient is the sum of what all"
+    " of them derive, all-reduced after the last part is added."
+)
 _RATES = (
     "Make the schedule's number of steps of the whole training, samples over the global batch: the"
     " length of a loader with a DistributedSampler is one rank's share already."
@@ -84,70 +87,6 @@ class OracleRule(Rule):
     names_a_cause = False
     in_windows = True
     needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
-
-
-@dataclass(frozen=True)
-class Against:
-    """A full-precision run that is compared with an oracle for a rule.
-
-    `advice`: what to do where their global batches differ.
-    """
-
-    rule: Rule
-    evidence: Evidence
-    run: Run
-    oracle: Run
-    role: str
-    label: str
-    advice: str
-
-    @cached_property
-    def limits(self) -> Limits:
-        return limits(self.evidence, self.rule.name)
-
-    @cached_property
-    def parted(self) -> int | None:
-        """The first step with other samples."""
-        return parted(self.run, self.oracle)
-
-    @cached_property
-    def all_steps(self) -> Comparison:
-        return compare(self.run, self.oracle)
-
-    @cached_property
-    def same_numbers(self) -> bool:
-        """Whether all numbers of all steps agree, which shows that the samples were the same.
-
-        Ranks may pad to their own longest sample, so that rows hash otherwise (exam round 6).
-        """
-        found = self.all_steps
-        return found.finite and found.update_size > 0.0 and self.limits.agree(found.measures)
-
-    @cached_property
-    def until(self) -> int:
-        """The last step that is compared: from other samples on, other numbers prove nothing."""
-        if self.parted is not None and not self.same_numbers:
-            return self.parted - 1
-        return min(self.run.steps(), self.oracle.steps())
-
-    @cached_property
-    def found(self) -> Comparison:
-        cut = self.parted is not None and not self.same_numbers
-        return compare(self.run, self.oracle, self.until) if cut else self.all_steps
-
-    @property
-    def measures(self) -> dict[str, float]:
-        return self.found.measures
-
-    def worst(self, over: bool) -> str:
-        """The measure that is furthest off, for its limit, of those above it or within it."""
-        allowed, above = self.limits.allowed, self.limits.over(self.measures)
-        names = [name for name in self.measures if (name in above) is over]
-        return max(names, key=lambda name: self.measures[name] / allowed[name])
-
-    def off(self, name: str) -> dict[str, float]:
-        """What a finding says of a measure."""
-        return {"measured": self.measures[name], "limit": self.limits.allowed[name]}
 
 
 def judge_against(
@@ -353,6 +292,11 @@ def _edit(
         if label != "DDP" and other_rates(parting, run, oracle, label, second):
             return line, why, {"fix": _RATES}
         return line, why, {"fix": _SUMMED if without_gradients(run) else _ON_SHARDS}
+    if second == "agrees" and parting.factor is None:
+        own = own_backwards(pair.evidence.sources)
+        if own and exchanged(parting, run, oracle, pair.limits.allowed):
+            names = some([f"`{one.function}` (line {one.line})" for one in own], 3)
+            return own[0] if len(own) == 1 else line, why, {"fix": _BACKWARD.format(names)}
     if second == "agrees" and parting.factor is None and run.cut_within(1, oracle):
         return line, why, {"fix": _PARTS}
     if parting.stage == "later" and since(parting, run, oracle, label):

@@ -21,8 +21,8 @@ class Micro(Located):
 
     `rows`: hashes of the samples; `random`: of the generators before the forward.
 
-    `tokens`: elements of the largest integer tensors that the model was given; `elements`: those of
-    all samples, `sums`: their sum and that of their absolute values.
+    `tokens`: elements of the largest integer tensors that the model was given; `parts`: of each
+    tensor of the samples its elements, their sum, and that of their absolute values.
     """
 
     step: int
@@ -31,8 +31,7 @@ class Micro(Located):
     criteria: list[Criterion]
     random: str | None
     tokens: int = 0
-    elements: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    parts: list[list[float]] = field(default_factory=list)
 
 
 class Batch(Event):
