@@ -20,6 +20,7 @@ from scripts import Verify, written
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.probe.events.batch_origin import _origin as origin_of
 from verified_fsdp2.verifier.probe.events.data import _parts as divided
+from verified_fsdp2.verifier.probe.events.data import length
 from verified_fsdp2.verifier.probe.frames import Frames
 from verified_fsdp2.verifier.probe.measures import stream, vocabulary
 from verified_fsdp2.verifier.trace import Run
@@ -530,3 +531,18 @@ def test_the_state_of_a_random_generator_is_a_number(kind: type[Any]) -> None:
     assert known is not None and stream(other) == known
     torch.rand(1, generator=one) if kind is torch.Generator else one.random()
     assert stream(one) != known and stream(torch.zeros(3)) is stream(random.SystemRandom()) is None
+
+
+class Shard:
+    """A share of a data set, as long as that, which may have no length."""
+
+    def __init__(self, dataset: object) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+
+@cases("dataset, samples", ([1, 2], 2), (Shard([1, 2, 3]), 3), (Shard(iter([])), 0), (iter([]), 0))
+def test_the_length_of_a_data_set(dataset: object, samples: int) -> None:
+    assert length(dataset) == samples

@@ -28,6 +28,16 @@ OWN_ORDER = "torch/utils/data/sampler.py"
 DRAWS = {"torch:randperm": None, "random:shuffle": 0, "random:Random.shuffle": 1}
 
 
+def length(dataset: Any) -> int:
+    """The samples of a data set; 0 where it has no length, or is a shard of one that has none
+    (accelerate's of an iterable data set).
+    """
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        return 0
+
+
 def install(session: Session) -> None:
     made: weakref.WeakKeyDictionary[Any, Place] = weakref.WeakKeyDictionary()
     datasets: dict[int, Any] = {}  # {id: dataset}, kept so that no id is used twice
@@ -49,7 +59,7 @@ def install(session: Session) -> None:
 
     def loading(call: Call) -> None:
         loader = call.args[0]
-        samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
+        samples = length(loader.dataset)
         step, place = session.progress.step_number(), session.here()
         session.write(
             LoaderStarted(samples=samples, step=step, made=made.get(loader), at_line=place)
