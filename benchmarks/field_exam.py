@@ -44,26 +44,42 @@ def figures(rows: list[dict[str, Any]]) -> tuple[int, int, int, int, int]:
     return len(faults), len(found), len(named), len(passed), len(failed)
 
 
-def table(number: int = 1) -> list[str]:
-    """The lines of a round."""
+def rounds() -> list[int]:
+    """The rounds that were judged."""
+    numbers = range(1, 4)
+    return [number for number in numbers if any(rows_of(name, number) for name in SETS)]
+
+
+def table() -> list[str]:
+    """The lines of all rounds: each cell has one figure for each round."""
+    known = [f"round {number}" for number in rounds()]
     lines = [
-        "| held against, at first sight | found | first finding names it | passed | right failed |",
+        f"| held against, at first sight ({', '.join(known)}) | found | first finding names it"
+        " | passed | right failed |",
         "|---|---|---|---|---|",
     ]
     for name, words in SETS.items():
-        if rows := rows_of(name, number):
-            faults, found, named, passed, failed = figures(rows)
-            of = f"of {faults}"
-            lines.append(
-                f"| {words} | {found} {of} | {named} {of} | {passed} {of} | {failed} {of} |"
-            )
+        all_rows = [rows for number in rounds() if (rows := rows_of(name, number))]
+        cells = zip(*(_cells(rows) for rows in all_rows), strict=True)
+        lines.append(f"| {words} | {' | '.join(', '.join(cell) for cell in cells)} |")
+    stepped, true = zip(*(_strangers(number) for number in rounds()), strict=True)
+    who = f"strangers' repositories: {', '.join(stepped)} made a step"
+    lines.append(f"| {who} | {', '.join(true)} findings true | | | |")
+    return lines
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[str]:
+    faults, *numbers = figures(rows)
+    return [f"{number} of {faults}" for number in numbers]
+
+
+def _strangers(number: int) -> tuple[str, str]:
+    """(how many repositories made a step, how many findings are true)."""
     repositories = rows_of("strangers", number)
     judged = [one["true"] for row in repositories for one in row["findings"]]
     names = {row["repository"] for row in repositories}
     stepped = {row["repository"] for row in repositories if row["steps"]}
-    who = f"strangers' repositories: {len(stepped)} of {len(names)} made a step"
-    lines.append(f"| {who} | {sum(judged)} of {len(judged)} findings true | | | |")
-    return lines
+    return f"{len(stepped)} of {len(names)}", f"{sum(judged)} of {len(judged)}"
 
 
 if __name__ == "__main__":
