@@ -119,8 +119,8 @@ def _of_weight(term: _Term, after: _Term | None, sources: Sources) -> Blamed:
         quotient, line = _called(after.single, sources)
         where = f" in {quotient}"
     text = (
-        f"{what} is divided by a count of each rank's own{where}: it weighs {weights} in them,"
-        f" {term.single.weight or 0.0:.4g} in that of one process"
+        f"{what} is divided by a count of each rank's own{where}: it weighs {weights} on the ranks"
+        f" and {term.single.weight or 0.0:.4g} in one process"
     )
     return Blamed(text, line, OWN_COUNT)
 
