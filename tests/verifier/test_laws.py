@@ -653,18 +653,18 @@ def test_no_run_and_no_steps(name: str) -> None:
 
 @cases(
     "whole, same",
-    ({"rows": (1, 2), "elements": 32, "sums": [8.0, 20.0]}, True),
-    ({"rows": (1, 2), "elements": 32, "sums": [8.0, 20.1]}, False),  # other numbers
-    ({"rows": (1, 2), "elements": 16, "sums": [8.0, 20.0]}, False),
-    ({"rows": (1, 2, 3), "elements": 32, "sums": [8.0, 20.0]}, False),  # no parts of them
+    ({"rows": (1, 2), "parts": [[32.0, 8.0, 20.0]]}, True),
+    ({"rows": (1, 2), "parts": [[32.0, 8.0, 20.1]]}, False),  # other numbers
+    ({"rows": (1, 2), "parts": [[16.0, 8.0, 20.0]]}, False),
+    ({"rows": (1, 2, 3), "parts": [[32.0, 8.0, 20.0]]}, False),  # no parts of them
 )
 def test_ranks_that_have_parts_of_the_same_samples(whole: dict[str, Any], same: bool) -> None:
     """physicsnemo@0c831355c5: each rank has a slab of each field."""
-    slabs = [
-        [micro(rows=(10 + k, 20 + k), elements=16, sums=[4.0, 10.0 + k * 1e-12])] for k in (1, 2)
-    ]
+    slabs = [[micro(rows=(10 + k, 20 + k), parts=[[16.0, 4.0, 10.0 + k * 1e-12]])] for k in (1, 2)]
     assert run(*slabs).same_batch(1, run([micro(**whole)], role="single")) is same
     assert not run(*slabs).same_batch(1, run([micro(rows=(1, 2))], role="single"))
+    twice = run(*slabs, *slabs)  # the ranks of tensor parallelism are given the same parts
+    assert twice.same_batch(1, run([micro(**whole)], role="single")) is same
 
 
 NAN = float("nan")
