@@ -441,6 +441,11 @@ def averaging(value: float) -> list[dict[str, Any]]:
     return [*steps(), state(1, main__average=tensor(0.5)), state(2, main__average=tensor(value))]
 
 
+def alone_on(sharded: bool) -> list[dict[str, Any]]:
+    values = (tensor(size, sharded=sharded) for size in (0.5, 1.5))
+    return [*steps(), *(state(k, main__average=value) for k, value in enumerate(values, 1))]
+
+
 def keeping(path: str, live: bool) -> list[dict[str, Any]]:
     return [*steps(), {**state(2), "values": {path: tensor(1.0, live=live)}}]
 
@@ -465,6 +470,16 @@ test_the_status = judged_as(
             of(averaging(a), averaging(b), single=alone(averaging(1.0))),
         )
         for a, b, status in ((1.5, 1.5, "fail"), (1.0, 1.0, "pass"), (1.5, 2.0, "not_applicable"))
+    ),
+    row(  # a list of shards that rank 0 alone holds is no whole tensor
+        "state-same-in-one-process",
+        "not_applicable",
+        of(alone_on(True), steps(), single=alone(averaging(1.0))),
+    ),
+    row(  # as it is if all ranks hold theirs
+        "state-same-in-one-process",
+        "fail",
+        of(alone_on(True), alone_on(True), single=alone(averaging(1.0))),
     ),
     row(
         "state-same-in-one-process",

@@ -1,10 +1,17 @@
 """Which term of a loss is not that of one process: the finding names its line."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from scripts import Verify, written
+from verified_fsdp2.verifier.probe.events.loss_terms import Terms
+from verified_fsdp2.verifier.probe.frames import Frames
 
 SCRIPT = """
 import torch
@@ -87,3 +94,29 @@ def test_terms_that_are_those_of_one_process(verify_script: Verify, tmp_path: Pa
     text = SCRIPT.replace("TERM", MEAN).replace("TASK", WHOLE)
     (found,) = verify_script(written(tmp_path, text), ("matches-single-process",)).findings
     assert found.status == "pass"
+
+
+@pytest.mark.parametrize("close", [lambda t: t.unused(), lambda t: t.compiles(None)])
+def test_no_frame_is_followed_on_without_a_backward(close: Callable[[Terms], None]) -> None:
+    """A script may step by `torch.autograd.grad`, or compile after its first forward."""
+    before, module = sys.gettrace(), torch.nn.Linear(2, 1)
+    sys.settrace(None)
+    session: Any = SimpleNamespace(
+        request=SimpleNamespace(mode="fsdp"), dormant=False, roots=[("", module)]
+    )
+    session.frames, session.guarded = Frames(str(Path(__file__).parent)), lambda hook: hook
+    try:
+        terms = Terms(session)
+        terms.called(module, None)
+        assert sys.gettrace() is not None
+        loss = _loss(module)
+        assert [term.name for term in terms.terms] == ["mean", ""] and loss.requires_grad
+        close(terms)
+        assert sys.gettrace() is None and not terms.terms and not terms.seen
+    finally:
+        sys.settrace(before)
+
+
+def _loss(module: torch.nn.Module) -> torch.Tensor:
+    mean = module(torch.ones(4, 2)).mean()
+    return mean * 1.0

@@ -259,6 +259,18 @@ test_saves_of_replaced_weights = judged_as(
     )
 )
 
+
+@cases("trainable, frozen", (False, True), (True, False))
+def test_the_missing_keys_of_a_resume(trainable: bool, frozen: bool) -> None:
+    """InternLM/xtuner: a save that ignores frozen parameters, and a strict load."""
+    message = 'Error(s) in loading state_dict for M:\n\tMissing key(s) in state_dict: "tower.w". '
+    saved = run([model(parameter("tower.w", trainable=trainable)), micro(), step(), stepped()])
+    ended = run([end("RuntimeError", message)], role="resume")
+    found = RULES["resume-is-exact"].judge(Evidence(train=saved, resume=ended))
+    assert found.status == "fail" and 'Missing key(s) in state_dict: "tower.w"' in found.evidence
+    assert ("that of a frozen parameter" in found.evidence) is frozen
+
+
 BOTH, FROZEN = {"w": A, "v": A}, {"w": A, "v": None}
 test_the_first_step_of_a_resume = judged_as(
     *(

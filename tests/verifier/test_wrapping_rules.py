@@ -104,6 +104,12 @@ def blocks(blocks: int, groups: int) -> Records:
     return [root, micro(), step(), stepped()]
 
 
+def second_model() -> dict[str, Any]:
+    """A reference beside the policy, sharded as one group, too."""
+    group = [{"module": "model1.", "parameters": 1}]
+    return model(parameter("model1.w"), root="model1.", blocks=[BLOCK], groups=group)
+
+
 def meshes(second: list[int]) -> Records:
     """Of two parameters, the second is on this mesh."""
     return [model(parameter(), parameter("v", mesh=second)), micro(), step(), stepped()]
@@ -194,6 +200,7 @@ test_the_status = judged_as(
     row(LOCAL, "inconclusive", stopped(*NO_FILE, steps(), steps())),  # no call before an error
     row(ROOT_ONLY, "fail", *[blocks(1, 1)] * 2),  # blocks and one group
     row(ROOT_ONLY, "pass", *[blocks(1, 2)] * 2),  # blocks and two groups
+    row(ROOT_ONLY, "fail", *[[*blocks(1, 1), second_model()]] * 2),  # each with one group
     row(ROOT_ONLY, "not_applicable", *[blocks(0, 1)] * 2),  # no blocks
     row(ROOT_ONLY, "inconclusive", *[blocks(1, 0)] * 2),  # blocks and no group
     row(ROOT_ONLY, "inconclusive", *[blocks(0, 0)] * 2),  # nothing

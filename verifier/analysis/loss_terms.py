@@ -18,7 +18,7 @@ _SAME = 1e-3  # relative: two numbers of a run in full precision that are one, a
 
 
 @dataclass(frozen=True)
-class Blamed:
+class DifferingTerm:
     """The first term that makes all of the difference between a loss and that of one process.
 
     `kind`: SUM, where one process has the sum of the ranks' values; OWN_COUNT, where each rank
@@ -55,7 +55,7 @@ class _Term:
         return mine - self.single.value * self.single.weight
 
 
-def blamed(run: Run, single: Run, sources: Sources) -> Blamed | None:
+def differing_term(run: Run, single: Run, sources: Sources) -> DifferingTerm | None:
     """The term of the first micro-batch's loss that explains why it is not that of one process;
     None where the losses agree, or no term explains it.
     """
@@ -101,16 +101,16 @@ def _by_key(record: LossTerms) -> dict[Key, LossTerm]:
     return {(t.line.file, t.line.function, t.name, t.time): t for t in record.terms}
 
 
-def _of_value(term: _Term, sources: Sources) -> Blamed:
+def _of_value(term: _Term, sources: Sources) -> DifferingTerm:
     what, line = _called(term.single, sources)
     values = _few([f"{one.value:.4g}" for one in term.ranks])
     text = f"{what} is {values} on the ranks and {term.single.value:.4g} in one process"
     if term.adds_up:
-        return Blamed(f"{text}, their sum, where FSDP takes the mean", line, SUM)
-    return Blamed(f"{text}, which makes all of the difference", line, "")
+        return DifferingTerm(f"{text}, their sum, where FSDP takes the mean", line, SUM)
+    return DifferingTerm(f"{text}, which makes all of the difference", line, "")
 
 
-def _of_weight(term: _Term, after: _Term | None, sources: Sources) -> Blamed:
+def _of_weight(term: _Term, after: _Term | None, sources: Sources) -> DifferingTerm:
     """A sum that each rank divides by a number of its own; `after`: what it is then."""
     what, line = _called(term.single, sources)
     weights = _few([f"{one.weight or 0.0:.4g}" for one in term.ranks])
@@ -122,7 +122,7 @@ def _of_weight(term: _Term, after: _Term | None, sources: Sources) -> Blamed:
         f"{what} is divided by a count of each rank's own{where}: it weighs {weights} on the ranks"
         f" and {term.single.weight or 0.0:.4g} in one process"
     )
-    return Blamed(text, line, OWN_COUNT)
+    return DifferingTerm(text, line, OWN_COUNT)
 
 
 def _few(texts: list[str]) -> str:

@@ -231,7 +231,8 @@ def _checkpoints(evidence: Evidence, work: Path) -> list[Facts]:
         state = (
             "not opened" if record is None else "gone" if record.format == "missing" else "opened"
         )
-        wrong = len(differing(record, values)) if record is not None and state == "opened" else 0
+        readable = state == "opened" and not error
+        wrong = len(differing(record, values)) if record is not None and readable else 0
         row = {"path": stable(path, work), "after_step": saves[0].after, "op": saves[0].op}
         row |= {"ranks": len({save.rank for save in saves}), "tensors": len(values)}
         row |= {"state": "closed" if error else state, "wrong": wrong}

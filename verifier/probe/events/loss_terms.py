@@ -43,7 +43,16 @@ class Terms:
 
     def compiles(self, call: Call) -> None:
         """The script compiles: a trace function would change how."""
-        self.done = True
+        self._close()
+        self.terms, self.seen = [], {}
+
+    def unused(self, *_: object) -> None:
+        """A step, or the end, comes without a backward of `torch.autograd.backward`: nothing is
+        followed any longer, and no graph is held.
+        """
+        if self.open and not self.done:
+            self._close()
+            self.terms, self.seen = [], {}
 
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
@@ -64,14 +73,17 @@ class Terms:
         """The backward begins: what its callers hold is the last."""
         if not self.open or self.done:
             return
+        self._close()
+        for frame in self.session.frames.own():
+            self._note(frame, _named(frame))
+
+    def _close(self) -> None:
         self.done = True
         if sys.gettrace() == self._entered:
             sys.settrace(None)
         for frame in self.followed:
             frame.f_trace = None
         self.followed = []
-        for frame in self.session.frames.own():
-            self._note(frame, _named(frame))
 
     def ended(self, tensors: list[torch.Tensor]) -> None:
         """The backward has ended, and the weights are known."""
@@ -156,3 +168,5 @@ def install(session: Session) -> None:
     session.subscribe("call", terms.called)
     session.subscribe("before backward", terms.ends)
     session.subscribe("backward", terms.ended)
+    for notice in ("stepping", "stop", "ended"):
+        session.subscribe(notice, terms.unused)

@@ -25,7 +25,7 @@ from ...analysis.localise import (
     since,
     where,
 )
-from ...analysis.loss_terms import OWN_COUNT, SUM, blamed
+from ...analysis.loss_terms import OWN_COUNT, SUM, differing_term
 from ...tolerances import UNREPRODUCIBLE
 from ...trace.events import Micro, Place, Step, ToEmpty
 from ..base import Evidence, Finding, Rule, Run, count, some
@@ -304,7 +304,7 @@ def _edit(
     if (
         label == "one process"
         and parting.stage in ("gradient", "loss")
-        and (term := blamed(run, oracle, pair.evidence.sources)) is not None
+        and (term := differing_term(run, oracle, pair.evidence.sources)) is not None
     ):
         return term.line, term.text, {"fix": _OF_TERM[term.kind]} if term.kind else {}
     return line, why, {}
