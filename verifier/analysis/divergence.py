@@ -64,7 +64,7 @@ def parting(run: Run | None) -> Parting | None:
     """Where the ranks of a run diverged, if it did not complete because they reached no common
     collective.
     """
-    if run is None or run.completed or len(run.progress) < 2 or not _stuck(run):
+    if run is None or run.completed or len(run.progress) < 2 or not is_stuck(run):
         return None
     logs = {rank: [*events, *_unlogged(run, rank, events)] for rank, events in run.progress.items()}
     collectives = {rank: [e for e in events if e.op not in _NOTES] for rank, events in logs.items()}
@@ -111,7 +111,7 @@ def fork(a: ProgressEvent, b: ProgressEvent) -> tuple[Frame, Frame] | None:
     return None
 
 
-def _stuck(run: Run) -> bool:
+def is_stuck(run: Run) -> bool:
     """A time-out, gloo's abort on a mismatch, or ranks that only lost a peer which ended without an
     error.
     """

@@ -9,6 +9,10 @@ from ..trace import Run, Sketch, Trace, difference
 from ..trace.events import Checkpoint, Micro, Step
 from ..trace.sketches import add
 
+PARTS_OR_COPIES = (
+    "the script stopped, and no run of one process shows whether they are parts of one tensor"
+)
+
 
 def saved_in_a_step(evidence: Evidence) -> str:
     """Why the first step of a resumed run is only the rest of one: the save came after some of its
@@ -69,6 +73,33 @@ def divided_by_script(evidence: Evidence) -> set[str]:
     return (
         cut_otherwise(evidence.trained, evidence.single) if evidence.single is not None else set()
     )
+
+
+def parts_or_copies(evidence: Evidence) -> set[str]:
+    """The parameters outside `fully_shard`, other on each rank from the beginning, of which no run
+    of one process shows whether they are parts: the script stops on several ranks.
+    """
+    run = evidence.trained
+    if evidence.single is not None or run.completed:
+        return set()
+    # Experts of a rank in scripts that gloo ended (papers round 1 moe_expert_dispatch, round 2
+    # jet_energy_moe) are no missing reduction.
+    return {n for n in replicas_that_differ(run) if not run.parameters[n][0].managed}
+
+
+def replicas_that_differ(run: Run) -> list[str]:
+    """Plain parameters of which two ranks hold other values at the first forward."""
+
+    def differ(first: Sketch, *others: Sketch) -> bool:
+        # Copies of one parameter have the same bits; 1e-9 of the norm only covers the sketch's own
+        # sums.
+        return any(difference(first, other) > 1e-9 * (1.0 + first[0] ** 0.5) for other in others)
+
+    plain = {
+        name: [e.sketch for e in entries if not e.sharded]
+        for name, entries in run.parameters.items()
+    }
+    return [name for name, copies in plain.items() if copies and differ(*copies)]
 
 
 def cut_otherwise(run: Run, other: Run) -> set[str]:

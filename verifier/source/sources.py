@@ -90,7 +90,7 @@ def with_named_files(sources: Sources, runs: Iterable[Run]) -> Sources:
     frames = (
         frame
         for run in runs
-        for events in run.progress.values()
+        for events in (*run.progress.values(), *run.calls.values())
         for event in events
         for frame in event.frames
     )

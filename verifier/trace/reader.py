@@ -14,6 +14,7 @@ from .events import (
     BuffersRead,
     Checkpoint,
     Cleared,
+    CollectiveCall,
     EditedGradients,
     Event,
     KeptGradients,
@@ -29,6 +30,7 @@ from .roles import ROLES
 from .run import Run
 from .seal import mark
 
+SLOT, SLOTS = 4096, 16  # bytes of a collective in `rank{r}.calls`, and how many there are
 _LOADS = ("load", "torch.load")
 # Every record with a step number moves with the load; one that is left out would belong to another
 # step.
@@ -57,14 +59,17 @@ def read_run(
     """
     found: dict[int, list[Event]] = {}
     progress: dict[int, list[ProgressEvent]] = {}
+    calls: dict[int, list[CollectiveCall]] = {}
     foreign = ""
     ranks = sorted(e["rank"] for e in answer["ranks"])
     try:
         for rank in ranks:
             found[rank] = _read(folder / f"rank{rank}.jsonl", secret, places)
             progress[rank] = _progress(folder / f"rank{rank}.progress")
+            calls[rank] = _calls(folder / f"rank{rank}.calls")
     except Foreign as error:
-        found, progress, foreign = {rank: [] for rank in ranks}, {}, str(error)
+        found, progress, calls = {rank: [] for rank in ranks}, {}, {}
+        foreign = str(error)
     # a run of `fsdp2 plan`, or of a benchmark, has no role in a verification
     if role in ROLES and ROLES[role].resumes:
         found = from_the_load_on(found)
@@ -86,6 +91,7 @@ def read_run(
         quiet=answer.get("quiet", math.inf),
         busy=tuple(answer.get("busy", ())),
         stdout=said("out"),
+        calls=calls,
     )
 
 
@@ -250,6 +256,16 @@ def _progress(path: Path) -> list[ProgressEvent]:
     except (ValueError, IndexError, TypeError, KeyError):
         raise Foreign(f"{path.name} has lines that the probe did not write") from None
     return found
+
+
+def _calls(path: Path) -> list[CollectiveCall]:
+    """The last collectives of a rank, in order (see probe/events/last_collectives.py)."""
+    text = _text(path, limit=None)
+    try:
+        found = [json.loads(text[at : at + SLOT]) for at in range(0, len(text), SLOT)]
+        return sorted((CollectiveCall(**one) for one in found), key=lambda one: one.order)
+    except (ValueError, TypeError, RecursionError):
+        raise Foreign(f"{path.name} has a slot that the probe did not write") from None
 
 
 def _text(path: Path, limit: int | None = 20_000) -> str:

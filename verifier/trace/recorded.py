@@ -40,6 +40,8 @@ class Recorded:
     # of a run with a rank killed in a save: what lies in the folder of `{checkpoint}`
     left: tuple[str, ...] = ()
     stdout: dict[int, str] = field(default_factory=dict)
+    # by rank: the last collectives that the script called, in order
+    calls: dict[int, list[events.CollectiveCall]] = field(default_factory=dict)
 
     @property
     def completed(self) -> bool:

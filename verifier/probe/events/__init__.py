@@ -34,6 +34,7 @@ SURVEY = (
     "checkpoints",
     "compiled",
     "data",
+    "last_collectives",
     "lora_merges",
     "overwritten",
     "progress",

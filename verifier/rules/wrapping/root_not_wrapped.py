@@ -1,6 +1,6 @@
 from collections.abc import Collection
 
-from ...analysis.unusual_parallelism import divided_by_script
+from ...analysis.unusual_parallelism import PARTS_OR_COPIES, divided_by_script, parts_or_copies
 from ...source.events import STORE, Event, Flow
 from ...source.flow_queries import has_parameters, inner, is_known, made_by, parts_of, trains
 from ...source.values import Value, holders, root_of
@@ -55,6 +55,8 @@ class RootNotWrapped(Rule):
         # Plain parameters whose gradients the script reduces itself are equal on all ranks at the
         # step: right (zoo/ignored_params.py, exam round 1 c_16_replicated_small_params).
         if apart := [name for name in plain if gradients_differ(run, name)]:
+            if {*apart} <= parts_or_copies(evidence):
+                return self.unknown(f"{some(apart)} are plain tensors: {PARTS_OR_COPIES}")
             what = "plain tensors whose gradients are not reduced and differ between ranks"
             return self.failed(f"{some(apart)} are {what}", line)
         what = f"{some(plain)} are plain tensors"

@@ -119,3 +119,20 @@ class ProgressEvent(Part):
     op: str
     frames: list[tuple[str, int, str]] = field(default_factory=list)
     value: int | None = None
+
+
+class CollectiveCall(Part):
+    """One of the last collectives that the script called on a rank (events/last_collectives.py).
+
+    `gives`, `takes`: elements for each rank of the group; `values`: whole numbers and shapes of
+    tensors among the variables of each frame.
+    """
+
+    op: str
+    order: int  # of the rank's calls, from 0
+    ranks: list[int]  # of its group
+    number: int  # of the group's calls, from 1
+    gives: list[int]
+    takes: list[int]
+    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    values: list[dict[str, int | list[int]]] = field(default_factory=list)
