@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from ..evidence import Evidence
-from ..source.bound_names import last_name
+from ..source.bound_names import name_or_callee
 from ..trace.events import Place, Reached
 from .reached import Seen
 from .syntax import called, functions, walk
@@ -41,7 +41,7 @@ def exports_in_place(evidence: Evidence) -> Iterator[Place]:
 
 def _lines_of(function: ast.FunctionDef, names: set[str]) -> list[int]:
     calls = (node for node in walk(function) if isinstance(node, ast.Call))
-    return [node.lineno for node in calls if last_name(node) in names]
+    return [node.lineno for node in calls if name_or_callee(node) in names]
 
 
 def _changes(node: ast.AST, function: ast.FunctionDef) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ..evidence import Evidence
-from ..source.bound_names import Names, bound_names, kinds_in, last_name
+from ..source.bound_names import Names, bound_names, kinds_in, name_or_callee
 from ..source.code_of_training import Decisive
 from ..source.expression_sides import Choice, choices, span
 from ..source.idle_code import Parents, is_idle, is_idle_side, only_ends
@@ -106,7 +106,8 @@ def _implies(one: Unreached, other: Unreached) -> bool:
         return one.block.last - one.block.first > other.block.last - other.block.first
     calls = (node for stmt in one.block.body for node in ast.walk(stmt))
     return bool(other.block.function) and any(
-        isinstance(node, ast.Call) and last_name(node) == other.block.function for node in calls
+        isinstance(node, ast.Call) and name_or_callee(node) == other.block.function
+        for node in calls
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from ..config.option import SAVE_AFTER, Option, settings, suggested
 from ..evidence import Evidence
-from ..source.bound_names import last_name
+from ..source.bound_names import name_or_callee
 from ..source.unreached_blocks import functions
 from .reached import Seen
 
@@ -96,7 +96,7 @@ def _leading(evidence: Evidence, trees: dict[str, ast.Module]) -> Saves:
             (file, node.lineno)
             for file, tree in trees.items()
             for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and last_name(node) in names
+            if isinstance(node, ast.Call) and name_or_callee(node) in names
         }
     return saves
 

@@ -20,13 +20,13 @@ _STARTS = ("main", "command", "option", "argument")  # decorators of hydra, clic
 _DEVICES = ("cuda", "accelerator", "mps", "xpu", "npu", "hpu")
 
 
-def last_name(node: ast.AST) -> str:
+def name_or_callee(node: ast.AST) -> str:
     """`c` of `a.b.c`, `c` of `c`, and of a call of these; "" for others."""
     match node:
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
         case ast.Call(func=func):
-            return last_name(func)
+            return name_or_callee(func)
     return ""
 
 
@@ -38,7 +38,8 @@ def bound_names(trees: Mapping[str, ast.Module]) -> dict[str, Names]:
         node.name
         for tree in trees.values()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and "dataclass" in map(last_name, node.decorator_list)
+        if isinstance(node, ast.ClassDef)
+        and "dataclass" in map(name_or_callee, node.decorator_list)
     }
     nodes = {file: list(ast.walk(tree)) for file, tree in trees.items()}
     for _ in range(_ROUNDS):
@@ -55,7 +56,7 @@ def kinds_in(node: ast.AST, names: Names) -> set[str]:
     """What an expression reads, anywhere in it."""
     found: set[str] = set()
     for one in ast.walk(node):
-        found |= _own_kinds(one) | names.get(last_name(one), set())
+        found |= _own_kinds(one) | names.get(name_or_callee(one), set())
     return found
 
 
@@ -65,26 +66,26 @@ def is_world(node: ast.AST, names: Names) -> bool:
         case ast.Call(func=ast.Name(id="int"), args=[inner]):
             return is_world(inner, names)
         case ast.Name() | ast.Attribute():
-            return "world" in names.get(last_name(node), ())
+            return "world" in names.get(name_or_callee(node), ())
     return "world" in _own_kinds(node)
 
 
 def _own_kinds(node: ast.AST) -> set[str]:
     """What a node reads without those in it."""
-    name = last_name(node)
+    name = name_or_callee(node)
     match node:
         case ast.Call() if name == "get_world_size":
             return {"world"}
         case ast.Call(func=func, args=[ast.Constant(value="WORLD_SIZE"), *_]):
             return {"world"} if name == "getenv" or _is_environ(func) else set()
         case ast.Subscript(value=value, slice=ast.Constant(value="WORLD_SIZE")):
-            return {"world"} if last_name(value) == "environ" else set()
+            return {"world"} if name_or_callee(value) == "environ" else set()
         case ast.Call() if name.startswith("parse") or name in _READERS:
             return {"settings"}
         case ast.Name() | ast.Attribute() if name in _READERS:
             return {"settings"}
         case ast.Attribute(value=value) if (
-            name in ("is_available", "device_count") and last_name(value) in _DEVICES
+            name in ("is_available", "device_count") and name_or_callee(value) in _DEVICES
         ):
             return {"device"}
         case ast.Constant(value=str(text)) if text.partition(":")[0] == "cuda":
@@ -96,7 +97,7 @@ def _is_environ(func: ast.expr) -> bool:
     return (
         isinstance(func, ast.Attribute)
         and func.attr == "get"
-        and last_name(func.value) == "environ"
+        and name_or_callee(func.value) == "environ"
     )
 
 
@@ -108,11 +109,11 @@ def _bound(node: ast.AST, names: Names, settings: set[str]) -> Iterator[tuple[st
         case ast.AnnAssign(value=ast.expr() as value) | ast.NamedExpr(value=value):
             pairs = [(node.target, value)]
         case ast.arg(arg=name, annotation=ast.expr() as annotation):
-            if last_name(annotation) in settings:
+            if name_or_callee(annotation) in settings:
                 yield name, {"settings"}
             return
         case ast.FunctionDef(args=args, decorator_list=decorators) if any(
-            last_name(one) in _STARTS for one in decorators
+            name_or_callee(one) in _STARTS for one in decorators
         ):
             yield from ((one.arg, {"settings"}) for one in args.args)
             return
@@ -120,9 +121,9 @@ def _bound(node: ast.AST, names: Names, settings: set[str]) -> Iterator[tuple[st
             return
     for at, value in pairs:
         kinds = _passed(value, names)
-        if isinstance(value, ast.Call) and last_name(value) in settings:
+        if isinstance(value, ast.Call) and name_or_callee(value) in settings:
             kinds = kinds | {"settings"}
-        if kinds and (name := last_name(at)):
+        if kinds and (name := name_or_callee(at)):
             yield name, kinds
 
 
@@ -139,10 +140,10 @@ def _passed(value: ast.expr, names: Names) -> set[str]:
     own = _own_kinds(value)
     match value:
         case ast.Name() | ast.Attribute():
-            own |= names.get(last_name(value), set())
+            own |= names.get(name_or_callee(value), set())
             if isinstance(value, ast.Attribute):
                 own |= _passed(value.value, names) & {"settings"}
-        case ast.Call(func=func, args=args) if last_name(func) in _CASTS:
+        case ast.Call(func=func, args=args) if name_or_callee(func) in _CASTS:
             parts = [*args, *([func.value] if isinstance(func, ast.Attribute) else [])]
             own |= {kind for part in parts for kind in _passed(part, names)}
         case ast.Subscript(value=inner) | ast.UnaryOp(operand=inner) | ast.NamedExpr(value=inner):
@@ -165,9 +166,9 @@ def _given(
     node: ast.AST, names: Names, called: Mapping[str, tuple[str, _Function]]
 ) -> Iterator[tuple[str, str, set[str]]]:
     """(file, parameter, what it stands for) where a function of the project is called."""
-    if not isinstance(node, ast.Call) or last_name(node) not in called:
+    if not isinstance(node, ast.Call) or name_or_callee(node) not in called:
         return
-    file, function = called[last_name(node)]
+    file, function = called[name_or_callee(node)]
     parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     if parameters[:1] in (["self"], ["cls"]):
         parameters = parameters[1:]

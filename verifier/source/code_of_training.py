@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from .bound_names import last_name
+from .bound_names import name_or_callee
 from .unreached_blocks import functions
 
 _MODULES = (
@@ -46,11 +46,11 @@ class Decisive:
         return any(self._is(self._imported.get(file, {}), node) for node in ast.walk(code))
 
     def _is(self, imported: Mapping[str, str], node: ast.AST) -> bool:
-        if isinstance(node, ast.Call) and last_name(node) in self._functions:
+        if isinstance(node, ast.Call) and name_or_callee(node) in self._functions:
             return True
         if not isinstance(node, ast.Name | ast.Attribute):
             return False
-        if last_name(node) in _NAMES:
+        if name_or_callee(node) in _NAMES:
             return True
         dotted = dotted_name(node, imported)
         return any(dotted == one or dotted.startswith(f"{one}.") for one in _MODULES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Iterator
 
-from .bound_names import Names, kinds_in, last_name
+from .bound_names import Names, kinds_in, name_or_callee
 from .expression_sides import Choice
 from .unreached_blocks import Block, is_there, is_trivial, parts_of
 
@@ -61,7 +61,7 @@ def is_idle_statement(stmt: ast.stmt) -> bool:
     if isinstance(stmt, ast.Return):
         return stmt.value is None or is_there(stmt.value)
     if isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call):
-        return is_trivial(stmt) or last_name(stmt.value).startswith("warn")
+        return is_trivial(stmt) or name_or_callee(stmt.value).startswith("warn")
     return is_trivial(stmt)
 
 
@@ -72,7 +72,7 @@ def only_ends(body: Iterable[ast.stmt]) -> bool:
             if not all(map(only_ends, parts_of(stmt))):
                 return False
         elif not is_idle_statement(stmt) and not (
-            isinstance(stmt, ast.Expr) and last_name(stmt.value) in _ENDS
+            isinstance(stmt, ast.Expr) and name_or_callee(stmt.value) in _ENDS
         ):
             return False
     return True
@@ -85,10 +85,10 @@ def is_idle(block: Block, names: Names) -> bool:
     match block.within:
         case ast.Try(handlers=handlers):
             caught = [one for h in handlers if h.type is not None for one in ast.walk(h.type)]
-            return any(last_name(one) in _MISSING_MODULE for one in caught)
+            return any(name_or_callee(one) in _MISSING_MODULE for one in caught)
         case ast.If(test=test):
             return (
-                any(last_name(one) in _NEVER_HERE for one in ast.walk(test))
+                any(name_or_callee(one) in _NEVER_HERE for one in ast.walk(test))
                 or (_asks_device(test, names) and all(map(_chooses_device, block.body)))
                 or _asks_launch(test)
                 or (_asks_none(test) and all(map(_fills_in, block.body)))
@@ -153,7 +153,7 @@ def _asks_launch(test: ast.expr) -> bool:
             return name in _LAUNCHED
         case ast.BoolOp(values=parts):
             return all(map(_asks_launch, parts))
-    return last_name(test) in ("is_initialized", "is_torchelastic_launched") or (
+    return name_or_callee(test) in ("is_initialized", "is_torchelastic_launched") or (
         isinstance(test, ast.Call) and ast.unparse(test.func).endswith(_DISTRIBUTED)
     )
 
@@ -165,7 +165,7 @@ def _asks_device(test: ast.expr, names: Names) -> bool:
 def _is_device(node: ast.expr) -> bool:
     """Whether an expression names a device, or what belongs to it, such as `rank % count()`."""
     parts = list(ast.walk(node))
-    calls = [last_name(one) for one in parts if isinstance(one, ast.Call)]
+    calls = [name_or_callee(one) for one in parts if isinstance(one, ast.Call)]
     computes = any(isinstance(one, ast.BinOp) for one in parts)
     return all(name in _DEVICE_CALLS for name in calls) and (bool(calls) or not computes)
 

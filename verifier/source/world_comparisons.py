@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from .bound_names import Names, is_world, last_name
+from .bound_names import Names, is_world, name_or_callee
 
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -89,7 +89,9 @@ def _choice(node: ast.expr, names: Names, world: int) -> str | None:
 def _chooser(node: ast.Call) -> Callable[[list[Any]], Any] | None:
     """`min` or `max` of several arguments."""
     several = len(node.args) > 1 and not node.keywords
-    return _CHOOSE.get(last_name(node)) if several and isinstance(node.func, ast.Name) else None
+    return (
+        _CHOOSE.get(name_or_callee(node)) if several and isinstance(node.func, ast.Name) else None
+    )
 
 
 def _value(node: ast.expr, names: Names, world: int) -> Any:

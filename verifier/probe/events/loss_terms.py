@@ -110,7 +110,7 @@ class Terms:
 
     def _note(self, frame: types.FrameType, named: list[tuple[str, Any]]) -> None:
         code = frame.f_code
-        function = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+        function = code.co_qualname
         for name, value in named:
             if not _is_term(value) or id(value) in self.seen or len(self.terms) >= _MOST:
                 continue

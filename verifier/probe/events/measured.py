@@ -144,9 +144,7 @@ class Measures:
             self.ended[before:] = [
                 Measured(
                     step=session.progress.step_number(),
-                    function=getattr(
-                        frame.f_code, "co_qualname", frame.f_code.co_name
-                    ),  # from Python 3.11 on
+                    function=frame.f_code.co_qualname,
                     values=dict(list(values.items())[:_VALUES]),
                     drew=self._drew(),
                     caller=stack[1] if len(stack) > 1 else None,
