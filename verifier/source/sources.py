@@ -87,13 +87,10 @@ def with_named_files(sources: Sources, runs: Iterable[Run]) -> Sources:
     not read again.
     """
     runs = list(runs)
-    frames = (
-        frame
-        for run in runs
-        for events in (*run.progress.values(), *run.calls.values())
-        for event in events
-        for frame in event.frames
-    )
+    logs = [events for run in runs for events in run.progress.values()]
+    calls = [events for run in runs for events in run.calls.values()]
+    frames = [frame for events in logs for event in events for frame in event.frames]
+    frames += [frame for events in calls for event in events for frame in event.frames]
     stacks = (text for run in runs for text in run.stacks.values())
     named = {str(frame[0]) for frame in frames} | {
         file for text in stacks for file in _FILE.findall(text)
