@@ -105,7 +105,7 @@ def _bound(node: ast.AST, names: Names, settings: set[str]) -> Iterator[tuple[st
     """(name, what it stands for) of an assignment or a parameter."""
     match node:
         case ast.Assign(targets=targets, value=value):
-            pairs = [pair for target in targets for pair in _pairs(target, value)]
+            pairs = [pair for target in targets for pair in assigned(target, value)]
         case ast.AnnAssign(value=ast.expr() as value) | ast.NamedExpr(value=value):
             pairs = [(node.target, value)]
         case ast.arg(arg=name, annotation=ast.expr() as annotation):
@@ -127,7 +127,8 @@ def _bound(node: ast.AST, names: Names, settings: set[str]) -> Iterator[tuple[st
             yield name, kinds
 
 
-def _pairs(target: ast.expr, value: ast.expr) -> Iterable[tuple[ast.expr, ast.expr]]:
+def assigned(target: ast.expr, value: ast.expr) -> Iterable[tuple[ast.expr, ast.expr]]:
+    """(target, value) of an assignment, taken apart where both are tuples."""
     if not isinstance(target, ast.Tuple):
         return [(target, value)]
     if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
