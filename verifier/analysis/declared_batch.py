@@ -46,10 +46,14 @@ def _divisions(tree: ast.Module, file: str, names: Names) -> Iterator[tuple[str,
         inner = getattr(function, "name", "<module>")
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             continue
-        for node in _own(function):
-            if isinstance(node, ast.BinOp) and (name := _divided(node, names)):
-                place = Place(file=file, line=node.lineno, function=inner, code="")
-                yield name, place
+        # a product in a quotient is a part of the same division
+        found = {
+            (name, node.lineno): None
+            for node in _own(function)
+            if isinstance(node, ast.BinOp) and (name := _divided(node, names))
+        }
+        for name, line in found:
+            yield name, Place(file=file, line=line, function=inner, code="")
 
 
 def _own(function: ast.AST) -> Iterator[ast.AST]:
