@@ -3,8 +3,8 @@
 A subscriber's own error becomes a `ProbeError` event and never reaches the script; `StopRun` does.
 What a subscriber computes does not follow the script's default device or its other modes; what it
 replaces does. While torch.compile traces, a patched function only calls the real one; within a
-transform of torch.func (grad, vmap) nothing is recorded. Subscribers are called in the order of
-subscription; of two that replace a function, the first is the outer one.
+transform of torch.func (grad, vmap) and under FakeTensorMode nothing is recorded. Subscribers are
+called in the order of subscription; of two that replace a function, the first is the outer one.
 """
 
 import functools
@@ -14,7 +14,14 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from .compat.names import TRANSFORM, find, forget_builtins, keep_constructors
+from .compat.names import (
+    CURRENT_MODE,
+    FAKE_MODE,
+    TRANSFORM,
+    find,
+    forget_builtins,
+    keep_constructors,
+)
 from .compat.tensors import own_tensors
 
 Report = Callable[[str, BaseException], None]
@@ -24,8 +31,18 @@ After = Callable[["Call"], None]
 Replace = Callable[["Call", Callable[[], Any]], Any]
 
 
-def _no_transform() -> None:
-    """Of a torch whose transforms are not known."""
+def _without_values() -> Callable[[], bool]:
+    """Whether tensors have no values to record here: within a transform of torch.func, or under
+    torch's FakeTensorMode, with which scripts count FLOPs (saforem2/ezpz).
+    """
+    transform, mode, fake = find(TRANSFORM), find(CURRENT_MODE), find(FAKE_MODE)
+
+    def now() -> bool:
+        if transform is not None and transform() is not None:
+            return True
+        return mode is not None and mode(fake) is not None
+
+    return now
 
 
 class Call:
@@ -63,14 +80,14 @@ class Point:
         """
         real, report, guarded = self.real, self._report, self._guarded
         befores, afters = tuple(self.befores), tuple(self.afters)
-        run, transform = self._run if self.replacing else None, find(TRANSFORM) or _no_transform
+        run, valueless = self._run if self.replacing else None, _without_values()
 
         @functools.wraps(real)
         def watched(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return real(*args, **kwargs)
             call = Call(args, kwargs)
-            if transform() is not None:  # tensors of torch.func have no values to record
+            if valueless():
                 return real(*args, **kwargs) if run is None else run(call, 0)
             leaving: list[Leave] | None = None
             try:

@@ -148,13 +148,18 @@ def exclusive(one: Event, other: Event) -> bool:
     return any(_side(g) in held for g in one.guards)
 
 
-def _side(guard: Guard) -> tuple[int, bool]:
+def _side(guard: Guard) -> tuple[object, bool]:
     """A condition without its `not`, and whether that holds: two `if` on one value have the same
-    condition.
+    condition. So have `rank == 0` and `rank != 0`.
     """
     test, branch = guard.test, guard.branch
     while test.kind == "derived" and test.name == "Not":
         test, branch = test.parts[0], not branch
+    if test.kind == "derived" and test.name in ("Eq", "NotEq"):
+        sides = tuple(
+            ("const", one.const) if one.kind == "const" else id(one) for one in test.parts
+        )
+        return sides, branch == (test.name == "Eq")
     return id(test if test.kind != "const" else guard.node), branch
 
 
