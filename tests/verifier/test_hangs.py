@@ -380,6 +380,13 @@ def test_a_progress_log_is_read(tmp_path: Path) -> None:
     assert found == [("data", 8), ("forward", None), ("forward", None), ("data", 8)]
 
 
+def test_ranks_that_went_on_when_their_time_was_over_have_not_parted(tmp_path: Path) -> None:
+    script = Script(tmp_path, LOOP.format(between="if stopped: break  # I"))
+    logs = (f"{TURN}forward@F", f"{TURN}all_reduce@R")
+    assert script.named(*logs, timeout=10.0, quiet=9.0) is not None
+    assert script.named(*logs, timeout=10.0, quiet=0.5) is None
+
+
 @cases(
     "quiet, busy, status", (0.5, (), "inconclusive"), (9.0, (), "fail"), (9.0, (1,), "inconclusive")
 )

@@ -253,6 +253,43 @@ class TestRestored:
             == status
         )
 
+    @cases("then, now, status",
+        ((1.0, 0.0, 0.0, 0.0), (1.0, 0.0), "pass"),  # a process has begun
+        ((1.0, 0.0, 0.0, 0.0), (1.0, 1.0), "fail"),
+        ((1.0, 2.0, 3.0, 4.0), (1.0, 2.0), "fail"))  # fmt: skip
+    def test_a_number_of_the_first_step_alone(
+        self, then: tuple[float, ...], now: tuple[float, ...], status: str
+    ) -> None:
+        path = "main__best"
+        values = [state(k, **{path: held(v)}) for k, v in enumerate(then, 1)]
+        train = [*steps(4)[:6], SAVE, *steps(4)[6:], *values]
+        resumed = [
+            one
+            for k, v in enumerate(now, 1)
+            for one in (
+                *(micro(k, rows=(k + 2,)), step(k), stepped(k)),
+                state(k, **{path: held(v)}),
+            )
+        ]
+        both = of(train, train, resume=run(resumed, resumed, role="resume"))
+        assert judge(self.rule, both).status == status
+
+    @cases("rate, status", (0.4, "pass"), (0.1, "fail"))
+    def test_a_schedule_that_counts_on_otherwise(self, rate: float, status: str) -> None:
+        """`last_epoch` is another one: the learning rates decide."""
+        path = "main__schedule__last_epoch"
+        train: list[Any] = []
+        for k in range(1, 5):
+            count = state(k, **{path: held(float(k), "scheduler")})
+            train += [micro(k, rows=(k,)), step(k, lr=[0.1 * k]), stepped(k), count]
+            train += [SAVE] if k == 2 else []
+        resumed = []
+        for k, lr in ((1, 0.1 * 3), (2, rate)):
+            count = state(k, **{path: held(float(k), "scheduler")})
+            resumed += [micro(k, rows=(k + 2,)), step(k, lr=[lr]), stepped(k), count]
+        both = of(train, train, resume=run(resumed, resumed, role="resume"))
+        assert judge(self.rule, both).status == status
+
     @pytest.mark.parametrize("name", ["main__seen", "main__running_loss", "main__started"])
     def test_what_only_a_log_reads_may_start_again(self, name: str) -> None:
         assert (

@@ -115,6 +115,10 @@ def is_stuck(run: Run) -> bool:
     """A time-out, gloo's abort on a mismatch, or ranks that only lost a peer which ended without an
     error.
     """
+    # Ranks that were going on when their time was over have not parted: the signal came to one of
+    # them first (speculators: a handler of SIGTERM that raises).
+    if run.going_on:
+        return False
     if run.timed_out or any(_MISMATCH.search(text) for text in run.stderr.values()):
         return True
     # A rank that a signal ended is the cause itself: the others only lost it.

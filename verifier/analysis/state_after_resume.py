@@ -8,11 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..evidence import Evidence
 from ..tolerances import SAME_STATE
 from ..trace import Run
-from ..trace.events import Held
+from ..trace.events import Held, Step
 from .state import (
     KEPT,
     apart,
@@ -105,6 +106,11 @@ def _of_rank(
     must = {path for path in changing & both if due(path)}
     unlike = {path for path in both if apart(mine[path], theirs[path]) > SAME_STATE}
     lost = (must & unlike) - _set_again(train, resume, step, rank)
+    lost -= _of_first_step(train, resume, lost, rank)
+    # A schedule that counts on from a step that was saved has another `last_epoch`, and the same
+    # rates (savinasun/SpikeSparseSink: `schedule(x + start_step)`).
+    if _same_rates(train, resume, step):
+        lost = {path for path in lost if theirs[path].holder != "scheduler"}
     gone = (theirs.keys() - mine.keys()) & changing
     objects = {
         path
@@ -132,6 +138,36 @@ def _set_again(train: Run, resume: Run, step: int, rank: int) -> set[str]:
         if theirs[path].holder in ("optimizer", "module")
         and apart(mine[path], theirs[path]) <= SAME_STATE
     }
+
+
+def _same_rates(train: Run, resume: Run, step: int) -> bool:
+    """Whether learning rates that change from step to step are those without the resume."""
+    pairs = [
+        (resume.at_step(Step, 1 + later), train.at_step(Step, step + later))
+        for later in range(resume.steps())
+    ]
+    rates = [(mine[0].lr, theirs[0].lr) for mine, theirs in pairs if mine and theirs]
+    changing = any(one != other for (one, _), (other, _) in pairwise(rates))
+    return changing and all(mine == theirs for mine, theirs in rates)
+
+
+def _of_first_step(train: Run, resume: Run, paths: set[str], rank: int) -> set[str]:
+    """Numbers that a process has at its first step alone, and all later ones have otherwise: the
+    same two in both runs. They say that a process has begun (OLMo-core: `callback._first_step`).
+    """
+
+    def values(run: Run, path: str) -> list[float | None]:
+        held = (whole(run, at, rank).get(path) for at in range(1, run.steps() + 1))
+        return [one.value for one in held if one is not None]
+
+    found = set()
+    for path in paths:
+        first, *later = values(train, path)
+        again, *after = values(resume, path)
+        both = {*later, *after}
+        if first is not None and first == again and after and len(both) == 1:
+            found.add(path)
+    return found
 
 
 def named(lost: Pairs) -> list[str]:

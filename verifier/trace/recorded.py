@@ -57,8 +57,13 @@ class Recorded:
 
     @property
     def slow(self) -> bool:
-        """Whether it was still making progress when its time was over."""
-        return self.timed_out and (bool(self.busy) or self.quiet < STILL * self.timeout)
+        """Whether it was still making progress, or computing, when its time was over."""
+        return self.timed_out and (bool(self.busy) or self.going_on)
+
+    @property
+    def going_on(self) -> bool:
+        """Whether ranks had recorded something shortly before its time was over."""
+        return self.timed_out and self.quiet < STILL * self.timeout
 
     @property
     def probe_failed(self) -> str:

@@ -15,6 +15,7 @@ from ..compat.tensors import layout, local, own_parameters
 from ..measures import dtype_name, repeated_blocks
 from ..session import Session
 from ..tensor_fingerprint import sketch
+from .sharding import Versions
 from .uninitialised_memory import Fills
 
 
@@ -52,6 +53,7 @@ class Models:
         session.roots.append((name, root))
         held, found = slots(root), groups(root)
         untouched = [sketch(slot.param) for slot in held]
+        written = {slot.name for slot in held if session.one(Versions).written(slot.param)}
         optimizers = session.progress.optimizers.alive()
         loaded = starting_point.share(root, held, session.request, session.rank, number, optimizers)
         owners = {id(item): name + key for key, group in found for item in group.fsdp_params}
@@ -60,7 +62,10 @@ class Models:
         self._written[name] = Model(
             root=name,
             parameters=[
-                self._parameter(name, slot, before, owners.get(id(slot.fsdp)))
+                replace(
+                    self._parameter(name, slot, before, owners.get(id(slot.fsdp))),
+                    written=slot.name in written,
+                )
                 for slot, before in zip(held, untouched, strict=True)
             ],
             buffers=[

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy
+from torch.distributed.tensor import DTensor
 
 from ...trace.events import Divide, Shard, ShardedParameter, Sync
 from ..compat.groups import reduces_in
@@ -23,6 +24,34 @@ DIVIDE = next(
     for n in ("set_gradient_divide_factor", "set_reduce_scatter_divide_factor")
     if hasattr(FSDPModule, n)
 )
+
+
+class Versions:
+    """How often the parameters had been written when `fully_shard` returned."""
+
+    def __init__(self, session: Session) -> None:
+        # by id: a comparison of tensors is one of their elements
+        self._then: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int]]] = {}
+
+    def sharded(self, call: Call) -> None:
+        """`fully_shard` has returned."""
+        given = call.given(0, "module")
+        for module in given if isinstance(given, list | tuple) else [given]:
+            for param in module.parameters():
+                self._then[id(param)] = (weakref.ref(param), _versions(param))
+
+    def written(self, param: torch.Tensor) -> bool:
+        """Whether anything was written into a parameter since it was sharded."""
+        reference, then = self._then.get(id(param), (None, (0, 0)))
+        if reference is None or reference() is not param:
+            return False
+        return any(now > before for now, before in zip(_versions(param), then, strict=True))
+
+
+def _versions(param: torch.Tensor) -> tuple[int, int]:
+    """Of a DTensor itself, and of its local part: an operation counts in one of them."""
+    part = param._local_tensor if isinstance(param, DTensor) else param
+    return param._version, part._version
 
 
 class Sharding:
@@ -78,7 +107,9 @@ def install(session: Session) -> None:
     """Subscribe to `fully_shard` and to the settings."""
     topic = Sharding(session)
     fsdp = "torch.distributed.fsdp"
-    session.around(f"{fsdp}:fully_shard", before=topic.sharding)
+    session.around(
+        f"{fsdp}:fully_shard", before=topic.sharding, after=session.one(Versions).sharded
+    )
     session.around(f"{fsdp}:register_fsdp_forward_method", after=topic.registered)
     session.around(f"{fsdp}:FSDPModule.set_requires_gradient_sync", before=topic.synced)
     session.around(f"{fsdp}:FSDPModule.{DIVIDE}", before=topic.divided)

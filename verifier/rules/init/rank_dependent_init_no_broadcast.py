@@ -12,7 +12,7 @@ from ...source.flow_queries import is_known, made_by, text
 from ...source.values import GLOBAL, Value
 from ...tolerances import HELD_IN_BFLOAT16
 from ...trace import Run, Sketch, difference
-from ...trace.events import Checkpoint, Shard
+from ...trace.events import Checkpoint, Shard, ShardedParameter
 from ..base import Finding, Hits, Rule, count, some
 
 _LOADS = ("dsd.set_model_state_dict", "dsd.set_state_dict", "dcp.load")
@@ -101,10 +101,13 @@ class RankDependentInitNoBroadcast(Rule):
             return self.passed(
                 f"equal before sharding on the {count(len(alike), 'rank')} of one replica"
             )
+        if not (differing := [one for one in differing if not _written_again(run, one)]):
+            return self.passed("different on the ranks before sharding, and written again after it")
         if after := _set_after(evidence, per_rank):
             return self.passed(f"different on the ranks before sharding, but {after}")
+        names = [f"{one.name} of {one.cls.rpartition('.')[2]}" for one in differing]
         return self.failed(
-            f"before fully_shard the ranks hold different values of {some(differing)}", line
+            f"before fully_shard the ranks hold different values of {some(names)}", line
         )
 
     def _initialised_late(self, evidence: Evidence) -> Finding:
@@ -157,13 +160,21 @@ class RankDependentInitNoBroadcast(Rule):
                 )
 
 
-def _that_differ(per_rank: list[list[Shard]]) -> list[str]:
+def _written_again(run: Run, entry: ShardedParameter) -> bool:
+    """Whether a script initialises a parameter once more when it is sharded (Modalities): all that
+    may be it, since `fully_shard` on a block knows the names inside it alone.
+    """
+    own = [e for name, e in run.parameters.items() if f".{name}".endswith(f".{entry.name}")]
+    return bool(own) and all(one.written for entries in own for one in entries)
+
+
+def _that_differ(per_rank: list[list[Shard]]) -> list[ShardedParameter]:
     """The parameters of which the ranks hold different values before they are sharded."""
     differing = []
     for records in zip(*per_rank, strict=True):
         for own, *others in zip(*(record.parameters for record in records), strict=False):
             if any(entry.sketch != own.sketch for entry in others):
-                differing.append(f"{own.name} of {own.cls.rpartition('.')[2]}")
+                differing.append(own)
     return differing
 
 

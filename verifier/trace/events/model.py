@@ -33,6 +33,7 @@ class Parameter(Part):
     ranks: list[int]  # of its mesh
     copy: int  # which of its replicas this rank holds
     rank: int = 0  # filled in by `Run.parameters`
+    written: bool = False  # after it was sharded, before the first forward
 
 
 class Buffer(Part):
