@@ -43,6 +43,19 @@ test_the_survey = judged_as(
 
 
 @cases(
+    "parts, words",
+    ([window(1, 0.25, None), FULL, FULL], "the first step has 1 micro-batch and divides"),
+    ([window(1, 1.0, None), FULL, FULL], ""),  # divided by what it has
+    ([window(1, 0.25, None), window(2, 0.25), FULL, FULL], ""),  # an accumulation that grows
+)
+def test_the_first_step_of_all(parts: list[Records], words: str) -> None:
+    records = [one for part in (LOADER, *parts) for one in part]
+    found = judge(RULE, TRAIN, survey=run(records, role="survey"))
+    assert (found.status == "fail") == bool(words) and words in found.evidence
+    assert not words or "% n == 0" in str(found.fix)
+
+
+@cases(
     "parts",
     # divided by what it has, or the gradients by what the losses were not
     [window(1, 1.0), LOADER, FULL],

@@ -1,6 +1,6 @@
 """Accumulation windows of the survey run that are shorter, and weigh less."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..evidence import Evidence
 from ..tolerances import NEAR
@@ -10,19 +10,22 @@ from ..trace.events import Accumulation, Batch, Divide, LoaderStarted, Order, Sa
 
 @dataclass(frozen=True)
 class ShortAccumulation:
-    """A window at the end of the data whose losses are divided as those of `full` backwards."""
+    """A window at the end of the data, or the first one of all, whose losses are divided as those
+    of `full` backwards.
+    """
 
     step: Accumulation
     full: int
+    first: bool
 
 
 def short_accumulation(evidence: Evidence) -> ShortAccumulation | None:
-    """The first window that ends an epoch, has fewer backwards than the others, and has each loss
-    divided by the number that the others have.
+    """The first window that ends an epoch, or begins the training, has fewer backwards than the
+    others, and has each loss divided by the number that the others have.
 
     None where the losses of full windows do not add up to their mean (sums, weights of tokens), the
-    script sets the divisor of the gradients, or shorter windows are not at the end of the data:
-    they have another meaning (a loss of a part of the steps, batches that are skipped).
+    script sets the divisor of the gradients, or there are other shorter windows: they have another
+    meaning (a loss of a part of the steps, batches that are skipped, a batch that grows).
     """
     survey = evidence.survey
     if survey is None or survey.all(Divide):
@@ -31,14 +34,20 @@ def short_accumulation(evidence: Evidence) -> ShortAccumulation | None:
         windows = trace.of(Accumulation)
         full = max((one.batches for one in windows), default=1)
         short = [one for one in windows if one.batches < full]
-        weights = [w for one in windows if one.batches == full and (w := _weight(one)) is not None]
+        whole = [one for one in windows if one.batches == full and one.changed is not None]
+        weights = [w for one in whole if (w := _weight(one)) is not None]
         mean = bool(weights) and all(abs(weight - 1.0) <= NEAR for weight in weights)
-        if full < 2 or not mean or not all(one in _ends(trace) for one in short):
+        # the first: an update that is made one micro-batch after the multiple (fsdp_qlora)
+        edges = [*windows[:1], *_ends(trace)]
+        if full < 2 or not mean or not all(one in edges for one in short):
             continue
         for one in short:
-            weight = _weight(one)
+            # of the first step no gradients are compared: the script scales it as the others
+            weight = _weight(
+                replace(one, changed=whole[0].changed if one is windows[0] else one.changed)
+            )
             if weight is not None and abs(weight * full / one.batches - 1.0) <= NEAR:
-                return ShortAccumulation(one, full)
+                return ShortAccumulation(one, full, first=one is windows[0])
     return None
 
 

@@ -5,6 +5,11 @@ from ...tolerances import GROSS
 from ...trace.events import Micro, Step
 from ..base import Evidence, Finding, Rule, Run, count
 
+_EARLY = (
+    "Make the update after the last micro-batch of each group, `(index + 1) % n == 0`, not after"
+    " the first."
+)
+
 
 class GradientOfMeanLoss(Rule):
     """The gradient of a step is that of the mean loss over its samples, not of a multiple.
@@ -46,12 +51,14 @@ class GradientOfMeanLoss(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         if (short := short_accumulation(evidence)) is not None:
             has, full = short.step.batches, short.full
+            which = "the first step" if short.first else "the last step of an epoch"
             text = (
-                f"the last step of an epoch has {count(has, 'micro-batch')} and divides each loss"
+                f"{which} has {count(has, 'micro-batch')} and divides each loss"
                 f" by {full}, as steps of {full} do: it has {has / full:.4g} times the gradient of"
                 " its mean loss (expected: 1)"
             )
-            return self.failed(text, short.step.at_line, measured=has / full, limit=1.0)
+            more = {"fix": _EARLY} if short.first else {}
+            return self.failed(text, short.step.at_line, measured=has / full, limit=1.0, **more)
         return self._first_step(evidence)
 
     def _first_step(self, evidence: Evidence) -> Finding:
