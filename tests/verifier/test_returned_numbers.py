@@ -15,6 +15,7 @@ from torch import nn
 
 from records import cases, judge, micro, run, step, stepped
 from verified_fsdp2.verifier.analysis.measured import measured, shown
+from verified_fsdp2.verifier.analysis.state import handed_on
 from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.probe.events.measured import Measures
 from verified_fsdp2.verifier.probe.frames import Frames
@@ -206,3 +207,24 @@ def test_half_of_one_process_is_no_sum_where_it_is_printed() -> None:
     single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
     found = judge(RULE, ranks, full_precision=ranks, single=single, sources=sources)
     assert found.status == "fail", found.evidence
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("main.m['loss']", True),
+        ("main.m['norm']", False),
+        ("main.total", True),
+        ("main.seen", False),
+    ],
+)
+def test_what_is_only_handed_on(path: str, expected: bool) -> None:
+    """A rank's own part of a mean; what is printed as it is, is none."""
+    source = """
+def main():
+    m, total, seen = update(), count(), look()
+    line = [mean(m["loss"]), mean(total)]
+    print(line, m["norm"], seen)
+"""
+    sources = Sources({"/p/train.py": source}, ("/p/train.py",))
+    assert handed_on(sources, path) is expected

@@ -4,6 +4,7 @@ training loop depends on.
 
 import ast
 import math
+from typing import TypeGuard
 
 from ..evidence import Sources
 from ..tolerances import LEAST_ELEMENTS
@@ -301,9 +302,20 @@ def handed_on(sources: Sources, path: str) -> bool:
         list(walk(function)) for function in functions_of(sources) if function.name == scope
     ):
         inside = {id(n) for stmt in nodes if isinstance(stmt, ast.Assign) for n in walk(stmt.value)}
+        others = {id(n.value) for n in nodes if _other_entry(n, path)}
         named = (n for n in nodes if isinstance(n, ast.Name) and n.id == name)
-        found += [id(n) in inside for n in named if isinstance(n.ctx, ast.Load)]
+        found += [
+            id(n) in inside for n in named if isinstance(n.ctx, ast.Load) and id(n) not in others
+        ]
     return bool(found) and all(found)
+
+
+def _other_entry(node: ast.AST, path: str) -> TypeGuard[ast.Subscript]:
+    """Whether a node reads another entry of a dict than that of a path, `main.m['loss']`: one may
+    be the same on all ranks and printed as it is (verl, `grad_norm`).
+    """
+    key = getattr(getattr(node, "slice", None), "value", None)
+    return isinstance(node, ast.Subscript) and isinstance(key, str) and f"[{key!r}]" not in path
 
 
 # A sum over ranks that is divided where it is printed is twice that of one process by right (exam
