@@ -11,9 +11,9 @@ class GlobalBatchAsSet(Rule):
     another global batch than was asked for, with as many steps too few or too many, and the same
     learning rate; nothing else shows it.
     Wrong:
-        micro_batches = global_batch_size // (micro_batch_size * devices_per_node)
+        micro_batches = 256 // (8 * torch.cuda.device_count())  # the devices of one node
     Right:
-        micro_batches = global_batch_size // (micro_batch_size * dist.get_world_size())
+        micro_batches = 256 // (8 * dist.get_world_size())
     Fix: Divide by the number of data ranks (of all nodes; not of tensor or context parallelism),
     multiply before dividing, and assert that nothing remains.
     Source: Lightning-AI/litgpt (iterations of hybrid sharding); OpenRLHF (ring attention).

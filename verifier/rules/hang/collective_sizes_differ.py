@@ -12,12 +12,14 @@ class CollectiveSizesDiffer(Rule):
     last batch) sizes the buffers of a collective. Where the counts are equal it works; where they
     are not, NCCL hangs or mixes values up, and gloo ends the process.
     Wrong:
-        slots = counts.max().item()
-        dist.all_to_all_single(torch.empty_like(queue), queue)  # experts x slots rows
+        slots = int(torch.bincount(torch.randint(4, (32,))).max())  # of this rank's tokens
+        queue = torch.zeros(dist.get_world_size() * slots, 16)
+        dist.all_to_all_single(torch.empty_like(queue), queue)
     Right:
-        slots = counts.max()
-        dist.all_reduce(slots, op=dist.ReduceOp.MAX)
-        slots = slots.item()
+        most = torch.bincount(torch.randint(4, (32,))).max()
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        queue = torch.zeros(dist.get_world_size() * int(most), 16)
+        dist.all_to_all_single(torch.empty_like(queue), queue)
     Fix: Agree on the size before the call: all-reduce the number with MAX and pad to it, or
     exchange the sizes and pass them as split sizes.
     Source: TTrace (faults of Megatron-LM's dispatch of tokens); the docstring of
