@@ -53,7 +53,7 @@ class Models:
         session.roots.append((name, root))
         held, found = slots(root), groups(root)
         untouched = [sketch(slot.param) for slot in held]
-        written = {slot.name for slot in held if session.one(Versions).written(slot.param)}
+        written = session.one(Versions).written()
         optimizers = session.progress.optimizers.alive()
         loaded = starting_point.share(root, held, session.request, session.rank, number, optimizers)
         owners = {id(item): name + key for key, group in found for item in group.fsdp_params}
@@ -64,7 +64,7 @@ class Models:
             parameters=[
                 replace(
                     self._parameter(name, slot, before, owners.get(id(slot.fsdp))),
-                    written=slot.name in written,
+                    written=id(slot.param) in written,
                 )
                 for slot, before in zip(held, untouched, strict=True)
             ],

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ...trace.events import Divide, Shard, ShardedParameter, Sync
 from ..compat.groups import reduces_in
-from ..compat.tensors import layout, tensors
+from ..compat.tensors import layout, own_parameters, tensors
 from ..dispatcher import Call
 from ..measures import class_name, dtype_name
 from ..session import Session
@@ -30,22 +30,30 @@ class Versions:
     """How often the parameters had been written when `fully_shard` returned."""
 
     def __init__(self, session: Session) -> None:
-        # by id: a comparison of tensors is one of their elements
-        self._then: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int]]] = {}
+        # no reference to a parameter, not even a weak one: `to_empty` could not swap it then
+        self._then: list[tuple[weakref.ref[nn.Module], str, int, tuple[int, int]]] = []
 
     def sharded(self, call: Call) -> None:
         """`fully_shard` has returned."""
         given = call.given(0, "module")
-        for module in given if isinstance(given, list | tuple) else [given]:
-            for param in module.parameters():
-                self._then[id(param)] = (weakref.ref(param), _versions(param))
+        for top in given if isinstance(given, list | tuple) else [given]:
+            for module in top.modules():
+                for name, param in own_parameters(module).items():
+                    if param is not None:
+                        entry = (weakref.ref(module), name, id(param), _versions(param))
+                        self._then.append(entry)
 
-    def written(self, param: torch.Tensor) -> bool:
-        """Whether anything was written into a parameter since it was sharded."""
-        reference, then = self._then.get(id(param), (None, (0, 0)))
-        if reference is None or reference() is not param:
-            return False
-        return any(now > before for now, before in zip(_versions(param), then, strict=True))
+    def written(self) -> set[int]:
+        """The ids of the parameters into which anything was written since."""
+        found = set()
+        for reference, name, known, then in self._then:
+            module = reference()
+            param = own_parameters(module).get(name) if module is not None else None
+            if param is not None and id(param) == known:
+                now = _versions(param)
+                if any(later > before for later, before in zip(now, then, strict=True)):
+                    found.add(known)
+        return found
 
 
 def _versions(param: torch.Tensor) -> tuple[int, int]:
