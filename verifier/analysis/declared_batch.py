@@ -11,7 +11,9 @@ from ..evidence import Sources
 from ..source.bound_names import Names, assigned, bound_names, is_world, name_or_callee
 from ..trace.events import Place
 
-_BATCH = re.compile(r"(?i)batch")
+_BATCH = re.compile(r"(?i)(?!.*(micro|local|eval|val_|test|per_))\w*batch")
+# A batch of an evaluation may be divided while each rank trains on its own.
+_BESIDE = re.compile(r"(?i)eval|valid|test")
 # Names of a number of ranks that no call of `get_world_size` shows to be one.
 _RANKS = re.compile(
     r"(?i)world|devices|replicas|n_?gpus|num_(gpus|processes|ranks)|dp_(size|degree)"
@@ -46,6 +48,8 @@ def _divisions(tree: ast.Module, file: str, names: Names) -> Iterator[tuple[str,
         inner = getattr(function, "name", "<module>")
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             continue
+        if _BESIDE.search(inner):
+            continue
         # a product in a quotient is a part of the same division
         found = {
             (name, node.lineno): None
@@ -73,7 +77,7 @@ def _divided(node: ast.BinOp, names: Names) -> str:
         by_ranks = by_ranks or any(_is_ranks(part, names) for part in parts)
         left = left.left
     name = name_or_callee(left) if isinstance(left, ast.Name | ast.Attribute) else ""
-    return name if by_ranks and _BATCH.search(name) else ""
+    return name if by_ranks and _BATCH.match(name) else ""
 
 
 def _is_ranks(node: ast.AST, names: Names) -> bool:

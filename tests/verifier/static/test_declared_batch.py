@@ -22,6 +22,8 @@ def divided(source: str, command: str = "") -> list[tuple[str, int, set[int]]]:
         ("args.global_batch // micro", False),
         ("args.global_batch * world", False),
         ("samples // world", False),
+        ("args.micro_batch // world", False),
+        ("args.eval_batch_size // world", False),
     ],
 )
 def test_a_division(division: str, found: bool) -> None:
@@ -47,3 +49,8 @@ def test_a_division(division: str, found: bool) -> None:
 def test_what_it_is_given(given: str, command: str, values: set[int]) -> None:
     source = f"{given}\nrows = batch // dist.get_world_size()\n"
     assert [one[2] for one in divided(source, command)] == [values]
+
+
+def test_the_batch_of_an_evaluation_is_another() -> None:
+    source = "batch = 8\ndef evaluate():\n    return batch // dist.get_world_size()\n"
+    assert divided(source) == []
