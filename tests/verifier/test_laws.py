@@ -488,6 +488,13 @@ def keeping(path: str, live: bool) -> list[dict[str, Any]]:
 
 
 REPLACED = {"kind": "replaced_read", "name": "w", "by": "norm", "step": 1}
+
+
+def square(value: float) -> list[float]:
+    """The sketch of a gradient by the square of its norm."""
+    return [value, 0.0, 0.0, 0.0, 0.0]
+
+
 KEPT, READ, MEAN = "snapshot-is-a-copy", "replaced-parameter-read", "gradient-of-mean-loss"
 SAME = [one for k in range(1, 5) for one in (micro(k, rows=(7,)), step(k), stepped(k))]
 
@@ -536,6 +543,21 @@ test_the_status = judged_as(
             status,
             of(
                 *[[micro(1, loss / 2, criteria=entropy(4, loss / 2))] * 2 + [step(1), stepped(1)]]
+                * 2
+            ),
+        )
+        for loss, status in ((2.0, "fail"), (1.0, "pass"))
+    ),
+    *(  # the same with the losses multiplied by a GradScaler, and the gradients divided at the step
+        row(
+            MEAN,
+            status,
+            of(
+                *[
+                    [micro(1, 65536.0 * loss / 2, criteria=entropy(4, 65536.0 * loss / 2))] * 2
+                    + [step(1, {"w": square(65536.0**2)}, grads_at_step={"w": square(1.0)})]
+                    + [stepped(1)]
+                ]
                 * 2
             ),
         )

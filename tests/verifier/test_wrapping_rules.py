@@ -346,3 +346,11 @@ def test_a_gather_under_a_condition_may_be_that_of_the_best_weights(line: int, s
     sources = Sources({"train.py": source}, ("train.py",))
     ranks = gathered(64, {"at_line": place})
     assert judge("model-gathered-every-step", *ranks, sources=sources).status == status
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_equal_shards_of_a_cpu_warn_where_the_script_would_take_a_gpu(asks: bool) -> None:
+    shards = digests(w="a", v="b")
+    asked = [{"kind": "asks_for_accelerators", "at_line": LINE}] if asks else []
+    found = judge(EQUAL, [*asked, *shards], [*asked, *shards])
+    assert (found.status, found.required) == ("fail", not asks)

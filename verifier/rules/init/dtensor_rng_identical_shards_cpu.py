@@ -1,6 +1,6 @@
 import math
 
-from ...trace.events import Shard, Shards, Stepped, ToEmpty
+from ...trace.events import AsksForAccelerators, Shard, Shards, Stepped, ToEmpty
 from ..base import Evidence, Finding, Rule, Run, count, some
 
 
@@ -31,10 +31,11 @@ class DtensorRngIdenticalShardsCpu(Rule):
     before sharding.
     Source: pytorch/torchtitan#3106, PR#4600; the warning of torch's DTensor RNG on a CPU mesh.
     Fewer than half of the parameters may begin as copies on purpose; they fail if training has
-    moved them and not parted them.
+    moved them and not parted them. It warns where the script would take a GPU if there were one.
     """
 
     wants = "models"
+    reads = frozenset({"survey"})
 
     def applies(self, evidence: Evidence) -> str:
         return "" if _sharded(evidence.trained) else "no parameter is sharded over several ranks"
@@ -72,7 +73,21 @@ class DtensorRngIdenticalShardsCpu(Rule):
             )
         what = f"{some(same)}: all ranks hold bitwise the same shard at the first forward{still}"
         drawn = run.line_of(ToEmpty) or run.line_of(Shard, last=True)
-        return self.failed(f"{what} ({len(same)} of {len(known)} parameters)", drawn)
+        what += f" ({len(same)} of {len(known)} parameters)"
+        # OLMo-core on the CPU, in place: it chooses the CPU only where there is no GPU
+        if _takes_a_gpu(evidence) and not still:
+            there = (
+                "the script takes a GPU where there is one, whose mesh has a stream for each rank"
+            )
+            return self.failed(f"{what}; {there}", drawn, required=False)
+        return self.failed(what, drawn)
+
+
+def _takes_a_gpu(evidence: Evidence) -> bool:
+    """Whether the script asked for accelerators, and ran on the CPU for want of one."""
+    runs = (evidence.survey, evidence.trained)
+    asked = any(one is not None and one.all(AsksForAccelerators) for one in runs)
+    return asked and not evidence.cuda_on_cpu
 
 
 def _sharded(run: Run) -> dict[str, list[int]]:

@@ -1,7 +1,9 @@
+import math
+
 from ...analysis.comparison import compare, incomparable
 from ...analysis.gradient_scale_causes import near, readings, total_weight, words
 from ...analysis.short_accumulation import short_accumulation
-from ...tolerances import GROSS
+from ...tolerances import GROSS, NEAR
 from ...trace.events import Micro, Step
 from ..base import Evidence, Finding, Rule, Run, count
 
@@ -82,6 +84,9 @@ class GradientOfMeanLoss(Rule):
             where = "clip" if clips else "step"
             return self.passed(f"gradients are scaled by {scaled:.4g} before the {where}: {what}")
         found = readings(total, run)
+        if not found and _of_a_scaler(scaled):
+            total *= scaled
+            found = readings(total, run)
         if (
             found
             # A contrastive loss of gathered samples has on each rank the gradient of its own rows
@@ -106,6 +111,14 @@ class GradientOfMeanLoss(Rule):
             return self.failed(what, run.line_of(Micro), measured=total, limit=1.0)
         what = f"{total:.4g} times the mean cross entropy of a step"
         return self.passed(f"the losses that went into backward add up to {what}")
+
+
+def _of_a_scaler(scaled: float) -> bool:
+    """Whether gradients are divided by a power of two as large as that of a GradScaler: the losses
+    were multiplied by it (andersonbcdefg/simpler-fsdp).
+    """
+    mantissa, exponent = math.frexp(scaled) if scaled > 0.0 else (0.0, 0)
+    return exponent < -8 and min(abs(mantissa - 0.5), abs(mantissa - 1.0)) <= NEAR
 
 
 def _as_one_process(evidence: Evidence, run: Run) -> bool:
