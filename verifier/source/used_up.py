@@ -23,8 +23,9 @@ _MODULES = {
 }
 _BUILTINS = {"filter", "map", "zip", "iter"}
 # Calls that go through the whole of their first argument.
+_COLLECT = {"list", "tuple", "set", "dict", "sum", "sorted"}
 _CONSUMERS = re.compile(
-    r"list|tuple|set|dict|sum|sorted|clip_grad_norm_?|clip_grad_value_|clip_grads_with_norm_|get_total_norm|"
+    r"clip_grad_norm_?|clip_grad_value_|clip_grads_with_norm_|get_total_norm|"
     r"SGD|Adam\w*|RMSprop|Adagrad|Muon|Lion"
 )
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -166,6 +167,8 @@ def _use(node: ast.AST, own: Collection[str]) -> ast.Name | None:
     match node:
         case ast.For(iter=ast.Name() as use) | ast.comprehension(iter=ast.Name() as use):
             return None if _leaves_early(node) else use
+        case ast.Call(func=ast.Name(id=name), args=[ast.Name() as use, *_]) if name in _COLLECT:
+            return use
         case ast.Call(func=func, args=[ast.Name() as use, *_]):
             name = name_or_callee(func)
             return use if name in own or _CONSUMERS.fullmatch(name) else None
