@@ -57,16 +57,12 @@ def read_run(
 
     `places`: paths in the records, each with the one that is read in its place.
     """
-    found: dict[int, list[Event]] = {}
-    progress: dict[int, list[ProgressEvent]] = {}
-    calls: dict[int, list[CollectiveCall]] = {}
     foreign = ""
     ranks = sorted(e["rank"] for e in answer["ranks"])
     try:
-        for rank in ranks:
-            found[rank] = _read(folder / f"rank{rank}.jsonl", secret, places)
-            progress[rank] = _progress(folder / f"rank{rank}.progress")
-            calls[rank] = _calls(folder / f"rank{rank}.calls")
+        found = {rank: _read(folder / f"rank{rank}.jsonl", secret, places) for rank in ranks}
+        progress = {rank: _progress(folder / f"rank{rank}.progress") for rank in ranks}
+        calls = {rank: _calls(folder / f"rank{rank}.calls") for rank in ranks}
     except Foreign as error:
         found, progress, calls = {rank: [] for rank in ranks}, {}, {}
         foreign = str(error)

@@ -36,6 +36,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def versions(tensor: torch.Tensor) -> tuple[int, int]:
+    """How often a tensor was written in place, and its local part: an operation on a DTensor counts
+    in one of them.
+    """
+    part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return tensor._version, part._version
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A local tensor with memory of its own: of a class that holds other tensors (quantised state)
     the values, or else these in a row.

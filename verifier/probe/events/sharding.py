@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy
-from torch.distributed.tensor import DTensor
 
 from ...trace.events import Divide, Shard, ShardedParameter, Sync
 from ..compat.groups import reduces_in
-from ..compat.tensors import layout, own_parameters, tensors
+from ..compat.tensors import layout, own_parameters, tensors, versions
 from ..dispatcher import Call
 from ..measures import class_name, dtype_name
 from ..session import Session
@@ -40,7 +39,7 @@ class Versions:
             for module in top.modules():
                 for name, param in own_parameters(module).items():
                     if param is not None:
-                        entry = (weakref.ref(module), name, id(param), _versions(param))
+                        entry = (weakref.ref(module), name, id(param), versions(param))
                         self._then.append(entry)
 
     def written(self) -> set[int]:
@@ -50,16 +49,10 @@ class Versions:
             module = reference()
             param = own_parameters(module).get(name) if module is not None else None
             if param is not None and id(param) == known:
-                now = _versions(param)
+                now = versions(param)
                 if any(later > before for later, before in zip(now, then, strict=True)):
                     found.add(known)
         return found
-
-
-def _versions(param: torch.Tensor) -> tuple[int, int]:
-    """Of a DTensor itself, and of its local part: an operation counts in one of them."""
-    part = param._local_tensor if isinstance(param, DTensor) else param
-    return param._version, part._version
 
 
 class Sharding:

@@ -20,7 +20,6 @@ class GlobalBatchAsSet(Rule):
     """
 
     needs = frozenset({"train", "single"})
-    wants = "nothing"
 
     def judge(self, evidence: Evidence) -> Finding:
         run, single = evidence.trained, evidence.single
