@@ -209,9 +209,17 @@ def test_the_value_of_a_field(name: str, value: str, expected: str) -> None:
     assert redact_named(name, value) == expected
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_time_is_linear(part: str) -> None:
-    text = (part * (1_000_000 // len(part) + 1))[:1_000_000]
+def seconds(part: str, characters: int) -> float:
+    """The time of one pass over so many characters."""
+    text = (part * (characters // len(part) + 1))[:characters]
     started = time.process_time()
     redact_secrets(text)
-    assert time.process_time() - started < 1
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_time_is_linear(part: str) -> None:
+    """Four times the text takes four times as long, not sixteen times; no limit in seconds, since
+    machines differ.
+    """
+    assert seconds(part, 1_000_000) < 8 * seconds(part, 250_000) + 0.2
