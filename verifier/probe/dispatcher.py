@@ -40,7 +40,7 @@ def _without_values() -> Callable[[], bool]:
     def now() -> bool:
         if transform is not None and transform() is not None:
             return True
-        return mode is not None and mode(fake) is not None
+        return mode is not None and fake is not None and mode(fake) is not None
 
     return now
 

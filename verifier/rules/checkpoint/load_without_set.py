@@ -51,7 +51,7 @@ class LoadWithoutSet(ResumeRule):
             what = f"{which} are what was saved, rounded to a 16-bit type{saved_at(evidence)}"
             return self.failed(what, load_line(evidence), fix=fix)
         # Other weights are found among what was saved and these never: the save lacks this model,
-        # so the load is not to blame.
+        # so the load is not the cause.
         if not _not_in_the_save(evidence, saved[0], wrong):
             return self.failed(f"{which} are not what was saved{still}", load_line(evidence))
         fix = (

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from ...analysis.state_after_resume import beginning
+from ...analysis.state_after_resume import beginning, learning_rates
 from ...analysis.unusual_parallelism import resumable, saved_in_a_step
 from ...source.events import ITERATE
 from ...source.flow_queries import GETTERS, SAVES, names_in, text
@@ -114,14 +114,7 @@ class SchedulerOrProgressNotRestored(ResumeRule):
 
 def _other_rate(train: Run, resume: Run, step: int) -> tuple[str, str]:
     """(which learning rate differs after the resume, in words; the fix if it is a special one)."""
-    pairs = [
-        (resume.at_step(Step, 1 + later), train.at_step(Step, step + later))
-        for later in range(resume.steps())
-    ]
-    rates = [(mine[0].lr, theirs[0].lr) for mine, theirs in pairs if mine and theirs]
-    # Rates are those of the optimizer that steps first, all phases numbered on as one: comparing
-    # all optimizers made so far failed two trainings in phases (exam round 4
-    # l_14_progressive_distill, n_15_stage_boosting).
+    rates = learning_rates(train, resume, step)
     apart = [later for later, (mine, theirs) in enumerate(rates) if mine != theirs]
     if not apart:
         return "", ""
