@@ -40,6 +40,7 @@ COMMANDS = (
     "convert",
     "verify",
     "plan",
+    "guard",
     "spec",
     "explain",
     "report",
@@ -168,7 +169,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             f"unrecognized arguments: {' '.join(unknown)}{own}; see fsdp2 {words[0]} --help"
         )
     if cut < len(words) and not hasattr(options, "script_args"):
-        raise UserError("only `fsdp2 verify` and `fsdp2 plan` take arguments after `--`")
+        raise UserError("only verify, plan and guard take arguments after `--`")
     if cut < len(words):
         options.script_args = words[cut + 1 :]
     return options

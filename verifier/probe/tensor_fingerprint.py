@@ -116,8 +116,14 @@ def sums(tensor: torch.Tensor) -> tuple[float, float]:
 
 
 def row_hashes(batch: list[torch.Tensor]) -> list[int]:
-    """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left
-    out.
+    """One hash for each row of a batch (`row_sums`); [] of one that has none."""
+    total = row_sums(batch)
+    return [] if total is None else total.tolist()
+
+
+def row_sums(batch: list[torch.Tensor]) -> torch.Tensor | None:
+    """One hash for each row (dim 0) over all tensors of a batch, as int64 [rows] on their device;
+    tensors of another length are left out.
 
     It does not depend on how far rows are padded (to the longest of a batch, which is each rank's
     own): of a value that repeats at a row's end the first counts, and none after others if it is
@@ -148,7 +154,7 @@ def row_hashes(batch: list[torch.Tensor]) -> list[int]:
         counts = index < torch.where(pads, before, before + 1).clamp(min=1)
         part = torch.where(counts, mixed ^ (mixed >> 31), 0).sum(dim=1)
         total = part if total is None else total + part.to(total.device)
-    return [] if total is None else total.tolist()
+    return total
 
 
 def _weights(

@@ -48,6 +48,11 @@ STATE = f"{_SHARD}._fsdp_state:FSDPState"
 PRE_BACKWARD_HOOK = f"{STATE}._register_pre_backward_hook"
 SHARDED_MESH = f"{_SHARD}._fsdp_common:FSDPMeshInfo"
 REPLICATED_MESH = f"{_SHARD}._fsdp_common:DDPMeshInfo"
+ROOT_FORWARD = f"{STATE}._root_pre_forward"
+BEGUN_FORWARD = "iter_forward_root"  # of the context of a state: the root whose forward has begun
+FLIGHT_RECORDER = "torch._C._distributed_c10d:_dump_fr_trace_json"
+HASH_STORE, PREFIX_STORE = "torch.distributed:HashStore", "torch.distributed:PrefixStore"
+DEFAULT_STORE = "torch.distributed.distributed_c10d:_get_default_store"
 GET_STATE = "torch.distributed.fsdp:FSDPModule._get_fsdp_state"
 PARAM = f"{_SHARD}._fsdp_param:FSDPParam"
 SHARD_POSITION = "torch.distributed.tensor._utils:compute_local_shape_and_global_offset"
@@ -119,6 +124,8 @@ TABLE = (
     Name("torch:Tensor", "views changed in place", ("_base", "_version")),
     Name("torch:autocast", "whether autocast is on", ("_enabled",)),
     Name("torch.nn:Module", "names of parameters", ("_parameters", "_buffers", "_apply")),
+    Name(ROOT_FORWARD, "the guard: a forward begins"),
+    Name(DEFAULT_STORE, "the guard: ranks compare"),
     Name(LEAVES, "samples of a forward"),
     Name(LOADER_NEXT, "batches that a loader gives"),
     Name(SAVED_DICT, "what a DCP save takes"),

@@ -57,7 +57,7 @@ class Checkpoints:
         if (place := self.session.here()) is None:
             return None
         self.session.publish("checkpoint")
-        target = _target(operation, call)
+        target = path_of(operation, call)
         if operation == "torch.save":
             outputs.about_to_write(target)
             crash.in_change(self.session, crash.FILE)
@@ -178,7 +178,7 @@ def install(session: Session) -> None:
         renamed_paths.install(session)
 
 
-def _target(operation: str, call: Call) -> str:
+def path_of(operation: str, call: Call) -> str:
     """The absolute path of a save or load; "" if it is not a file."""
     if operation.startswith("torch."):
         return place_of(call.given(1 if operation == "torch.save" else 0, "f"))

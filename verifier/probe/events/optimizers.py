@@ -172,7 +172,7 @@ def install(session: Session) -> None:
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", next(iter(args[1:]), None))
-        if _by_state_dict_helper() or (
+        if by_state_dict_helper() or (
             # Only a step that follows no backward, and has no closure, can be one that makes state
             # alone (exam round 4).
             closure is None and session.progress.micro == 0 and _makes_state(session, optimizer)
@@ -231,7 +231,7 @@ def _makes_state(session: Session, optimizer: Optimizer) -> bool:
     )
 
 
-def _by_state_dict_helper() -> bool:
+def by_state_dict_helper() -> bool:
     """Whether a state-dict helper of torch steps the optimizer, with zero gradients, to create its
     state.
     """

@@ -1,6 +1,7 @@
 """Schedules that are stepped, also while other optimizers step parameters of theirs."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +9,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ...trace.events import Scheduled
-from ..dispatcher import Call
+from ...trace.events import Place, Scheduled
+from ..dispatcher import Call, Dispatcher
 from ..measures import class_name
 from ..session import Session
 
@@ -43,8 +44,8 @@ class Schedule:
 class Schedules:
     """The schedules and optimizers of one rank, none of which is kept alive."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, here: Callable[[], Place | None]) -> None:
+        self.here = here
         self.steps: weakref.WeakKeyDictionary[Optimizer, Steps] = weakref.WeakKeyDictionary()
         self.known: weakref.WeakKeyDictionary[LRScheduler, Schedule] = weakref.WeakKeyDictionary()
         self.all: list[Schedule] = []
@@ -90,13 +91,18 @@ class Schedules:
             "others": [class_name(other) for other in others],
             "lr_of_others": [value for other in others for value in _lr(other)],
             "others_moved": any(self.of(other).moved for other in others),
-            "at_line": self.session.here(),
+            "at_line": self.here(),
         }
 
-    def end(self) -> None:
-        """The script has ended."""
-        for one in self.all:
-            self.session.write(Scheduled(idle=one.idle, before=one.before, **one.seen))
+    def records(self) -> list[Scheduled]:
+        """What is known of each schedule by now."""
+        return [Scheduled(idle=one.idle, before=one.before, **one.seen) for one in self.all]
+
+    def watch(self, dispatcher: Dispatcher, guarded: Callable[..., Any]) -> None:
+        """Subscribe to the steps of schedules and optimizers."""
+        targets = [f"{_MODULE}:{name}.step" for name in ("LRScheduler", *_OWN_STEP)]
+        dispatcher.outermost(targets, self.scheduled)
+        register_optimizer_step_post_hook(guarded(self.stepped))
 
     def _others(self, optimizer: Optimizer) -> list[Optimizer]:
         """The other optimizers that have stepped and hold parameters of this one."""
@@ -106,12 +112,15 @@ class Schedules:
 
 
 def install(session: Session) -> None:
-    """Subscribe to the steps of schedules and optimizers."""
-    schedules = Schedules(session)
-    targets = [f"{_MODULE}:{name}.step" for name in ("LRScheduler", *_OWN_STEP)]
-    session.dispatcher.outermost(targets, schedules.scheduled)
-    session.subscribe("ended", schedules.end)
-    register_optimizer_step_post_hook(session.guarded(schedules.stepped))
+    """Record them when the script has ended."""
+    schedules = Schedules(session.here)
+
+    def end() -> None:
+        for record in schedules.records():
+            session.write(record)
+
+    schedules.watch(session.dispatcher, session.guarded)
+    session.subscribe("ended", end)
 
 
 def _lr(optimizer: Optimizer) -> tuple[float, ...]:

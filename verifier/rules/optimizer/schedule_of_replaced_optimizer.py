@@ -33,7 +33,7 @@ class ScheduleOfReplacedOptimizer(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.survey or evidence.trained
-        record = next((one for one in run.all(Scheduled) if _unused(one)), None)
+        record = next((one for one in run.all(Scheduled) if one.unused), None)
         if record is None:
             return self.passed("no schedule goes on after the last step of its optimizer")
         name = record.cls.rpartition(".")[2]
@@ -46,16 +46,6 @@ class ScheduleOfReplacedOptimizer(Rule):
         )
         # An optimizer that steps again after the last step that was seen is not replaced.
         return self.failed(text, record.at_line, required=not _cut(run))
-
-
-def _unused(record: Scheduled) -> bool:
-    """Whether a schedule moves what no step uses.
-
-    Two optimizers that take turns with the same parameters leave a gap once in a while: only one
-    that is longer, by more than a step, than all before it is an end. A script that copies the rate
-    of the schedule into another optimizer, or has another schedule for that, moves its rates.
-    """
-    return record.idle > record.before + 1 and record.moved and not record.others_moved
 
 
 def _cut(run: Run) -> bool:

@@ -138,6 +138,17 @@ class Scheduled(Located):
     lr_of_others: list[float]
     others_moved: bool
 
+    @property
+    def unused(self) -> bool:
+        """Whether the schedule moves what no step uses.
+
+        Two optimizers that take turns with the same parameters leave a gap once in a while: only
+        one that is longer, by more than a step, than all before it is an end. A script that copies
+        the rate of the schedule into another optimizer, or has another schedule for that, moves its
+        rates.
+        """
+        return self.idle > self.before + 1 and self.moved and not self.others_moved
+
 
 class Stress(Event):
     """Huge gradients at the step, {name: [before.before, before.after, after.after]}

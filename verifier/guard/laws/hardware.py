@@ -1,0 +1,215 @@
+"""Hardware: a layer that is computed twice from the same inputs gives the same bits.
+
+Every so many checks some linear layers and convolutions of a step are computed again, forward as
+in the step and backward twice, without touching the model: FSDP gathers weights with all ranks, so
+a whole micro-batch cannot be repeated by one of them, and a forward of the user's code twice could
+count twice. All ranks also compute a product of fixed numbers: a device that always computes it
+otherwise differs from the others of its kind.
+
+What it can miss: a fault in other kernels (attention, normalisation, collectives), one that shows
+in fewer than one of the repeated products, layers that are compiled. A fault that meets a part p of
+the calls of a layer is seen at a repeat of k layers with probability 1 - (1 - p) ** k.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from ..bits import mixed, sketch
+from ..journal import Breach
+from ..measured import Measured
+from . import Law, Posts
+
+LAYERS = 8  # that are repeated at a time, of all in turn
+AGAIN = 3  # further repeats of one that differed: a kernel that is not deterministic differs often
+SIDE = 256  # of the matrices of fixed numbers
+_KINDS: dict[type[nn.Module], Callable[..., torch.Tensor]] = {nn.Linear: functional.linear}
+
+
+class Hardware(Law):
+    """Repeats of layers in a step that is checked."""
+
+    name = "hardware-repeats"
+
+    def __init__(self, guard: Any) -> None:
+        super().__init__(guard)
+        self._handles: list[Any] = []
+        self._found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._next = 0  # which layer is the next one
+        self._checks = 0
+        self._fixed: torch.Tensor | None = None
+        self._noisy: set[str] = set()  # layers whose kernels are not deterministic
+
+    def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
+        self._remove()
+        if not self._due() or self._found or any(_compiled(part) for part in module.modules()):
+            return
+        names = {
+            id(part): (name, part) for name, part in module.named_modules() if type(part) in _KINDS
+        }
+        layers = [one for one in names.values() if one[0] not in self._noisy]
+        for name, layer in itertools.islice(itertools.cycle(layers), self._next, None):
+            if len(self._handles) == min(LAYERS, len(layers)):
+                break
+            # Before FSDP's own hook, which frees the gathered weights.
+            hook = layer.register_forward_hook(self._repeat(name), prepend=True)
+            self._handles.append(hook)
+        self._next += len(self._handles)
+        self._next %= max(1, len(layers))
+
+    def _due(self) -> bool:
+        """Whether the coming step repeats layers: a checked one, from the second check on."""
+        every = self.guard.settings.repeat
+        due = self.guard.due() and self.guard.made > 0
+        return bool(every) and due and self._checks % every == 0
+
+    def stepped(self, lead: bool) -> None:
+        if lead:
+            self._remove()
+
+    def _remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _repeat(self, name: str) -> Callable[..., None]:
+        done: list[bool] = []
+
+        def hook(layer: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+            tensors = (*given, result, layer.weight, layer.bias)
+            if done or any(isinstance(one, DTensor) for one in tensors):
+                return
+            done.append(True)
+            try:
+                self._compare(name, layer, given[0].detach(), result.detach())
+            except Exception as error:
+                self.guard.journal.error("hardware", error)
+
+        return hook
+
+    def _compare(self, name: str, layer: Any, given: torch.Tensor, result: torch.Tensor) -> None:
+        function = _KINDS[type(layer)]
+        weight = layer.weight.detach()
+        bias = None if layer.bias is None else layer.bias.detach()
+
+        def forward() -> torch.Tensor:
+            with torch.no_grad():
+                return function(given, weight, bias)
+
+        def backward() -> torch.Tensor:
+            with torch.no_grad():
+                rows, flat = (
+                    result.reshape(-1, result.shape[-1]),
+                    given.reshape(-1, given.shape[-1]),
+                )
+                parts = [rows.to(weight.dtype) @ weight, rows.T.to(flat.dtype) @ flat]
+                return torch.cat([one.reshape(-1).to(torch.float32) for one in parts])
+
+        again = [_unlike(result, forward()) for _ in range(AGAIN)]
+        first = backward()
+        back = [_unlike(first, backward()) for _ in range(AGAIN)]
+        self._found.append((name, torch.stack(again), torch.stack(back)))
+
+    def measure(self, measured: Measured) -> None:
+        self._checks += 1
+        for name, again, back in self._found:
+            measured.take_vector(f"again/{name}", again)
+            measured.take_vector(f"back/{name}", back)
+        if self._found or self._checks == 1:
+            device = self._found[0][1].device if self._found else None
+            self._product(measured, device)
+        self._found = []
+
+    def _product(self, measured: Measured, device: torch.device | None) -> None:
+        """A product of fixed numbers, on the device of the model."""
+        if device is None:
+            device = next((s.param.device for s in self.guard.scene.slots()), None)
+        if device is None or device.type == "meta":
+            return
+        if self._fixed is None or self._fixed.device != device:
+            index = torch.arange(SIDE * SIDE, dtype=torch.int64, device=device)
+            self._fixed = (mixed(index) >> 40).to(torch.float32).reshape(SIDE, SIDE) / (1 << 23)
+        bits = sketch(functional.linear(self._fixed, self._fixed))
+        if bits is not None:
+            measured.take("fixed", "", bits)
+        kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        measured.values["device"] = f"{kind}, torch {torch.__version__}"
+
+    def local(self, measured: Measured) -> Iterator[Breach]:
+        for what, differs in measured.vectors.items():
+            which, _, name = what.partition("/")
+            if which not in ("again", "back"):
+                continue
+            counts = differs.tolist()
+            # The step's own result is compared with each repeat: if it is the odd one, all differ
+            # from it alike; if the kernel is not deterministic, they differ by other amounts.
+            if not any(counts):
+                continue
+            wrong_once = (len({*counts}) == 1) or sum(map(bool, counts)) == 1
+            if not wrong_once:
+                self._noisy.add(name)
+                self.guard.journal.note(f"{name} is not deterministic here: it is not repeated")
+                continue
+            pass_name = "forward" if which == "again" else "backward"
+            yield Breach(
+                self.name,
+                measured.step,
+                f"the {pass_name} of {name}, computed {AGAIN + 1} times from the same inputs,"
+                f" differs in {max(counts)} elements once",
+                ranks=[self.guard.journal.rank],
+                names=[name],
+                edit=f"take the device out of use and test it: {_device()}",
+                key=f"repeat {name}",
+            )
+
+    def post(self, measured: Measured) -> dict[str, Any]:
+        fixed = measured.numbers.get("fixed", {})
+        if not fixed:
+            return {}
+        return {"fixed": fixed[""], "kind": measured.values["device"], "device": _device()}
+
+    def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
+        kinds: dict[str, dict[int, int]] = defaultdict(dict)
+        for rank, post in posts.items():
+            if post:
+                kinds[post["kind"]][rank] = post["fixed"]
+        for kind, values in kinds.items():
+            usual = max(values.values(), key=[*values.values()].count)
+            odd = sorted(rank for rank, value in values.items() if value != usual)
+            if odd:
+                where = ", ".join(posts[rank]["device"] for rank in odd[:4])
+                yield Breach(
+                    self.name,
+                    measured.step,
+                    f"ranks {odd[:8]} compute a product of fixed numbers otherwise than the other"
+                    f" devices of the kind {kind}: {where}",
+                    ranks=odd,
+                    edit="take the device out of use and test it",
+                    key=f"fixed {odd}",
+                )
+
+
+def _unlike(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How many elements differ, where NaN is like NaN."""
+    return ((one != other) & ~((one != one) & (other != other))).sum()
+
+
+def _compiled(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+
+
+def _device() -> str:
+    import os
+
+    if not torch.cuda.is_available():
+        return f"{os.uname().nodename}, CPU"
+    device = torch.cuda.current_device()
+    return f"{os.uname().nodename}, cuda:{device} ({torch.cuda.get_device_properties(device).name})"

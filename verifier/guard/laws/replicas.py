@@ -1,0 +1,281 @@
+"""Replicas agree: ranks that hold the same part of the state hold the same bits."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ...probe.dispatcher import Call
+from ..bits import combined, sketch
+from ..journal import Breach
+from ..measured import Measured
+from ..scene import PLAIN, Piece, placing
+from . import Law, Posts
+
+DIFFER = "differ"  # the word of the store: plain tensors that ranks hold apart from the beginning
+_KEPT = 4  # comparisons of which a rank keeps each tensor's sketch
+
+_PARALLEL = "torch.distributed.tensor.experimental"
+
+Sketches = dict[str, int]
+
+
+class Replicas(Law):
+    """Sketches of the state at each check.
+
+    Tensors that a mesh places must agree between the ranks of that mesh that hold the same part.
+    Plain tensors (DDP, buffers) must agree if they once did: weights before the first step, the
+    others after it. Statistics that each rank keeps for itself, and experts of a rank, never did.
+    """
+
+    name = "replicas-agree"
+
+    def __init__(self, guard: Any) -> None:
+        super().__init__(guard)
+        # {step: {set of tensors: {"part/name": sketch}}}, for questions of rank 0
+        self.kept: dict[int, dict[str, Sketches]] = {}
+        self.sketches: dict[str, Sketches] = {}  # of the last measurement, by part
+        self._placed: dict[str, tuple[str, str]] = {}  # {"part/name": (set, identity)}
+        self._apart: set[str] | None = None  # plain tensors that are not compared
+        self._agreed: dict[tuple[str, str], int] = {}  # (set, part): when ranks last agreed
+        self._scalers: list[weakref.ref[Any]] = []
+        self._schedules: list[weakref.ref[Any]] = []
+        self._equal_weights: set[str] = set()  # plain ones that all ranks began with
+
+    def install(self) -> None:
+        around = self.guard.dispatcher.around
+        around("torch.amp:GradScaler.__init__", before=self._scaler)
+        around("torch.optim.lr_scheduler:LRScheduler.__init__", before=self._schedule)
+
+    def begin(self, measured: Measured) -> None:
+        known = self.guard.scene.slots()
+        self._take(measured, [*self.guard.scene.weights(known), *self.guard.scene.states(known)])
+
+    def measure(self, measured: Measured) -> None:
+        scene = self.guard.scene
+        known = scene.slots()
+        self._take(measured, [*scene.weights(known), *scene.states(known), *scene.buffers()])
+        measured.values["settings"] = self.settings()
+        for number, scaler in enumerate(self._scalers):
+            if isinstance(scale := getattr(scaler(), "_scale", None), torch.Tensor):
+                measured.take("scale", str(number), scale)
+
+    def _take(self, measured: Measured, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            found = sketch(piece.tensor)
+            if found is not None:
+                name = f"{piece.part}/{piece.name}"
+                self._placed[name] = placing(piece)
+                measured.take("bits", name, found)
+
+    def post(self, measured: Measured) -> dict[str, Any]:
+        if measured.kind in ("save", "file"):
+            return {}
+        sets: dict[str, Sketches] = defaultdict(dict)
+        parts: dict[str, Sketches] = defaultdict(dict)
+        for name, value in measured.numbers.get("bits", {}).items():
+            sets[self._placed[name][0]][name] = int(value)
+            part, _, rest = name.partition("/")
+            parts[part][rest] = int(value)
+        self.sketches = parts
+        self._keep(measured.step, dict(sets))
+        posted: dict[str, Any] = {"sets": {}}
+        for which, sketches in sets.items():
+            if which == PLAIN:
+                if not self._knows_apart(measured, sketches, posted):
+                    continue
+                sketches = {n: v for n, v in sketches.items() if n not in (self._apart or ())}
+            identity = zlib.crc32("".join(self._placed[name][1] for name in sketches).encode())
+            own = {part: combined(some) for part, some in _by_part(sketches).items()}
+            posted["sets"][which] = [identity, own]
+        if "settings" in measured.values:
+            posted["settings"] = measured.values["settings"]
+            posted["scale"] = measured.numbers.get("scale", {})
+        return posted
+
+    def _knows_apart(self, measured: Measured, plain: Sketches, posted: dict[str, Any]) -> bool:
+        """Whether it is known which plain tensors ranks hold apart; else they are posted whole."""
+        if measured.kind == "begin" or measured.step == self.guard.first_check:
+            weights = measured.kind == "begin"
+            posted["whole"] = {
+                name: value
+                for name, value in plain.items()
+                if name.startswith("weights/") or not weights
+            }
+            return False
+        if self._apart is None and (words := self.guard.worker.asked(DIFFER)):
+            self._apart = set(words.split("\n"))
+        return self._apart is not None
+
+    def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
+        if measured.kind in ("save", "file"):
+            return
+        yield from self._apart_from_the_start(measured, posts)
+        for which in sorted({one for post in posts.values() for one in post.get("sets", {})}):
+            yield from self._compare(measured, which, posts)
+        yield from self._numbers(measured, posts)
+
+    def _apart_from_the_start(self, measured: Measured, posts: Posts) -> Iterator[Breach]:
+        """Find the plain tensors that ranks hold apart, and tell all ranks."""
+        whole = {rank: post["whole"] for rank, post in posts.items() if "whole" in post}
+        if not whole:
+            return
+        names = sorted({name for sketches in whole.values() for name in sketches})
+        apart = {
+            name for name in names if len({sketches.get(name) for sketches in whole.values()}) > 1
+        }
+        if measured.kind == "begin":
+            self._equal_weights = {name for name in names if name not in apart}
+            return
+        # A weight that all ranks began with, and that one step has moved apart, is a breach.
+        moved = sorted(name for name in apart if name in self._equal_weights)
+        self.guard.worker.ask(DIFFER, "\n".join(sorted(apart - {*moved})) or "-")
+        if moved:
+            yield self._breach(measured, moved, _odd(whole, moved[0]), measured.step - 1)
+
+    def _compare(self, measured: Measured, which: str, posts: Posts) -> Iterator[Breach]:
+        groups: dict[int, dict[int, dict[str, int]]] = defaultdict(dict)
+        for rank, post in posts.items():
+            if which in post.get("sets", {}):
+                identity, parts = post["sets"][which]
+                groups[identity][rank] = parts
+        differ = [ranks for ranks in groups.values() if len({str(p) for p in ranks.values()}) > 1]
+        if not differ:
+            self._agreed[which, ""] = measured.step
+            return
+        details = self.guard.worker.ask_details(measured.step)
+        for ranks in differ:
+            have = {r: details[r].get(which, {}) for r in ranks if r in details}
+            names = sorted(
+                name
+                for name in {n for some in have.values() for n in some}
+                if len({some.get(name) for some in have.values()}) > 1
+                and name not in (self._apart or ())
+            )
+            if names:
+                odd = _odd(have, names[0])
+            else:
+                odd = sorted(ranks)
+                names = sorted({p for parts in ranks.values() for p in parts})
+            yield self._breach(measured, names, odd, self._agreed.get((which, "")))
+
+    def _breach(
+        self, measured: Measured, names: list[str], odd: list[int], since: int | None
+    ) -> Breach:
+        first = names[0].partition("/")[2] or names[0]
+        kinds = sorted({name.partition("/")[0] for name in names})
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        who = f"rank {odd[0]} holds" if len(odd) == 1 else f"ranks {_list(odd)} hold"
+        when = "" if since is None else f"; all agreed at step {since}"
+        return Breach(
+            self.name,
+            measured.step,
+            f"{who} other bits of {first}{others} ({', '.join(kinds)}) than the ranks with the same"
+            f" part of it{when}",
+            ranks=odd,
+            names=[name.partition("/")[2] or name for name in names],
+            since=since,
+            edit="a rank alone: its memory or device, or code that only it runs"
+            if len(odd) == 1
+            else "",
+            command=self.guard.verify_command(),
+            key=f"{sorted(odd)} {kinds[0]}",
+        )
+
+    def _numbers(self, measured: Measured, posts: Posts) -> Iterator[Breach]:
+        """Settings of optimizers, schedules and loss scales: the same on all ranks."""
+        for what in ("settings", "scale"):
+            have = {rank: post[what] for rank, post in posts.items() if what in post}
+            texts = {rank: str(value) for rank, value in have.items()}
+            if len({*texts.values()}) <= 1:
+                self._agreed[what, ""] = measured.step
+                continue
+            odd = _minority(texts)
+            usual = next(value for rank, value in have.items() if rank not in odd)
+            names = _different(have[odd[0]], usual)
+            first = names[0] if names else what
+            yield Breach(
+                self.name,
+                measured.step,
+                f"ranks {_list(odd)} use {first} = {have[odd[0]].get(first)}, others"
+                f" {usual.get(first)}",
+                ranks=odd,
+                names=names,
+                since=self._agreed.get((what, "")),
+                edit="decide on a value that all ranks have: reduce it over the ranks first",
+                command=self.guard.verify_command(),
+                key=f"{what} {odd}",
+            )
+
+    def data_parallel(self) -> list[int]:
+        """The ranks that divide the samples with this one, [] where that is not known.
+
+        Under context parallelism ranks of a mesh share samples.
+        """
+        if any("context_parallel" in name for name in sys.modules if name.startswith(_PARALLEL)):
+            return []
+        for slot in self.guard.scene.slots():
+            if slot.fsdp is not None:
+                return [int(one) for one in slot.fsdp.mesh_info.mesh.mesh.flatten().tolist()]
+        return list(self.guard.scene.replicated)
+
+    def settings(self) -> dict[str, Any]:
+        """Numbers of the groups of optimizers, and the positions of schedules."""
+        found: dict[str, Any] = {}
+        for o, optimizer in enumerate(self.guard.scene.optimizers()):
+            for g, group in enumerate(optimizer.param_groups):
+                for key, value in group.items():
+                    if isinstance(value, int | float | tuple | list) and key != "params":
+                        found[f"optimizer{o}.groups[{g}].{key}"] = value
+        for number, one in enumerate(self._schedules):
+            found[f"schedule{number}.last_epoch"] = getattr(one(), "last_epoch", None)
+        return found
+
+    def _keep(self, step: int, sets: dict[str, Sketches]) -> None:
+        self.kept[step] = sets
+        for old in sorted(self.kept)[:-_KEPT]:
+            del self.kept[old]
+
+    def _scaler(self, call: Call) -> None:
+        self._scalers.append(weakref.ref(call.args[0]))
+
+    def _schedule(self, call: Call) -> None:
+        self._schedules.append(weakref.ref(call.args[0]))
+
+
+def _by_part(sketches: Sketches) -> dict[str, Sketches]:
+    found: dict[str, Sketches] = defaultdict(dict)
+    for name, value in sketches.items():
+        part, _, rest = name.partition("/")
+        found[part][rest] = value
+    return found
+
+
+def _odd(have: dict[int, Sketches], name: str) -> list[int]:
+    """The ranks that hold another value of a tensor than most; of two that differ, both."""
+    return _minority({rank: str(sketches.get(name)) for rank, sketches in have.items()})
+
+
+def _minority(texts: dict[int, str]) -> list[int]:
+    values: dict[str, list[int]] = defaultdict(list)
+    for rank, text in sorted(texts.items()):
+        values[text].append(rank)
+    most = max(len(ranks) for ranks in values.values())
+    usual = [ranks for ranks in values.values() if len(ranks) == most]
+    if len(usual) > 1:
+        return sorted(texts)
+    return sorted(rank for ranks in values.values() if ranks is not usual[0] for rank in ranks)
+
+
+def _different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def _list(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")

@@ -1,0 +1,408 @@
+"""Resume: what comes back from a checkpoint is what was saved, on any number of ranks, and the
+samples go on.
+
+A save leaves a sealed record (`records.py`). A process that loads before its first step is held
+against the record: weights and optimizer state before that step, buffers before its first forward.
+What the run that went on after the save did next (settings, generators, samples) is added to the
+record as soon as it is known.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ...probe.dispatcher import Call
+from ...probe.events.checkpoints import DCP, path_of
+from ...probe.save_contents import leaves
+from ..bits import added, combined, sketch
+from ..journal import Breach
+from ..measured import Measured
+from ..records import Record, Records, inode_of
+from ..scene import Piece
+from . import Law, Posts
+
+LARGEST = 1 << 26  # bytes that all ranks leave of a save; of more only one number for each part
+TAIL = 1 << 24  # bytes of an earlier journal that are read
+COMPARED = 3  # steps after a resume whose samples are compared, at least
+_MOVES = (".lr", ".last_epoch")  # settings that a schedule may set after a save
+
+
+class Resume(Law):
+    """Records of saves, and what a load before the first step brings back."""
+
+    name = "resume-as-saved"
+
+    def __init__(self, guard: Any) -> None:
+        super().__init__(guard)
+        self.records = Records(guard.settings.out)
+        self.record: Record | None = None  # of what this process has loaded
+        self.loads = 0
+        self._saves = 0
+        self._inside = 0  # of functions that load or save
+        self._contributes: dict[str, bool] = {}  # whether this rank's part of a tensor counts
+        self._buffers: dict[str, torch.Tensor] = {}  # sketches before the first forward
+        self._random: str | None = None  # state of the generators before the first forward
+        self._after: list[dict[str, Any]] = []  # what followed saves of this process
+        self._waiting: dict[str, Any] | None = None  # a save after which nothing has followed yet
+        self._earlier: dict[int, tuple[int, int]] = {}  # samples of steps of an earlier process
+        self._differ: list[int] = []
+        self._same: list[int] = []
+
+    def install(self) -> None:
+        around = self.guard.dispatcher.around
+        for name in ("save", "async_save", "load"):
+            around(f"{DCP}:{name}", before=self._enter, after=self._done_with(name))
+        for name in ("save", "load"):
+            around(f"torch:{name}", after=self._done_with(f"torch.{name}"))
+
+    def _enter(self, call: Call) -> Any:
+        self._inside += 1
+
+        def leave() -> None:
+            self._inside -= 1
+
+        return leave
+
+    def _done_with(self, operation: str) -> Any:
+        def done(call: Call) -> None:
+            path = path_of(operation, call)
+            by_dcp = self._inside > 0 and operation.startswith("torch.")
+            if by_dcp or not path:
+                return
+            if operation.endswith("load"):
+                self._loaded(path)
+            elif operation == "torch.save":
+                self._saved_file(path, call.given(0, "obj"))
+            else:
+                self._saved(path)
+
+        return done
+
+    def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
+        if self._waiting is not None and "random" not in self._waiting:
+            self._waiting["random"] = _generators()
+        if self.guard.began or self.record is None:
+            return
+        self._random = self._random or _generators()
+        for piece in self.guard.scene.buffers(saved=True):
+            if piece.name not in self._buffers and (bits := sketch(piece.tensor)) is not None:
+                self._buffers[piece.name] = bits
+
+    def stepping(self, optimizer: Optimizer, due: bool) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            drawn = waiting.get("random") != _generators()
+            settings = self.guard.replicas.settings()
+            self._after.append({**waiting, "drawn": drawn, "settings": settings})
+
+    def begin(self, measured: Measured) -> None:
+        if self.record is None:
+            return
+        for name, bits in self._buffers.items():
+            measured.take("before", name, bits)
+        known = self.guard.scene.slots()
+        self._sort([*self.guard.scene.weights(known), *self.guard.scene.states(known)])
+        measured.values["resume"] = {
+            "settings": self.guard.replicas.settings(),
+            "trainable": [slot.name for slot in known if slot.param.requires_grad],
+            "random": self._random,
+        }
+
+    def measure(self, measured: Measured) -> None:
+        measured.values["after"], self._after = self._after, []
+
+    def _saved(self, path: str) -> None:
+        self._saves += 1
+        step, scene = self.guard.step, self.guard.scene
+        measured = Measured("save", step, label=str(self._saves))
+        known = scene.slots()
+        pieces = [*scene.weights(known), *scene.states(known), *scene.buffers(saved=True)]
+        self._sort(pieces)
+        with torch.no_grad():
+            for piece in pieces:
+                if (bits := sketch(piece.tensor)) is not None:
+                    measured.take("bits", f"{piece.part}/{piece.name}", bits)
+        measured.values["save"] = self._about(path, known)
+        self._waiting = {"path": path, "step": step}
+        self.guard.save(measured)
+
+    def _saved_file(self, path: str, content: object) -> None:
+        """A file of one rank: whole tensors under the names of parameters, or with a prefix."""
+        known = self.guard.scene.slots()
+        names = {slot.name: tuple(slot.param.shape) for slot in known}
+        measured = Measured("file", self.guard.step, label=path)
+        with torch.no_grad():
+            for key, value in leaves(content):
+                if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+                    name = _suffix(key, names)
+                    whole = name and tuple(value.shape) == names[name] and value.numel()
+                    if whole and (bits := sketch(value)) is not None:
+                        measured.take("bits", f"weights/{name}", bits)
+        if measured.holds("bits"):
+            measured.values["save"] = self._about(path, known)
+            self.guard.save(measured)
+
+    def _about(self, path: str, known: list[Any]) -> dict[str, Any]:
+        return {
+            "path": path,
+            "inode": inode_of(path),
+            "settings": self.guard.replicas.settings(),
+            "trainable": [slot.name for slot in known if slot.param.requires_grad],
+        }
+
+    def _loaded(self, path: str) -> None:
+        self.loads += 1
+        if self.guard.began:
+            return
+        try:
+            record = self.records.of(path)
+        except ValueError as error:
+            self.guard.journal.note(str(error))
+            return
+        if record is None:
+            return
+        self.record, self.guard.base = record, record.step
+        if self.guard.journal.rank == 0:
+            self._earlier = _samples_after(self.guard.journal.path, record.step)
+            self.guard.samples.tracked.go_on(record)
+
+    def _sort(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._contributes[f"{piece.part}/{piece.name}"] = _counts(
+                piece.tensor, self.guard.journal.rank
+            )
+
+    def local(self, measured: Measured) -> Iterable[Breach]:
+        if measured.kind == "file":
+            about = measured.values["save"]
+            found = {n.partition("/")[2]: int(v) for n, v in measured.numbers["bits"].items()}
+            self._write(measured, about, {"weights": found})
+        return ()
+
+    def post(self, measured: Measured) -> dict[str, Any]:
+        if measured.kind == "check":
+            return {"after": measured.values["after"]} if measured.values["after"] else {}
+        if measured.kind == "begin" and self.record is None:
+            return {}
+        own: dict[str, dict[str, int]] = {}
+        for name, value in measured.numbers.get("bits", {}).items():
+            if self._contributes.get(name, False):
+                part, _, rest = name.partition("/")
+                own.setdefault(part, {})[rest] = int(value)
+        for name, value in measured.numbers.get("before", {}).items():
+            if self.guard.journal.rank == 0:
+                own.setdefault("buffers", {})[name] = int(value)
+        size = sum(len(name) + 24 for some in own.values() for name in some)
+        if size * self.guard.worker.world > LARGEST:
+            own = {part: {"*": combined(some)} for part, some in own.items()}
+        return {"state": own, **measured.values.get("resume", {})}
+
+    def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
+        if measured.kind == "check":
+            self._add_what_followed(posts)
+            return
+        state: dict[str, dict[str, int]] = {}
+        for post in posts.values():
+            for part, some in post.get("state", {}).items():
+                state[part] = added(state.get(part, {}), some)
+        if len(posts) < self.guard.worker.world:
+            missing = sorted({*range(self.guard.worker.world)} - {*posts})
+            self.guard.journal.note(
+                f"step {measured.step}: ranks {missing[:8]} were late; the state at this"
+                f" {measured.kind} is not held"
+            )
+        elif measured.kind == "save":
+            self._write(measured, measured.values["save"], state)
+        elif self.record is not None:
+            yield from self._against(self.record, measured, state, posts)
+
+    def _write(
+        self, measured: Measured, about: dict[str, Any], state: dict[str, dict[str, int]]
+    ) -> None:
+        tracked = self.guard.samples.tracked
+        seen, share = tracked.sample()
+        record = Record(
+            path=about["path"],
+            step=measured.step,
+            world=self.guard.worker.world,
+            inode=about["inode"] or inode_of(about["path"]),
+            sketches={
+                part: {name: f"{value:x}" for name, value in some.items()}
+                for part, some in state.items()
+            },
+            settings=about["settings"],
+            trainable=about["trainable"],
+            epoch_rows=int(tracked.rows),
+            seen=seen,
+            share=share,
+            versions={"torch": torch.__version__},
+        )
+        self.records.write(record)
+        self.guard.journal.write("save", step=measured.step, path=about["path"])
+
+    def _add_what_followed(self, posts: Posts) -> None:
+        """Complete the records of saves with what the run that went on did next."""
+        for number, own in enumerate(posts.get(0, {}).get("after", ())):
+            record = self.records.of(own["path"])
+            if record is None or record.step != own["step"]:
+                continue
+            record.next_settings = own["settings"]
+            for rank, post in posts.items():
+                if number < len(post.get("after", ())) and post["after"][number].get("drawn"):
+                    record.generators[str(rank)] = post["after"][number].get("random")
+            self.records.write(record)
+
+    def _against(
+        self, record: Record, measured: Measured, state: dict[str, dict[str, int]], posts: Posts
+    ) -> Iterator[Breach]:
+        """What came back, against what was saved."""
+        self.guard.journal.write("resume", step=record.step, path=record.path, world=record.world)
+        for part, saved in record.sketches.items():
+            have = state.get(part, {})
+            if "*" in have or "*" in saved:
+                all_of = {n: int(v, 16) for n, v in saved.items()}
+                saved = saved if "*" in saved else {"*": f"{combined(all_of):x}"}
+                have = have if "*" in have else {"*": combined(have)}
+            if part == "buffers":
+                saved = {name: value for name, value in saved.items() if name in have}
+            lost = sorted(name for name in saved if name not in have)
+            changed = sorted(n for n, v in saved.items() if n in have and int(v, 16) != have[n])
+            if lost and not have and part == "weights":
+                self.guard.journal.note("the resumed model has other names; it is not held")
+                continue
+            if lost:
+                yield self._breach(record, lost, f"{part}: {_some(lost)} did not come back")
+            if changed:
+                yield self._breach(
+                    record, changed, f"{part}: {_some(changed)} came back with other values"
+                )
+        own = posts[0]
+        frozen = sorted({*record.trainable} - {*own["trainable"]})
+        if frozen and len(frozen) < len(record.trainable):
+            yield self._breach(record, frozen, f"{_some(frozen)} trained before, and do not now")
+        yield from self._settings(record, own["settings"])
+        if record.world == self.guard.worker.world:
+            other = [
+                int(rank)
+                for rank, saved_state in record.generators.items()
+                if posts[int(rank)].get("random") not in (None, saved_state)
+            ]
+            if other:
+                text = "the generators of the ranks, which the step draws from, came back otherwise"
+                yield self._breach(record, ["generators"], text, sorted(other))
+
+    def _settings(self, record: Record, now: dict[str, Any]) -> Iterator[Breach]:
+        """Learning rates and other settings: as they were at the save, or in the step after it."""
+        after = record.next_settings
+        for name, then in record.settings.items():
+            found = now.get(name)
+            fits = (_plain(then), _plain(after[name])) if name in after else (_plain(then),)
+            if name not in now or _plain(found) in fits:
+                continue
+            if name.endswith(_MOVES) and not after:
+                continue  # a schedule may step between the save and the next step
+            expected = after.get(name, then)
+            yield self._breach(record, [name], f"{name} is {found} and was {expected}")
+
+    def continued(
+        self, measured: Measured, digests: dict[int, tuple[int, int]]
+    ) -> Iterator[Breach]:
+        """The samples after a resume, against those of the run that went on after the save."""
+        for step, (total, rows) in digests.items():
+            known = self._earlier.pop(step, None)
+            if known is not None and known[1] == rows:
+                (self._same if known[0] == total else self._differ).append(step)
+        compared = len(self._same) + len(self._differ)
+        if compared >= COMPARED and len(self._differ) > len(self._same):
+            first = min(self._differ)
+            yield Breach(
+                self.guard.samples.name,
+                measured.step,
+                f"after the resume step {first} trains on other samples than the same step of the"
+                f" run that was interrupted ({len(self._differ)} of {compared} steps differ)",
+                since=first - 1,
+                edit="save and restore the position in the epoch, and the seed of its order",
+                command="fsdp2 explain resume-is-exact",
+                key="position",
+            )
+
+    def _breach(
+        self, record: Record, names: list[str], text: str, ranks: list[int] | None = None
+    ) -> Breach:
+        return Breach(
+            self.name,
+            self.guard.base,
+            f"resumed from {record.path} (step {record.step}, {record.world} ranks): {text}",
+            ranks=ranks or [],
+            names=names,
+            since=record.step,
+            edit="save it, and load it before the first step",
+            command=self.guard.verify_command(),
+            key=text,
+        )
+
+
+def _counts(tensor: torch.Tensor, rank: int) -> bool:
+    """Whether this rank's part is one of those that add up to the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    at = tensor.device_mesh.get_coordinate()
+    return at is not None and not any(
+        place and placement.is_replicate()
+        for place, placement in zip(at, tensor.placements, strict=True)
+    )
+
+
+def _generators() -> str:
+    """A digest of the default generators of this rank; of a GPU its state is on the host."""
+    states = [torch.get_rng_state()]
+    cuda: Any = torch.cuda
+    if cuda.is_available() and cuda.is_initialized():
+        states.append(cuda.get_rng_state())
+    return " ".join(f"{zlib.crc32(one.numpy().tobytes()):x}" for one in states)
+
+
+def _samples_after(journal: Path, step: int) -> dict[int, tuple[int, int]]:
+    """{step: (digest, rows)} of the steps after `step` that an earlier process has made."""
+    found: dict[int, tuple[int, int]] = {}
+    try:
+        with journal.open("rb") as file:
+            file.seek(max(0, journal.stat().st_size - TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        if '"samples"' in line:
+            try:
+                samples = json.loads(line).get("samples", [])
+            except ValueError:
+                continue  # a line that was cut
+            for at, rows, total in samples:
+                if at > step:
+                    found[at] = (int(total, 16), rows)
+    return found
+
+
+def _suffix(key: str, names: dict[str, Any]) -> str:
+    """The parameter that a key of a file means: the longest name with which it ends."""
+    parts = key.split(".")
+    tails = (".".join(parts[at:]) for at in range(len(parts)))
+    return next((tail for tail in tails if tail in names), "")
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON has it."""
+    return json.loads(json.dumps(value))
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,0 +1,349 @@
+"""Samples: none twice in an epoch, none on two ranks in a step, another order in each epoch, and
+after a restart those that come next.
+
+Each row of a training forward has a hash; its sum over a step is the same however rows are divided
+between ranks. What is kept is bounded: of all rows those whose hash falls into a share that all
+ranks choose alike (`_share`). A fault that meets few rows can be missed at a small share; one that
+meets a part p of n rows is missed with probability (1 - p) ** (share * n).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
+
+from ...probe.compat.names import LOADER_NEXT
+from ...probe.dispatcher import Call
+from ...probe.tensor_fingerprint import row_sums
+from ..bits import mixed
+from ..journal import Breach
+from ..measured import Measured
+from ..records import Record
+from . import Law, Posts
+
+LIMIT = 1 << 16  # rows that all ranks together leave at a check
+RECORDED = 1 << 13  # rows of an epoch that a record of a save holds
+SEEN = 1 << 17  # rows of an epoch that rank 0 keeps
+COLUMNS = 4096  # elements of a row that are hashed, evenly spaced
+ORDER = 32  # steps of an epoch by which its order is compared
+FEW = 0.05  # part of the rows of a check: fewer may be equal in the data, or pad an epoch's end
+_MASK = 2**64 - 1
+_WITH_REPEATS = (WeightedRandomSampler,)
+
+
+class Samples(Law):
+    """The rows of each training forward."""
+
+    name = "samples"
+
+    def __init__(self, guard: Any) -> None:
+        super().__init__(guard)
+        # rows since the last check: (step, epoch, hashes)
+        self._rows: list[tuple[int, int, torch.Tensor]] = []
+        self._iterator: weakref.ref[Any] | None = None  # of the loader that gave the last batch
+        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._made = 0  # iterators of loaders, in this process
+        self._shuffles = False  # whether its sampler draws orders
+        self._repeats = False  # whether the loader draws with replacement
+        self._size = 0  # rows of the data set, 0 where it is not known
+        self._begun: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._same_order: list[str] = []
+        # of rank 0
+        self.tracked = Tracked()
+
+    def install(self) -> None:
+        around = self.guard.dispatcher.around
+        around(LOADER_NEXT, after=self._given)
+        around("torch.utils.data:DistributedSampler.__iter__", before=self._begins)
+
+    def _begins(self, call: Call) -> None:
+        sampler = call.args[0]
+        assert isinstance(sampler, DistributedSampler)
+        now = (int(sampler.epoch), self.guard.step)
+        before = self._begun.get(sampler)
+        self._begun[sampler] = now
+        # An epoch without a step in between was only looked at.
+        if sampler.shuffle and before is not None and before[0] == now[0] and before[1] < now[1]:
+            self._same_order.append(self.guard.here())
+
+    def _given(self, call: Call) -> None:
+        iterator = call.args[0]
+        if self._iterator is not None and self._iterator() is iterator:
+            return
+        self._iterator = weakref.ref(iterator)
+        if iterator not in self._epochs:
+            self._made += 1
+            self._epochs[iterator] = self._made
+        sampler = getattr(iterator, "_index_sampler", None)
+        sampler = getattr(sampler, "sampler", sampler)
+        data = getattr(iterator, "_dataset", None)
+        drawn = isinstance(sampler, _WITH_REPEATS) or (
+            isinstance(sampler, RandomSampler) and sampler.replacement
+        )
+        self._repeats = drawn
+        self._shuffles = _shuffles(sampler) or _shuffles(getattr(iterator, "_index_sampler", None))
+        self._size = _length(data)
+
+    def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
+        rows = row_sums([_thin(one) for one in given if one.dim()])
+        if rows is not None and rows.numel():
+            iterator = self._iterator() if self._iterator is not None else None
+            epoch = self._epochs.get(iterator, 0) if iterator is not None else 0
+            self._rows.append((self.guard.step + 1, epoch, rows))
+
+    def measure(self, measured: Measured) -> None:
+        rows, self._rows = self._rows, []
+        if rows:
+            device = rows[-1][2].device
+            measured.take_vector("rows", torch.cat([one.to(device) for _, _, one in rows]))
+        measured.values["samples"] = [(step, epoch, len(one)) for step, epoch, one in rows]
+
+    def local(self, measured: Measured) -> Iterator[Breach]:
+        same, self._same_order = self._same_order, []
+        for place in same:
+            yield Breach(
+                self.name,
+                measured.step,
+                "the sampler begins an epoch with the order of the one before: set_epoch was not"
+                " called",
+                ranks=[self.guard.journal.rank],
+                place=place,
+                edit="call sampler.set_epoch(epoch) before each epoch",
+                command="fsdp2 explain set-epoch-missing",
+                key="order",
+            )
+
+    def post(self, measured: Measured) -> dict[str, Any]:
+        if measured.kind != "check" or "rows" not in measured.vectors:
+            return {}
+        rows = measured.vectors["rows"]
+        kept = _share(rows, self.guard.worker.world)
+        steps: dict[int, list[Any]] = {}
+        at = 0
+        for step, epoch, count in measured.values["samples"]:
+            part, at = rows[at : at + count], at + count
+            one = steps.setdefault(step, [step, epoch, 0, 0, []])
+            one[2] = (one[2] + int(mixed(part).sum())) & _MASK
+            one[3] += count
+            one[4] += part[(part & kept) == 0].tolist()
+        data = self.guard.replicas.data_parallel()
+        return {
+            "steps": [*steps.values()],
+            "share": kept,
+            "size": self._size,
+            "repeats": self._repeats,
+            "shuffles": self._shuffles,
+            "data": data,
+        }
+
+    def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
+        posts = {rank: post for rank, post in posts.items() if post}
+        if measured.kind != "check" or not posts:
+            return
+        steps: dict[int, dict[int, list[Any]]] = defaultdict(dict)
+        for rank, post in posts.items():
+            for one in post["steps"]:
+                steps[one[0]][rank] = one
+        some = next(iter(posts.values()))
+        repeats = any(post["repeats"] for post in posts.values())
+        complete = len(posts) == self.guard.worker.world
+        if not repeats:
+            yield from self._on_two_ranks(measured, posts, steps)
+        digests = {step: _digest(ranks) for step, ranks in sorted(steps.items())}
+        if complete:
+            measured.values.setdefault("curves", {})["samples"] = [
+                [step, rows, f"{total:x}"] for step, (total, rows) in digests.items()
+            ]
+            yield from self.guard.resume.continued(measured, digests)
+        if self.tracked.same_order and some["shuffles"]:
+            yield self._breach(
+                measured,
+                "an epoch has the order of the one before, and its sampler draws orders",
+                "order",
+                sorted(posts),
+                "call set_epoch before each epoch on the sampler that draws",
+                "fsdp2 explain set-epoch-missing",
+            )
+        for found in self.tracked.take(steps, some["share"] + 1, some["size"], repeats):
+            yield self._breach(measured, *found)
+
+    def _on_two_ranks(
+        self, measured: Measured, posts: Posts, steps: dict[int, dict[int, list[Any]]]
+    ) -> Iterator[Breach]:
+        """Ranks of one data-parallel mesh that trained on the same rows in the same step."""
+        if any(not post["data"] for post in posts.values()):
+            return
+        shared: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        total = 0
+        for step, ranks in steps.items():
+            owners: dict[int, list[int]] = defaultdict(list)
+            for rank, (*_, rows) in ranks.items():
+                total += len(rows)
+                for row in {*rows}:
+                    owners[row].append(rank)
+            for having in owners.values():
+                if len(having) > 1 and _one_mesh(having, posts):
+                    shared[tuple(having)].append(step)
+        both = sum(len(at) for at in shared.values())
+        within = sum(
+            len(rows) - len({*rows})
+            for ranks in steps.values()
+            for _, _, _, _, rows in ranks.values()
+        )
+        # Where a rank draws the same row twice in a step, data are drawn with replacement.
+        if both < max(4, FEW * total) or within > both / (2 * max(1, len(posts) - 1)):
+            return
+        those = sorted({rank for having in shared for rank in having})
+        first = min(at[0] for at in shared.values())
+        yield self._breach(
+            measured,
+            f"ranks {', '.join(map(str, those[:8]))} train on the same samples in one step, from"
+            f" step {first} on ({both} of {total} rows of this check)",
+            "two ranks",
+            those,
+            "divide the samples by the data-parallel rank and number of ranks",
+            "fsdp2 explain same-data-on-every-rank",
+        )
+
+    def _breach(
+        self,
+        measured: Measured,
+        text: str,
+        key: str,
+        ranks: list[int],
+        edit: str = "",
+        command: str = "",
+    ) -> Breach:
+        return Breach(
+            self.name,
+            measured.step,
+            text,
+            ranks=ranks,
+            edit=edit,
+            command=command or self.guard.verify_command(),
+            key=key,
+        )
+
+
+class Tracked:
+    """The rows of the current epoch, on rank 0."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.epoch = -1
+        self.share = 0  # rows of which these bits are 0 are in `seen`, if they were seen
+        self.rows = 0.0  # of the epoch, all ranks together, also those outside of the share
+        self.order: list[int] = []  # digests of the first steps of the epoch
+        self.last_order: list[int] = []  # and of the epoch before
+        self.same_order = 0  # epochs that had the order of the one before
+        self._repeated = self._total = 0
+        self._first = 0
+
+    def take(
+        self, steps: dict[int, dict[int, list[Any]]], every: int, size: int, repeats: bool
+    ) -> Iterator[tuple[str, str, list[int], str, str]]:
+        """The steps of a check; `every`: one row of so many is in the share."""
+        self._repeated = self._total = self._first = 0
+        for step in sorted(steps):
+            ranks = steps[step]
+            epoch = max(one[1] for one in ranks.values())
+            if self.epoch < 0:  # the first of this process; after a resume an epoch goes on
+                self.epoch = epoch
+            if epoch != self.epoch:
+                self.turn(epoch)
+            if len(self.order) < ORDER:
+                self.order.append(_digest(ranks)[0])
+            rows = {row for one in ranks.values() for row in one[4]}
+            again = rows & self.seen
+            # A loader that never ends goes through its data again and again.
+            if size and self.rows + len(rows) * every > 0.9 * size and again:
+                self.turn(epoch)
+                again = set()
+            if epoch and size and not repeats:
+                self._first = self._first or (step if again else 0)
+                self._repeated += len(again)
+                self._total += sum(not row & self.share for row in rows)
+            if len(self.seen) < SEEN:
+                self.seen |= rows
+            self.rows += len(rows) * every
+        if self._repeated >= max(4, FEW * self._total):
+            yield (
+                f"{self._repeated} of {self._total} rows were trained on before in this epoch, from"
+                f" step {self._first} on ({min(1.0, self.rows / size):.0%} of {size} samples were"
+                " seen)",
+                "twice",
+                [],
+                "divide one order of the epoch between the ranks",
+                "fsdp2 explain samples-once-per-epoch",
+            )
+
+    def sample(self) -> tuple[list[int], int]:
+        """Some of the rows of this epoch, and the bits that are 0 in them."""
+        share = self.share
+        some = [row for row in self.seen if not row & share]
+        while len(some) > RECORDED:
+            share = 2 * share + 1
+            some = [row for row in some if not row & share]
+        return some, share
+
+    def go_on(self, record: Record) -> None:
+        """The epoch of a save goes on in this process."""
+        self.seen, self.share = {*record.seen}, record.share
+        self.rows, self.epoch = float(record.epoch_rows), -1
+
+    def turn(self, epoch: int) -> None:
+        """Another epoch begins."""
+        if len(self.order) > 2 and self.order == self.last_order:
+            self.same_order += 1
+        self.last_order, self.order = self.order, []
+        self.epoch, self.seen, self.rows, self.share = epoch, set(), 0.0, 0
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Whether a sampler draws an order for each epoch: torch's own, or one that is given the
+    epoch.
+    """
+    if isinstance(sampler, RandomSampler):
+        return True
+    return hasattr(sampler, "set_epoch") and bool(getattr(sampler, "shuffle", True))
+
+
+def _length(data: Any) -> int:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError, AttributeError):
+        return 0
+
+
+def _thin(one: torch.Tensor) -> torch.Tensor:
+    """At most COLUMNS elements of each row."""
+    if one.layout != torch.strided or not one.numel():
+        return one
+    flat = one.reshape(one.shape[0], -1)
+    return flat[:, :: max(1, flat.shape[1] // COLUMNS)] if flat.shape[1] > COLUMNS else one
+
+
+def _share(rows: torch.Tensor, world: int) -> int:
+    """The bits that are 0 in the hashes that are kept, so that all ranks leave at most LIMIT."""
+    bits = max(0, (len(rows) * world // LIMIT).bit_length())
+    return (1 << bits) - 1
+
+
+def _digest(ranks: dict[int, list[Any]]) -> tuple[int, int]:
+    """(sum of the hashes, rows) of a step; ranks with the same batch count once (tensor
+    parallelism).
+    """
+    batches = {(one[2], one[3]) for one in ranks.values()}
+    return sum(total for total, _ in batches) & _MASK, sum(rows for _, rows in batches)
+
+
+def _one_mesh(ranks: list[int], posts: Posts) -> bool:
+    """Whether ranks divide the data: two of them are in one data-parallel mesh."""
+    meshes = [tuple(posts[rank]["data"]) for rank in ranks]
+    return any(sum(rank in mesh for rank in ranks) > 1 for mesh in meshes)

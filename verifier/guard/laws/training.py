@@ -1,0 +1,243 @@
+"""Every parameter trains: held by an optimizer that moves it, finite, by the rate of its schedule.
+
+All ranks post which parameters did not move or had no gradient, as bits in the order of names: a
+shard may be still while others move, so a parameter is still only if it is on all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Adam, AdamW, Optimizer
+
+from ...probe.compat import tensors
+from ...probe.events.schedules import Schedules
+from ..journal import Breach
+from ..measured import Measured
+from . import Law, Posts
+
+# Checks in a row after which a parameter that does not train is a breach: of an expert or a branch
+# that a few batches leave out, one check may see no gradient.
+STILL = 2
+SLACK = 1.05  # of the range of an update: rounding of low precisions
+
+
+@dataclass
+class Window:
+    """What one rank saw of the parameters up to a check, each as bits in the order of names."""
+
+    trainable: int = 0
+    held: int = 0  # by an optimizer whose learning rate is not 0
+    gradient: int = 0  # not zero, in the step that is checked
+    moved: int = 0  # since the last check
+
+
+class Training(Law):
+    """Gradients and movement of each parameter, and schedules that move what steps."""
+
+    name = "every-parameter-trains"
+
+    def __init__(self, guard: Any) -> None:
+        super().__init__(guard)
+        self.schedules = Schedules(guard.frames.here)
+        self._names: list[str] = []
+        self._gradients: list[tuple[str, torch.Tensor]] = []
+        self._held: set[str] = set()
+        self._largest: dict[str, float] = {}  # elements of weights at the last check
+        self._before: dict[str, int] = {}  # sketches at the last check
+        self._count: dict[tuple[str, str], int] = {}
+        self._reach = 0.0  # learning rates of the steps since the last check, times their factor
+        self._loads = 0
+
+    def install(self) -> None:
+        self.schedules.watch(self.guard.dispatcher, self.guard.guarded)
+
+    def stepping(self, optimizer: Optimizer, due: bool) -> None:
+        self._reach += max(
+            (_reach(optimizer, group) for group in optimizer.param_groups), default=0
+        )
+        if not due:
+            return
+        slots = self.guard.scene.slots()
+        self._names = [slot.name for slot in slots]
+        with_gradient = [s for s in slots if s.param.grad is not None]
+        self._gradients = _largest([(s.name, s.param.grad) for s in with_gradient])  # type: ignore[misc]
+        rates = {
+            id(param): group.get("lr", 1.0)
+            for one in self.guard.scene.optimizers()
+            for group in one.param_groups
+            for param in group["params"]
+        }
+        self._held = {s.name for s in slots if _positive(rates.get(id(s.param), 0.0))}
+
+    def measure(self, measured: Measured) -> None:
+        slots = self.guard.scene.slots()
+        for name, value in self._gradients:
+            measured.take("gradient", name, value)
+        for name, value in _largest([(s.name, s.param) for s in slots]):
+            measured.take("largest", name, value)
+        measured.values["training"] = {
+            "names": self._names,
+            "trainable": _bits(self._names, {s.name for s in slots if s.param.requires_grad}),
+            "held": _bits(self._names, self._held),
+            "reach": self._reach if self._loads == self.guard.resume.loads else math.inf,
+        }
+        self._loads = self.guard.resume.loads
+        self._gradients, self._reach = [], 0.0
+
+    def local(self, measured: Measured) -> Iterable[Breach]:
+        if measured.kind != "check":
+            return
+        largest = measured.numbers.get("largest", {})
+        reach = measured.values["training"]["reach"]
+        bad = [name for name, value in largest.items() if not math.isfinite(value)]
+        if bad:
+            yield self._of_names(measured, bad, "not finite", "holds values that are not finite")
+        for name, value in largest.items():
+            before = self._largest.get(name, math.inf)
+            if math.isfinite(reach) and value - before > reach * SLACK + 1e-3 * abs(before):
+                text = (
+                    f"an element of {name} is {value:.4g} and the largest was {before:.4g} at the"
+                    f" last check; the optimizer's steps reach {reach:.3g}"
+                )
+                yield self._of_names(measured, [name], "range", text, whole=True)
+        self._largest = dict(largest)
+        yield from self._schedule(measured)
+
+    def post(self, measured: Measured) -> dict[str, Any]:
+        if measured.kind != "check":
+            return {}
+        weights = self.guard.replicas.sketches.get("weights", {})
+        before, self._before = self._before, weights
+        own = measured.values["training"]
+        gradient = {n for n, v in measured.numbers.get("gradient", {}).items() if v != 0}
+        moved = {n for n in own["names"] if n not in before or before[n] != weights.get(n)}
+        return {
+            "trainable": hex(own["trainable"]),
+            "held": hex(own["held"]),
+            "gradient": hex(_bits(own["names"], gradient)),
+            "moved": hex(_bits(own["names"], moved)),
+        }
+
+    def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
+        if measured.kind != "check":
+            return
+        seen = [
+            Window(**{k: int(v, 16) for k, v in post.items()}) for post in posts.values() if post
+        ]
+        names = measured.values["training"]["names"]
+        for bit, name in enumerate(names):
+            mask = 1 << bit
+            trainable, held, gradient, moved = (
+                any(getattr(window, what) & mask for window in seen)
+                for what in ("trainable", "held", "gradient", "moved")
+            )
+            still = trainable and not moved
+            self._counted("unheld", name, still and gradient and not held)
+            self._counted("unmoved", name, still and gradient and held)
+            had = self._count.get(("had", name), 0) >= STILL
+            self._counted("lost", name, trainable and held and not gradient and had)
+            if gradient:
+                self._count["had", name] = self._count.get(("had", name), 0) + 1
+        yield from self._still(measured, names)
+
+    def _counted(self, what: str, name: str, now: bool) -> None:
+        self._count[what, name] = self._count.get((what, name), 0) + 1 if now else 0
+
+    def _still(self, measured: Measured, names: list[str]) -> Iterator[Breach]:
+        words = {
+            "unheld": "has a gradient and is in no optimizer",
+            "unmoved": "has a gradient and is in an optimizer, and no step has changed it",
+            "lost": "has no gradient any more",
+        }
+        edits = {
+            "unheld": "build the optimizer from the parameters that the model has after sharding",
+            "unmoved": "look whether the update is smaller than the dtype resolves, or is undone",
+            "lost": "",
+        }
+        for what, text in words.items():
+            found = [name for name in names if self._count.get((what, name), 0) == STILL]
+            if what == "lost" and len(found) == len(names):
+                continue  # nothing has: a step without a backward
+            if found:
+                yield self._of_names(measured, found, what, text, edits[what])
+
+    def _schedule(self, measured: Measured) -> Iterator[Breach]:
+        for one in (record for record in self.schedules.records() if record.unused):
+            kind = one.cls.rpartition(".")[2]
+            yield Breach(
+                self.name,
+                measured.step,
+                f"{kind} sets the learning rate of an optimizer that steps no more"
+                f" ({_rates(one.lr)}); the one that steps uses {_rates(one.lr_of_others)}",
+                ranks=[self.guard.journal.rank],
+                place=f"{one.at_line.file}:{one.at_line.line}" if one.at_line else "",
+                edit="build the schedule again with the new optimizer",
+                command="fsdp2 explain schedule-of-replaced-optimizer",
+                key=kind,
+            )
+
+    def _of_names(
+        self,
+        measured: Measured,
+        names: list[str],
+        key: str,
+        text: str,
+        edit: str = "",
+        whole: bool = False,
+    ) -> Breach:
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        checks = 1 if key in ("not finite", "range") else STILL
+        return Breach(
+            self.name,
+            measured.step,
+            text if whole else f"{names[0]}{more} {text}",
+            ranks=[self.guard.journal.rank],
+            names=names,
+            since=max(0, measured.step - self.guard.settings.every * checks),
+            edit=edit,
+            command=self.guard.verify_command(),
+            key=f"{key} {names[0]}",
+        )
+
+
+def _largest(some: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """(name, largest absolute value) of this rank's parts that have elements."""
+    parts = [(name, tensors.plain(tensors.local(one))) for name, one in some]
+    parts = [
+        (name, part)
+        for name, part in parts
+        if part.numel() and part.layout == torch.strided and part.is_floating_point()
+    ]
+    if not parts:
+        return []
+    norms = torch._foreach_norm([part for _, part in parts], math.inf)
+    return [(name, norm) for (name, _), norm in zip(parts, norms, strict=True)]
+
+
+def _reach(optimizer: Optimizer, group: dict[str, Any]) -> float:
+    """How far one step may move an element: of Adam at most lr (1 - b1) / sqrt(1 - b2), or lr
+    (Kingma and Ba, 2015, section 2.1); of others it is not known.
+    """
+    if type(optimizer) not in (Adam, AdamW) or not isinstance(group.get("lr"), float):
+        return math.inf
+    first, second = (float(beta) for beta in group["betas"])
+    factor = (1 - first) / math.sqrt(1 - second) if second < 1 else 1.0
+    return float(group["lr"]) * max(1.0, factor)
+
+
+def _positive(rate: Any) -> bool:
+    """Whether a learning rate is more than 0; of one on a device that is not known."""
+    return isinstance(rate, torch.Tensor) or rate > 0
+
+
+def _bits(names: list[str], those: set[str]) -> int:
+    return sum(1 << bit for bit, name in enumerate(names) if name in those)
+
+
+def _rates(values: list[float]) -> str:
+    return ", ".join(dict.fromkeys(f"{value:.4g}" for value in values))

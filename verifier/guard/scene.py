@@ -1,0 +1,126 @@
+"""What trains in this process: models that are called, optimizers that step, their tensors."""
+
+import json
+import weakref
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ..probe.compat import tensors
+from ..probe.compat.groups import Slot, slots
+from ..probe.compat.tensors import own_buffers, unsaved_buffers
+
+_WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+PLAIN = "plain"  # the set of tensors that no mesh places: each rank has its own
+
+
+@dataclass
+class Piece:
+    """One tensor of the state: `part` is weights, optimizer or buffers; `owner` the parameter."""
+
+    part: str
+    name: str
+    tensor: torch.Tensor
+    owner: torch.Tensor
+    owner_name: str
+
+
+class Scene:
+    """The models and optimizers of one rank. It keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self.replicated: list[int] = []  # ranks of a DistributedDataParallel
+
+    def adopt(self, root: nn.Module) -> bool:
+        """A model was called for training; whether it is new."""
+        if any(one() is root for one in self._roots):
+            return False
+        if any(root is part for _, known in self.roots() for part in known.modules()):
+            return False
+        inside = {id(one) for one in root.modules()}
+        kept = [one for one in self._roots if (known := one()) is None or id(known) not in inside]
+        self._roots = [*kept, weakref.ref(root)]
+        return True
+
+    def steps(self, optimizer: Optimizer) -> None:
+        """An optimizer steps."""
+        if not any(one() is optimizer for one in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+
+    def roots(self) -> Iterator[tuple[str, nn.Module]]:
+        """(prefix of names, model); the first has none."""
+        for number, one in enumerate(self._roots):
+            if (root := one()) is not None:
+                yield f"model{number}." if number else "", root
+
+    def optimizers(self) -> list[Optimizer]:
+        """Those that have stepped, in that order."""
+        return [found for one in self._optimizers if (found := one()) is not None]
+
+    def slots(self) -> list[Slot]:
+        """Every parameter of every model, then those that only an optimizer knows."""
+        found = [
+            Slot(_name(prefix + one.name), one.param, one.fsdp)
+            for prefix, root in self.roots()
+            for one in slots(root)
+        ]
+        known = {id(one.param) for one in found}
+        for o, optimizer in enumerate(self.optimizers()):
+            for g, group in enumerate(optimizer.param_groups):
+                for p, param in enumerate(group["params"]):
+                    if id(param) not in known:
+                        known.add(id(param))
+                        found.append(Slot(f"optimizer{o}.groups[{g}].params[{p}]", param))
+        return found
+
+    def weights(self, known: list[Slot]) -> Iterator[Piece]:
+        """The parameters."""
+        for slot in known:
+            yield Piece("weights", slot.name, slot.param, slot.param, slot.name)
+
+    def states(self, known: list[Slot]) -> Iterator[Piece]:
+        """The tensors that optimizers keep for parameters."""
+        names = {id(slot.param): slot.name for slot in known}
+        for optimizer in self.optimizers():
+            for param, state in optimizer.state.items():
+                name = names.get(id(param)) if isinstance(param, torch.Tensor) else None
+                for key, value in state.items() if name and isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        yield Piece("optimizer", f"{name}.{key}", value, param, str(name))
+
+    def buffers(self, saved: bool = False) -> Iterator[Piece]:
+        """The buffers of the models; `saved`: without those that no state dict holds."""
+        for prefix, root in self.roots():
+            for path, module in root.named_modules():
+                for key, buffer in own_buffers(module).items():
+                    if buffer is None or (saved and key in unsaved_buffers(module)):
+                        continue
+                    name = _name(f"{prefix}{path}.{key}" if path else prefix + key)
+                    yield Piece("buffers", name, buffer, buffer, name)
+
+
+def placing(piece: Piece) -> tuple[str, str]:
+    """(set, identity): tensors of one set are compared between ranks that have the same identity.
+
+    A set is the mesh of a parameter, or PLAIN; the identity says which part of it this rank holds.
+    Ranks of other meshes hold other parameters under the same name (experts).
+    """
+    owner = piece.owner
+    if not isinstance(owner, DTensor):
+        return PLAIN, f"{piece.name}{tuple(piece.tensor.shape)}"
+    ranks = owner.device_mesh.mesh.flatten().tolist()
+    return f"mesh{zlib.crc32(json.dumps(ranks).encode()):x}", f"{piece.name}{tensors.box(owner)}"
+
+
+def _name(name: str) -> str:
+    """A parameter's name without what wrappers add."""
+    for one in _WRAPPED:
+        name = name.replace(one, "")
+    return name
