@@ -16,7 +16,7 @@ from ..probe.compat.groups import Slot, slots
 from ..probe.compat.tensors import own_buffers, unsaved_buffers
 
 _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-PLAIN = "plain"  # the set of tensors that no mesh places: each rank has its own
+ALIKE = "alike"  # the set of tensors of which only the beginning says whether ranks share them
 
 
 @dataclass
@@ -106,17 +106,24 @@ class Scene:
                     yield Piece("buffers", name, buffer, buffer, name)
 
 
-def placing(piece: Piece) -> tuple[str, str]:
+def placing(piece: Piece, world: int) -> list[tuple[str, int]]:
     """(set, identity): tensors of one set are compared between ranks that have the same identity.
 
-    A set is the mesh of a parameter, or PLAIN; the identity says which part of it this rank holds.
-    Ranks of other meshes hold other parameters under the same name (experts).
+    A set is the mesh of a parameter: its ranks with the same part of it hold the same. ALIKE is that
+    of tensors that no mesh places, and of those whose mesh is a part of the ranks: two such meshes
+    may hold one model twice, or other experts under the same names.
     """
     owner = piece.owner
     if not isinstance(owner, DTensor):
-        return PLAIN, f"{piece.name}{tuple(piece.tensor.shape)}"
+        return [(ALIKE, _number(f"{piece.name}{tuple(piece.tensor.shape)}"))]
+    where = _number(f"{piece.name}{tensors.box(owner)}")
     ranks = owner.device_mesh.mesh.flatten().tolist()
-    return f"mesh{zlib.crc32(json.dumps(ranks).encode()):x}", f"{piece.name}{tensors.box(owner)}"
+    found = [(f"mesh{_number(json.dumps(ranks)):x}", where)]
+    return found if len(ranks) == world else [*found, (ALIKE, where)]
+
+
+def _number(text: str) -> int:
+    return zlib.crc32(text.encode())
 
 
 def _name(name: str) -> str:

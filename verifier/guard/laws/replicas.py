@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import weakref
 import zlib
@@ -10,15 +11,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...probe.dispatcher import Call
 from ..bits import combined, sketch
 from ..journal import Breach
 from ..measured import Measured
-from ..scene import PLAIN, Piece, placing
+from ..scene import ALIKE, Piece, placing
 from . import Law, Posts
 
-DIFFER = "differ"  # the word of the store: plain tensors that ranks hold apart from the beginning
+DIFFER = "differ"  # the word of the store: tensors of ALIKE that ranks hold apart
 _KEPT = 4  # comparisons of which a rank keeps each tensor's sketch
 
 _PARALLEL = "torch.distributed.tensor.experimental"
@@ -30,8 +32,8 @@ class Replicas(Law):
     """Sketches of the state at each check.
 
     Tensors that a mesh places must agree between the ranks of that mesh that hold the same part.
-    Plain tensors (DDP, buffers) must agree if they once did: weights before the first step, the
-    others after it. Statistics that each rank keeps for itself, and experts of a rank, never did.
+    Others (DDP, buffers, a mesh of a part of the ranks) must agree if they once did: weights before
+    the first step, the rest after it. Statistics that each rank keeps for itself, and experts of a rank, never did.
     """
 
     name = "replicas-agree"
@@ -41,12 +43,13 @@ class Replicas(Law):
         # {step: {set of tensors: {"part/name": sketch}}}, for questions of rank 0
         self.kept: dict[int, dict[str, Sketches]] = {}
         self.sketches: dict[str, Sketches] = {}  # of the last measurement, by part
-        self._placed: dict[str, tuple[str, str]] = {}  # {"part/name": (set, identity)}
-        self._apart: set[str] | None = None  # plain tensors that are not compared
+        # {"part/name": (set, identity) of each set that it is in}
+        self._placed: dict[str, list[tuple[str, int]]] = {}
+        self._apart: set[str] | None = None  # of ALIKE: what is not compared
         self._agreed: dict[tuple[str, str], int] = {}  # (set, part): when ranks last agreed
         self._scalers: list[weakref.ref[Any]] = []
         self._schedules: list[weakref.ref[Any]] = []
-        self._equal_weights: set[str] = set()  # plain ones that all ranks began with
+        self._equal_weights: set[str] = set()  # of ALIKE: what all ranks began with
 
     def install(self) -> None:
         around = self.guard.dispatcher.around
@@ -71,7 +74,7 @@ class Replicas(Law):
             found = sketch(piece.tensor)
             if found is not None:
                 name = f"{piece.part}/{piece.name}"
-                self._placed[name] = placing(piece)
+                self._placed[name] = placing(piece, self._world)
                 measured.take("bits", name, found)
 
     def post(self, measured: Measured) -> dict[str, Any]:
@@ -80,18 +83,20 @@ class Replicas(Law):
         sets: dict[str, Sketches] = defaultdict(dict)
         parts: dict[str, Sketches] = defaultdict(dict)
         for name, value in measured.numbers.get("bits", {}).items():
-            sets[self._placed[name][0]][name] = int(value)
+            for which, _ in self._placed[name]:
+                sets[which][name] = int(value)
             part, _, rest = name.partition("/")
             parts[part][rest] = int(value)
         self.sketches = parts
         self._keep(measured.step, dict(sets))
         posted: dict[str, Any] = {"sets": {}}
         for which, sketches in sets.items():
-            if which == PLAIN:
+            if which == ALIKE:
                 if not self._knows_apart(measured, sketches, posted):
                     continue
                 sketches = {n: v for n, v in sketches.items() if n not in (self._apart or ())}
-            identity = zlib.crc32("".join(self._placed[name][1] for name in sketches).encode())
+            places = [dict(self._placed[name])[which] for name in sketches]
+            identity = zlib.crc32(json.dumps(places).encode())
             own = {part: combined(some) for part, some in _by_part(sketches).items()}
             posted["sets"][which] = [identity, own]
         if "settings" in measured.values:
@@ -99,13 +104,13 @@ class Replicas(Law):
             posted["scale"] = measured.numbers.get("scale", {})
         return posted
 
-    def _knows_apart(self, measured: Measured, plain: Sketches, posted: dict[str, Any]) -> bool:
-        """Whether it is known which plain tensors ranks hold apart; else they are posted whole."""
+    def _knows_apart(self, measured: Measured, alike: Sketches, posted: dict[str, Any]) -> bool:
+        """Whether it is known which of them ranks hold apart; else they are posted whole."""
         if measured.kind == "begin" or measured.step == self.guard.first_check:
             weights = measured.kind == "begin"
             posted["whole"] = {
-                name: value
-                for name, value in plain.items()
+                name: [dict(self._placed[name])[ALIKE], value]
+                for name, value in alike.items()
                 if name.startswith("weights/") or not weights
             }
             return False
@@ -122,22 +127,28 @@ class Replicas(Law):
         yield from self._numbers(measured, posts)
 
     def _apart_from_the_start(self, measured: Measured, posts: Posts) -> Iterator[Breach]:
-        """Find the plain tensors that ranks hold apart, and tell all ranks."""
+        """Find the tensors of ALIKE that ranks hold apart, and tell all ranks."""
         whole = {rank: post["whole"] for rank, post in posts.items() if "whole" in post}
         if not whole:
             return
-        names = sorted({name for sketches in whole.values() for name in sketches})
+        held: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+        for rank, sketches in whole.items():
+            for name, (identity, value) in sketches.items():
+                held[name][identity][rank] = value
         apart = {
-            name for name in names if len({sketches.get(name) for sketches in whole.values()}) > 1
+            name: next(ranks for ranks in places.values() if len({*ranks.values()}) > 1)
+            for name, places in held.items()
+            if any(len({*ranks.values()}) > 1 for ranks in places.values())
         }
         if measured.kind == "begin":
-            self._equal_weights = {name for name in names if name not in apart}
+            self._equal_weights = {name for name in held if name not in apart}
             return
         # A weight that all ranks began with, and that one step has moved apart, is a breach.
         moved = sorted(name for name in apart if name in self._equal_weights)
-        self.guard.worker.ask(DIFFER, "\n".join(sorted(apart - {*moved})) or "-")
+        self.guard.worker.ask(DIFFER, "\n".join(sorted({*apart} - {*moved})) or "-")
         if moved:
-            yield self._breach(measured, moved, _odd(whole, moved[0]), measured.step - 1)
+            odd = _minority({rank: str(value) for rank, value in apart[moved[0]].items()})
+            yield self._breach(measured, moved, odd, measured.step - 1)
 
     def _compare(self, measured: Measured, which: str, posts: Posts) -> Iterator[Breach]:
         groups: dict[int, dict[int, dict[str, int]]] = defaultdict(dict)
@@ -212,6 +223,10 @@ class Replicas(Law):
                 command=self.guard.verify_command(),
                 key=f"{what} {odd}",
             )
+
+    @property
+    def _world(self) -> int:
+        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     def data_parallel(self) -> list[int]:
         """The ranks that divide the samples with this one, [] where that is not known.
