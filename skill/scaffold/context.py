@@ -154,6 +154,7 @@ def _packages(values: Mapping[str, Any], of_data: list[str], urls: list[str]) ->
             *url_packages(urls),
             *packages,
             *["matplotlib"] * operation["plot"],
+            *["verified-fsdp2"] * operation["guard"],
             *["torchao"] * torchao,
         ],
     }

@@ -5,6 +5,7 @@ others.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,7 +42,7 @@ def launch_files(launch: Mapping[str, Any]) -> dict[str, str]:
 
 def launch_context(spec: Spec) -> dict[str, Any]:
     """The part of the template context that follows from the section `launch`."""
-    launch = spec["launch"]
+    launch, folder = spec["launch"], spec["checkpoint"]["directory"]
     grace = math.ceil(spec["checkpoint"]["grace_seconds"])
     return {
         "engines": launch["engines"],
@@ -57,6 +58,7 @@ def launch_context(spec: Spec) -> dict[str, Any]:
             "CPU": launch["cpus_per_device"],
             **({"GPU": 1} if launch["device"] == "cuda" else {}),
         },
+        "guard": f"every=100 on-breach=warn out={shlex.quote(folder)}",
         "signals": SIGNALS,
         "grace": grace,
         "stop_seconds": grace + MARGIN,

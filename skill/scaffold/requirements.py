@@ -12,6 +12,7 @@ from ..spec.torch_versions import chosen
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "ray": "ray[train]",
+    "verified_fsdp2": "verified-fsdp2",
 }  # module: distribution, where the names differ
 TORCH = "torch"
 

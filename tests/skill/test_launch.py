@@ -20,6 +20,7 @@ from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.skill.scaffold.launch import FILES
 from verified_fsdp2.skill.scaffold.literals import shell
 from verified_fsdp2.skill.spec import SpecError
+from verified_fsdp2.verifier.guard.settings import Settings, read
 
 ALL: dict[str, Any] = {
     "engines": ["torchrun", "slurm", "kubernetes", "ray", "skypilot"],
@@ -189,19 +190,39 @@ def test_a_value_is_one_word_of_bash(value: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", [odd for odd in ODD if odd != "-n"])
 def test_odd_folders_of_runs_stay_values(tmp_path: Path, folder: str) -> None:
-    """The options that torchrun gets, from the script itself, with a torchrun that prints them."""
-    base = {**DECODER, "checkpoint": {"directory": folder}}
+    """What torchrun gets, from the script itself, with a torchrun that prints it."""
+    base = {**DECODER, "checkpoint": {"directory": folder}, "operation": {"guard": True}}
     (text,) = files(tmp_path, {"engines": ["torchrun"], "devices_per_node": 2}, base=base).values()
     place = tmp_path / "bin"
     (place / "launch").mkdir(parents=True)
     (place / "launch" / "torchrun.sh").write_text(text)
-    (place / "torchrun").write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    (place / "torchrun").write_text('#!/bin/sh\nprintf \'%s\\0\' "$FSDP2_GUARD" "$@"\n')
     (place / "torchrun").chmod(0o755)
     done = bash("launch/torchrun.sh", "--resume", cwd=place, env={"PATH": f"{place}:/usr/bin:/bin"})
-    words = done.stdout.split("\0")[:-1]
+    guard, *words = done.stdout.split("\0")[:-1]
+    assert read(guard) == Settings(out=f"{folder}/guard.jsonl")
     assert f"--log-dir={folder}/logs" in words
     assert words[-2:] == ["train.py", "--resume"]
     assert sorted(file.name for file in place.iterdir()) == ["launch", "torchrun"]
+
+
+def test_each_start_of_a_run_adds_to_one_journal_of_the_guard(tmp_path: Path) -> None:
+    made = files(tmp_path, {**ALL, "nodes": 1}, ("operation.guard=true",))
+    job = yaml.safe_load(made["launch/kubernetes.yaml"])["spec"]["trainer"]
+    (variable,) = job["env"]
+    assert variable["name"] == "FSDP2_GUARD"
+    assert read(variable["value"]) == Settings(out="/checkpoints/sample/guard.jsonl")
+    for engine, out in (
+        ("torchrun", "out"),
+        ("slurm", "out/job-7"),
+        ("skypilot", "/checkpoints/task-1"),
+    ):
+        (line,) = re.findall("^export FSDP2_GUARD.*", script(engine, made[FILES[engine]]), re.M)
+        start = f'{line}; printf %s "$FSDP2_GUARD"'
+        env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7", "out": out}
+        words = bash("-c", start, env=env).stdout
+        assert read(words) == Settings(out=f"{out}/guard.jsonl"), engine
+        assert bash("-c", start, env={**env, "FSDP2_GUARD": "off"}).stdout == "off"
 
 
 @cases(

@@ -268,7 +268,7 @@ SELECTED += [("--skip", "optim-before-shard")]
     (["{right}", "--report", "json="], "a path is missing after '='"),
     (["{right}", "--json", "--report", "text"], "two reports cannot both go to stdout"),
     (["{right}", "--report", "json={text}/x"], "cannot be written"),
-    (["{right}", "--", "--x"], "only `fsdp2 verify` and `fsdp2 plan` take arguments after `--`"),
+    (["{right}", "--", "--x"], "only verify, plan and guard take arguments after `--`"),
 )
 def test_bad_usage(run: Command, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "empty").mkdir()

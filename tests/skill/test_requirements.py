@@ -38,6 +38,7 @@ def made(tmp_path: Path, *settings: str, **sections: object) -> dict[str, str]:
             {"matplotlib", "tensorboard", "tqdm"},
         ),
         ({"model": TRANSFORMERS}, {"transformers"}),
+        ({"operation": {"guard": True}}, {"verified-fsdp2"}),
         ({"launch": {"engines": ["ray"]}, "train": {**TRAIN, "global_batch": 16}}, {"ray[train]"}),
     ],
 )

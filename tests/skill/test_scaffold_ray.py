@@ -14,6 +14,7 @@ import pytest
 
 from test_scaffold import DECODER, load
 from verified_fsdp2.skill import scaffold
+from verified_fsdp2.verifier.guard.settings import Settings, read
 
 TRAIN = """
 import json, pathlib
@@ -64,12 +65,13 @@ class Ray:
         return found
 
 
-def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, ray: Ray) -> Any:
+def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, ray: Ray, *settings: str) -> Any:
     """The generated file, imported; train.py is a small script, and an earlier start has left two
     steps.
     """
     launch = {"engines": ["ray"], "devices_per_node": 2}
-    text = scaffold.render(load(folder, {**DECODER, "launch": launch}))["launch/ray_train.py"]
+    made = scaffold.render(load(folder, {**DECODER, "launch": launch}, settings))
+    text = made["launch/ray_train.py"]
     (folder / "launch").mkdir()
     (folder / "launch" / "generated_ray_train.py").write_text(text)
     (folder / "train.py").write_text(TRAIN)
@@ -124,6 +126,21 @@ def test_other_workers_report_as_often(tmp_path: Path, monkeypatch: pytest.Monke
         [sys.executable, "-c", "pass"], tmp_path / "out"
     )
     assert ray.reports == [({}, None)] * 5 and not ray.reported
+
+
+@pytest.mark.parametrize("given", [None, "off"])
+def test_the_guard_of_a_worker_writes_beside_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    """What counts is the environment in which the file is started, not that of the worker."""
+    monkeypatch.setenv("FSDP2_GUARD", given or "")
+    out = tmp_path / "it's a run"
+    module = worker(tmp_path, monkeypatch, Ray(0, []), "operation.guard=true")
+    monkeypatch.setenv("FSDP2_GUARD", "of the worker")
+    keep = "import os, pathlib; pathlib.Path('words').write_text(os.environ['FSDP2_GUARD'])"
+    module.report_while([sys.executable, "-c", keep], out)
+    words = (tmp_path / "words").read_text()
+    assert words == "off" if given else read(words) == Settings(out=f"{out}/guard.jsonl")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

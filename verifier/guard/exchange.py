@@ -18,6 +18,8 @@ from ..probe.compat.names import DEFAULT_STORE, HASH_STORE, PREFIX_STORE, need
 PREFIX = "fsdp2-guard"
 KEPT = 6  # comparisons after which a rank takes away what it has left
 _POLLS = (0.02, 1.0)  # seconds between looks, at first and at most
+DETAILS = "details"  # the question of rank 0: the sketches of a step, tensor by tensor
+ASKING = 5.0  # seconds after a comparison in which rank 0 may ask it
 _SECONDS = 20.0  # that rank 0 waits for ranks that are late
 
 Post = dict[str, Any]

@@ -47,9 +47,11 @@ class Found(Breach):
 
     def where(self) -> str:
         """Steps and ranks."""
-        held = f" (held at step {self.since:,})" if 0 < (self.since or 0) < self.step else ""
+        since = self.step if self.since is None else self.since
+        held = f" (held at step {since:,})" if since < self.step else ""
         held += f", again at {some(map(str, self.again))}" if self.again else ""
-        return f"step {self.step:,}{held}" + (f", {_ranks(self.ranks)}" if self.ranks else "")
+        ranks = f", rank{'s' * (len(self.ranks) > 1)} {some(map(str, self.ranks), 8)}"
+        return f"step {self.step:,}{held}" + ranks * bool(self.ranks)
 
     def parameters(self, most: int) -> str:
         """Those that it names."""
@@ -122,7 +124,7 @@ def read_run(path: Path) -> Run:
     # In order; of one step what may have begun earlier is first. What is said again is one breach.
     found = [Found(**{n: one[n] for n in (*_BREACH, "more_names")}) for one in run.of("breach")]
     kept: dict[tuple[str, ...], Found] = {}
-    for one in sorted(found, key=lambda one: (one.step, one.since or one.step, one.time)):
+    for one in sorted(found, key=lambda b: (b.step, b.since is None, b.since or 0, b.time)):
         first = kept.setdefault((one.law, one.message, one.place), one)
         first.ranks = sorted({*first.ranks, *one.ranks})
         first.again = sorted({*first.again, one.step} - {first.step})
@@ -187,8 +189,8 @@ def not_held(run: Run) -> Iterator[str]:
         each = some((f"rank {rank} ({times} x)" for rank, times in late.most_common()), 4)
         yield f"{missed} of {count(len(checks), 'check')} lack ranks that were late: {each}"
     if (stalls := run.of("stall")) and not any(one.law == "hang" for one in run.breaches):
-        ranks, first = sorted({one["rank"] for one in stalls}), stalls[0]
-        yield f"{_ranks(ranks)} made no step for long, first at {first['line']} {first['call']}"
+        where = f"rank {stalls[0]['rank']} at {stalls[0]['line']} {stalls[0]['call']}"
+        yield f"{len(stalls)} x a rank made no step for long, first {where}"
     if others := {start[0]["schema"] for start in run.starts} - {SCHEMA}:
         yield f"schema {some(map(str, others))} is not known here: what is known was read"
     if run.unread:
@@ -223,16 +225,11 @@ def _fitting(breaches: list[Found], room: int) -> dict[int, list[str]]:
     shown: dict[int, list[str]] = {}
     for one in sorted(breaches, key=lambda one: firsts[one.law] != id(one)):
         more = {"parameters": one.parameters(3), "edit": one.edit, "command": one.command}
-        lines = [
-            f"  {one.where()}: {cut(one.message, _LONG)}" + f"; at {one.place}" * bool(one.place)
-        ]
+        place = f"; at {one.place}" if one.place else ""
+        lines = [f"  {one.where()}: {cut(one.message, _LONG)}{place}"]
         lines += [f"    {name}: {cut(value, _LONG)}" for name, value in more.items() if value]
         room -= len(lines) + (firsts[one.law] == id(one))
         if room < 0:
             break
         shown[id(one)] = lines
     return shown
-
-
-def _ranks(those: list[int]) -> str:
-    return f"rank{'s' * (len(those) != 1)} {some(map(str, those), 8)}"

@@ -24,21 +24,18 @@ def page(runs: list[Run]) -> str:
     broken, held = sum(bool(run.breaches) for run in runs), any(run.of("check") for run in runs)
     rows = [[run.name, run.result(), run.held()] for run in runs]
     figures = [_figure(runs[: plots.LINES], *curve) for curve in CURVES]
-    made = (
-        environment(TEXT)
-        .from_string(source)
-        .render(
-            word=f"{broken} of {len(runs)} runs broke a law" if runs[1:] else runs[0].result(),
-            tone="fail" if broken else "pass" if held else "inconclusive",
-            several=len(runs) > 1,
-            tables={"about": Table("Runs", "Run|Found|Held", rows)},
-            rows=ROWS,
-            found=[(run.name, one) for run in runs for one in run.breaches],
-            gaps=[(run.name, [*not_held(run)][:MOST]) for run in runs],
-            most=MOST,
-            figures=[figure for figure in figures if figure is not None],
-            undrawn=len(runs[plots.LINES :]),
-        )
+    template = environment(TEXT).from_string(source)
+    made = template.render(
+        word=f"{broken} of {len(runs)} runs broke a law" if runs[1:] else runs[0].result(),
+        tone="fail" if broken else "pass" if held else "inconclusive",
+        several=len(runs) > 1,
+        tables={"about": Table("Runs", "Run|Found|Held", rows)},
+        rows=ROWS,
+        found=[(run.name, one) for run in runs for one in run.breaches],
+        gaps=[(run.name, [*not_held(run)][:MOST]) for run in runs],
+        most=MOST,
+        figures=[figure for figure in figures if figure is not None],
+        undrawn=len(runs[plots.LINES :]),
     )
     return in_xml(made)
 
@@ -75,7 +72,7 @@ def _points(checks: list[Line], field: str, most: int = 1 << 40) -> list[tuple[i
 
 def _drawn(runs: list[Run], lines: list[plots.Line]) -> list[str]:
     """Grid, axes, marks and curves."""
-    ticks = plots._linear(lines)
+    ticks = plots.linear(lines)
     unit = max(abs(ticks[0][0]), abs(ticks[-1][0]))
     y = plots.Axis(ticks[0][0] / unit, ticks[-1][0] / unit, plots.BOTTOM, plots.TOP, unit)
     first, last = min(run.span[0] for run in runs), max(run.span[1] for run in runs)

@@ -1,12 +1,15 @@
 """What trains in this process: models that are called, optimizers that step, their tensors."""
 
 import json
+import sys
 import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -15,6 +18,7 @@ from ..probe.compat import tensors
 from ..probe.compat.groups import Slot, slots
 from ..probe.compat.tensors import own_buffers, unsaved_buffers
 
+_PARALLEL = "torch.distributed.tensor.experimental"
 _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 ALIKE = "alike"  # the set of tensors of which only the beginning says whether ranks share them
 
@@ -36,6 +40,8 @@ class Scene:
     def __init__(self) -> None:
         self._roots: list[weakref.ref[nn.Module]] = []
         self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._scalers: list[weakref.ref[Any]] = []
+        self._schedules: list[weakref.ref[Any]] = []
         self.replicated: list[int] = []  # ranks of a DistributedDataParallel
 
     def adopt(self, root: nn.Module) -> bool:
@@ -105,13 +111,56 @@ class Scene:
                     name = _name(f"{prefix}{path}.{key}" if path else prefix + key)
                     yield Piece("buffers", name, buffer, buffer, name)
 
+    def data_parallel(self) -> list[int]:
+        """The ranks that divide the samples with this one, [] where that is not known.
+
+        Under context parallelism ranks of a mesh share samples.
+        """
+        if any("context_parallel" in name for name in sys.modules if name.startswith(_PARALLEL)):
+            return []
+        for slot in self.slots():
+            if slot.fsdp is not None:
+                return [int(one) for one in slot.fsdp.mesh_info.mesh.mesh.flatten().tolist()]
+        return list(self.replicated)
+
+    def settings(self) -> dict[str, Any]:
+        """Numbers of the groups of optimizers, and the positions of schedules."""
+        found: dict[str, Any] = {}
+        for o, optimizer in enumerate(self.optimizers()):
+            for g, group in enumerate(optimizer.param_groups):
+                for key, value in group.items():
+                    if isinstance(value, int | float | tuple | list) and key != "params":
+                        found[f"optimizer{o}.groups[{g}].{key}"] = value
+        for number, one in enumerate(self._schedules):
+            found[f"schedule{number}.last_epoch"] = getattr(one(), "last_epoch", None)
+        return found
+
+    def scales(self, scaler: Any) -> None:
+        """A GradScaler is made."""
+        self._scalers.append(weakref.ref(scaler))
+
+    def schedules(self, schedule: Any) -> None:
+        """A schedule of learning rates is made."""
+        self._schedules.append(weakref.ref(schedule))
+
+    def loss_scales(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The scale of each GradScaler that has one."""
+        for number, scaler in enumerate(self._scalers):
+            if isinstance(scale := getattr(scaler(), "_scale", None), torch.Tensor):
+                yield str(number), scale
+
+
+def world_size() -> int:
+    """The number of ranks."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
 
 def placing(piece: Piece, world: int) -> list[tuple[str, int]]:
     """(set, identity): tensors of one set are compared between ranks that have the same identity.
 
-    A set is the mesh of a parameter: its ranks with the same part of it hold the same. ALIKE is that
-    of tensors that no mesh places, and of those whose mesh is a part of the ranks: two such meshes
-    may hold one model twice, or other experts under the same names.
+    A set is the mesh of a parameter: its ranks with the same part of it hold the same. ALIKE is
+    that of tensors that no mesh places, and of those whose mesh is a part of the ranks: two such
+    meshes may hold one model twice, or other experts under the same names.
     """
     owner = piece.owner
     if not isinstance(owner, DTensor):

@@ -3,46 +3,39 @@
 It also looks whether the training still moves (`laws/hang.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import prometheus
-from .exchange import Exchange
+from .context import Context
+from .exchange import ASKING, DETAILS, Exchange
+from .laws import Law
+from .laws.hang import Hang
 from .measured import Measured
 
-if TYPE_CHECKING:
-    from .laws.hang import Hang
-    from .watch import Guard
-
 _LOOK = 0.25  # seconds between looks for questions of rank 0, and for a hang
-_ASKING = 5.0  # seconds after a comparison in which rank 0 may ask
 _LAST = 3.0  # seconds at the end of the process for what is still to be compared
-DETAILS = "details"  # the question: which sketches a rank had at a step
 
 
 class Worker:
     """The thread, which begins with the first measurement."""
 
-    def __init__(self, guard: Guard, hang: Hang) -> None:
-        self.guard = guard
-        self.hang = hang
-        self.exchange: Exchange | None = None
-        self.answered: set[str] = set()
+    def __init__(self, context: Context, laws: Sequence[Law], started: Callable[[], None]) -> None:
+        self.context = context
+        self._laws = laws
+        self._started = started  # called once, when the ranks are known
+        self._hang = Hang(context)
+        self._process = os.getpid()
+        self._answered: set[str] = set()
         self._items: queue.Queue[Measured | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._last = 0.0  # when the last comparison was
         self._before: Measured | None = None
-
-    @property
-    def world(self) -> int:
-        """The number of ranks."""
-        return self.exchange.world if self.exchange is not None else 1
 
     def give(self, measured: Measured) -> None:
         """Compare a measurement as soon as it is there."""
@@ -53,35 +46,14 @@ class Worker:
 
     def finish(self) -> None:
         """The process ends: compare what is there, within seconds."""
-        if self._thread is None or os.getpid() != self.guard.process:
+        if self._thread is None or os.getpid() != self._process:
             return
         self._items.put(None)
         self._thread.join(_LAST)
-        if self.guard.journal.rank == 0:
-            self.guard.journal.write(
-                "end", step=self.guard.step, breaches=len(self.guard.journal.breaches)
+        if self.context.journal.rank == 0:
+            self.context.journal.write(
+                "end", step=self.context.step, breaches=len(self.context.journal.breaches)
             )
-
-    def ask(self, what: str, value: str) -> None:
-        """Set a word that all ranks can look for."""
-        if self.exchange is not None:
-            self.exchange.ask(what, value)
-
-    def asked(self, what: str) -> str:
-        """The word that was set, "" if there is none."""
-        return self.exchange.asked(what) if self.exchange is not None else ""
-
-    def collect(self, kind: str, step: int) -> dict[int, dict[str, Any]]:
-        """What all ranks have left, on rank 0."""
-        assert self.exchange is not None
-        return self.exchange.collect(kind, step, hurry=lambda: not self._items.empty())
-
-    def ask_details(self, step: int) -> dict[int, dict[str, Any]]:
-        """The sketches of all ranks at a step, tensor by tensor, on rank 0."""
-        assert self.exchange is not None
-        self.exchange.ask(DETAILS, str(step))
-        self._answer()
-        return self.exchange.collect(DETAILS, step, hurry=lambda: False, seconds=_ASKING)
 
     def _run(self) -> None:
         while True:
@@ -91,31 +63,32 @@ class Worker:
                     self._done()
                     return
                 self._guarded(self._compare, measured)
-            self._guarded(self.hang.look)
-            if time.monotonic() - self._last < _ASKING:
+            self._guarded(self._hang.look)
+            if time.monotonic() - self._last < ASKING:
                 self._guarded(self._answer)
 
     def _guarded(self, call: Any, *arguments: Any) -> None:
         try:
             call(*arguments)
         except Exception as error:
-            self.guard.journal.error(call.__qualname__, error)
+            self.context.journal.error(call.__qualname__, error)
 
     def _compare(self, measured: Measured) -> None:
-        guard = self.guard
-        if self.exchange is None:
-            self.exchange = Exchange()
-            guard.started(self.exchange.rank, self.exchange.world)
-        exchange = self.exchange
+        context = self.context
+        if context.exchange is None:
+            context.exchange = Exchange()
+            context.journal.rank = context.exchange.rank
+            self._started()
+        exchange = context.exchange
         measured.wait()
         post: dict[str, Any] = {}
-        for law in guard.laws:
+        for law in self._laws:
             try:
                 post[law.name] = law.post(measured)
                 for breach in law.local(measured):
-                    guard.found(breach)
+                    context.found(breach)
             except Exception as error:
-                guard.journal.error(type(law).__name__, error)
+                context.journal.error(type(law).__name__, error)
         if measured.kind == "file":
             return  # other ranks have none
         exchange.leave(measured.kind + measured.label, measured.step, post)
@@ -125,36 +98,40 @@ class Worker:
             self._judge(measured)
 
     def _judge(self, measured: Measured) -> None:
-        guard, exchange = self.guard, self.exchange
+        context, exchange = self.context, self.context.exchange
         assert exchange is not None
-        posts = self.collect(measured.kind + measured.label, measured.step)
-        for law in guard.laws:
+        kind = measured.kind + measured.label
+        posts = exchange.collect(kind, measured.step, hurry=lambda: not self._items.empty())
+        for law in self._laws:
             own = {rank: post.get(law.name, {}) for rank, post in posts.items()}
             try:
                 for breach in law.judge(measured, own):
-                    guard.found(breach)
+                    context.found(breach)
             except Exception as error:
-                guard.journal.error(type(law).__name__, error)
+                context.journal.error(type(law).__name__, error)
         if measured.kind == "check":
             late = sorted(set(range(exchange.world)) - set(posts))
             before, self._before = self._before, measured
-            guard.journal.write("check", **_curves(measured, before), late=late, sent=exchange.sent)
-            if guard.settings.prometheus:
-                prometheus.write(guard.settings.prometheus, measured, guard.journal.breaches)
+            context.journal.write(
+                "check", **_curves(measured, before), late=late, sent=exchange.sent
+            )
+            if context.settings.prometheus:
+                prometheus.write(context.settings.prometheus, measured, context.journal.breaches)
 
     def _answer(self) -> None:
         """Leave the sketches that rank 0 asks for."""
-        assert self.exchange is not None
-        step = self.exchange.asked(DETAILS)
-        if step and step not in self.answered:
-            self.answered.add(step)
-            kept = self.guard.replicas.kept.get(int(step))
-            if kept is not None:
-                self.exchange.leave(DETAILS, int(step), kept)
+        exchange = self.context.exchange
+        if exchange is None or not exchange.rank:
+            return
+        step = exchange.asked(DETAILS)
+        if step and step not in self._answered:
+            self._answered.add(step)
+            for kept in filter(None, (law.details(int(step)) for law in self._laws)):
+                exchange.leave(DETAILS, int(step), kept)
 
     def _done(self) -> None:
         """Answer until rank 0 has judged what there is."""
-        exchange = self.exchange
+        exchange = self.context.exchange
         if exchange is None:
             return
         if exchange.rank == 0:

@@ -48,7 +48,7 @@ def figures(report: Report) -> list[Report]:
             runs = "1 run" if len(lines) == 1 else f"{len(lines)} runs over each other"
             about = f"{runs}; the table below has the numbers."
             drawn.append(
-                (f"{title} of each step", about, title.lower(), lines, _linear(lines), None)
+                (f"{title} of each step", about, title.lower(), lines, linear(lines), None)
             )
     runs, found = report["runs"], report["facts"].get("comparisons", [])
     for field, title in (("loss", "loss"), ("grad_norm", "gradient norm")):
@@ -96,7 +96,7 @@ def _drawable(series: Iterable[tuple[str, list[float | None], int]]) -> list[Lin
     return lines
 
 
-def _linear(lines: list[Line]) -> Ticks:
+def linear(lines: list[Line]) -> Ticks:
     """Ticks at round numbers that enclose all values."""
     values = [value for _, _, line in lines for value in line]
     largest = max(map(abs, values))

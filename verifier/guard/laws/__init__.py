@@ -6,20 +6,16 @@ rank knows alone, `post` makes what the rank leaves for the comparison, and `jud
 holds the posts of all ranks against each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..context import Context
 from ..journal import Breach
 from ..measured import Measured
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from ..watch import Guard
 
 Posts = dict[int, dict[str, Any]]  # {rank: what the law has posted}
 
@@ -29,8 +25,8 @@ class Law:
 
     name = ""
 
-    def __init__(self, guard: Guard) -> None:
-        self.guard = guard
+    def __init__(self, context: Context) -> None:
+        self.context = context
 
     def install(self) -> None:
         """Subscribe to functions of torch."""
@@ -60,6 +56,10 @@ class Law:
     def post(self, measured: Measured) -> dict[str, Any]:
         """What this rank leaves for the comparison."""
         return {}
+
+    def details(self, step: int) -> dict[str, Any] | None:
+        """What rank 0 asks for after a comparison that failed; None if there is nothing."""
+        return None
 
     def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
         """Breaches that the posts of all ranks show, on rank 0; `measured` is rank 0's own."""

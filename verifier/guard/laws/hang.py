@@ -12,14 +12,12 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...probe.compat.names import FLIGHT_RECORDER, find
 from ...trace.origin import is_machinery, within_torch
+from ..context import Context
 from ..journal import Breach
-
-if TYPE_CHECKING:
-    from ..watch import Guard
 
 TIMES_USUAL = 30  # of the time of a usual step: an evaluation is no hang
 WAIT = 5.0  # seconds in which other ranks may leave their stacks
@@ -31,34 +29,32 @@ class Hang:
 
     name = "hang"
 
-    def __init__(self, guard: Guard) -> None:
-        self.guard = guard
-        self._slowest = 0.0  # seconds between signs of progress
-        self._beat = guard.beat
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._beat = context.beat
         self._said = False
         self._main = threading.main_thread().ident
 
     def look(self) -> None:
         """Called a few times a second."""
-        beat = self.guard.beat
+        beat = self.context.beat
         if beat != self._beat:
-            self._slowest = max(self._slowest, min(beat - self._beat, self.guard.settings.hang))
             self._beat, self._said = beat, False
         still = time.monotonic() - beat
-        limit = max(self.guard.settings.hang, min(TIMES_USUAL * self._usual(), 3600.0))
-        if self.guard.began and still > limit and not self._said:
+        limit = max(self.context.settings.hang, min(TIMES_USUAL * self._usual(), 3600.0))
+        if self.context.began is not None and still > limit and not self._said:
             self._said = True
             self._stands(still)
 
     def _usual(self) -> float:
         """Seconds of a usual step."""
-        made = max(1, self.guard.made)
-        return (self.guard.beat - self.guard.begun) / made
+        made = max(1, self.context.made)
+        return (self.context.beat - (self.context.began or 0.0)) / made
 
     def _stands(self, still: float) -> None:
-        guard, exchange = self.guard, self.guard.worker.exchange
-        own = {"step": guard.step, **self._where()}
-        guard.journal.write("stall", seconds=round(still, 1), **own)
+        context, exchange = self.context, self.context.exchange
+        own = {"step": context.step, **self._where()}
+        context.journal.write("stall", seconds=round(still, 1), **own)
         if exchange is None:
             return
         # Steps of ranks differ by one around a hang: the key has none.
@@ -71,7 +67,9 @@ class Hang:
             groups[post["line"], post["call"]].append(rank)
         silent = sorted({*range(exchange.world)} - {*posts})
         if len(groups) == 1 and not silent:
-            guard.journal.note(f"step {guard.step}: all ranks have been at {own['line']} for long")
+            context.journal.note(
+                f"step {context.step}: all ranks have been at {own['line']} for long"
+            )
             return
         odd = silent or min(groups.values(), key=len)
         lines = [
@@ -79,14 +77,14 @@ class Hang:
             for (line, call), ranks in sorted(groups.items(), key=lambda one: len(one[1]))
         ]
         lines += [f"{_ranks(silent)} show nothing"] if silent else []
-        guard.found(
+        context.found(
             Breach(
                 self.name,
-                guard.step,
+                context.step,
                 f"no step for {still:.0f} s: {'; '.join(lines)}",
                 ranks=odd,
                 place=posts[odd[0]]["line"] if odd[0] in posts else "",
-                command=guard.verify_command(),
+                command=context.verify_command(),
                 key="hang",
             )
         )

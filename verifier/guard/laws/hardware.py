@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from ..bits import mixed, sketch
+from ..context import Context
 from ..journal import Breach
 from ..measured import Measured
 from . import Law, Posts
@@ -39,8 +40,8 @@ class Hardware(Law):
 
     name = "hardware-repeats"
 
-    def __init__(self, guard: Any) -> None:
-        super().__init__(guard)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._handles: list[Any] = []
         self._found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._next = 0  # which layer is the next one
@@ -67,8 +68,8 @@ class Hardware(Law):
 
     def _due(self) -> bool:
         """Whether the coming step repeats layers: a checked one, from the second check on."""
-        every = self.guard.settings.repeat
-        due = self.guard.due() and self.guard.made > 0
+        every = self.context.settings.repeat
+        due = self.context.due and self.context.made > 0
         return bool(every) and due and self._checks % every == 0
 
     def stepped(self, lead: bool) -> None:
@@ -91,7 +92,7 @@ class Hardware(Law):
             try:
                 self._compare(name, layer, given[0].detach(), result.detach())
             except Exception as error:
-                self.guard.journal.error("hardware", error)
+                self.context.journal.error("hardware", error)
 
         return hook
 
@@ -131,7 +132,7 @@ class Hardware(Law):
     def _product(self, measured: Measured, device: torch.device | None) -> None:
         """A product of fixed numbers, on the device of the model."""
         if device is None:
-            device = next((s.param.device for s in self.guard.scene.slots()), None)
+            device = next((s.param.device for s in self.context.scene.slots()), None)
         if device is None or device.type == "meta":
             return
         if self._fixed is None or self._fixed.device != device:
@@ -156,7 +157,7 @@ class Hardware(Law):
             wrong_once = (len({*counts}) == 1) or sum(map(bool, counts)) == 1
             if not wrong_once:
                 self._noisy.add(name)
-                self.guard.journal.note(f"{name} is not deterministic here: it is not repeated")
+                self.context.journal.note(f"{name} is not deterministic here: it is not repeated")
                 continue
             pass_name = "forward" if which == "again" else "backward"
             yield Breach(
@@ -164,7 +165,7 @@ class Hardware(Law):
                 measured.step,
                 f"the {pass_name} of {name}, computed {AGAIN + 1} times from the same inputs,"
                 f" differs in {max(counts)} elements once",
-                ranks=[self.guard.journal.rank],
+                ranks=[self.context.rank],
                 names=[name],
                 edit=f"take the device out of use and test it: {_device()}",
                 key=f"repeat {name}",

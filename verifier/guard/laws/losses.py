@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from ...probe.dispatcher import Call
 from ...probe.events.sharding import DIVIDE
+from ..context import Context
 from ..journal import Breach
 from ..measured import Measured
 from . import Law, Posts
@@ -36,8 +37,8 @@ class Losses(Law):
 
     name = "loss-and-norm"
 
-    def __init__(self, guard: Any) -> None:
-        super().__init__(guard)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._micro: list[torch.Tensor] = []  # losses of the micro-batches of this step
         self._steps: list[tuple[int, torch.Tensor, int]] = []  # (step, sum of them, how many)
         self._divisors: list[float] = []  # by which they were divided, in this step
@@ -51,7 +52,7 @@ class Losses(Law):
         self._multiple: Counter[str] = Counter()
 
     def install(self) -> None:
-        around = self.guard.dispatcher.around
+        around = self.context.dispatcher.around
         around("torch.nn.utils:clip_grad_norm_", after=self._clipped)
         around("torch.nn.utils:clip_grads_with_norm_", before=self._clips, optional=True)
         around(f"torch.distributed.fsdp:{FSDPModule.__name__}.{DIVIDE}", before=self._divided)
@@ -71,7 +72,7 @@ class Losses(Law):
         if not lead or not micro:
             return
         self._micro, self._divisors = [], []
-        step, count = self.guard.step, len(micro)
+        step, count = self.context.step, len(micro)
         self._steps.append((step, torch.stack(micro).sum(), count))
         if (len({*divisors}) == 1 and count > 1) or divisors[0] > 1:
             self._weigh(step, count, divisors[0])
@@ -81,7 +82,7 @@ class Losses(Law):
         full, times = self._usual.most_common(1)[0] if self._usual else ((count, divisor), 0)
         self._usual[count, divisor] += 1
         if times >= TIMES and full == (round(divisor), divisor) and count < full[0]:
-            self._uneven.append((step, count, divisor, self.guard.here()))
+            self._uneven.append((step, count, divisor, self.context.here()))
 
     def measure(self, measured: Measured) -> None:
         steps, self._steps = self._steps, []
@@ -107,7 +108,7 @@ class Losses(Law):
                 step,
                 f"{count} micro-batches are divided by {divisor:g}: the samples of this step weigh"
                 f" {count / divisor:.2g} of those of others",
-                ranks=[self.guard.journal.rank],
+                ranks=[self.context.rank],
                 place=place,
                 edit=f"divide the losses of a shorter window by its own number ({count})",
                 command="fsdp2 explain gradient-of-mean-loss",
@@ -171,7 +172,7 @@ class Losses(Law):
         self, measured: Measured, sums: dict[int, list[float]], counts: dict[int, int]
     ) -> Iterator[Breach]:
         """A logged loss that is N times, or a part of, the loss that gradients are of."""
-        world = self.guard.worker.world
+        world = self.context.world
         for step, value in measured.values["losses"]["logged"]:
             if step not in sums or len(sums[step]) != world:
                 continue
@@ -218,23 +219,23 @@ class Losses(Law):
     def _clip(self, norm: object, most: float) -> None:
         # Of DTensors it is a sum that the ranks have still to make.
         if isinstance(norm, torch.Tensor) and not isinstance(norm, DTensor):
-            self._norm = (self.guard.step + 1, norm.detach().clone(), most, self.guard.here())
+            self._norm = (self.context.step + 1, norm.detach().clone(), most, self.context.here())
 
     def _divided(self, call: Call) -> None:
         self._divide = float(call.given(1, "factor"))
 
     def _printed(self, call: Call) -> None:
-        if call.args and self.guard.journal.rank == 0:
+        if call.args and self.context.rank == 0:
             # Tensors are left alone: to read one waits for its device.
             self._read(" ".join(str(one) for one in call.args if isinstance(one, str | float)))
 
     def _handled(self, call: Call) -> None:
-        if self.guard.journal.rank == 0:
+        if self.context.rank == 0:
             self._read(call.args[1].getMessage())
 
     def _read(self, text: str) -> None:
         if len(text) < 2000 and (found := LOGGED.search(text)) is not None:
-            self._logged.append((self.guard.step, float(found["value"])))
+            self._logged.append((self.context.step, float(found["value"])))
 
 
 def _divisor(loss: torch.Tensor) -> float:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-import weakref
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from ...probe.dispatcher import Call
 from ..bits import combined, sketch
+from ..context import Context
+from ..exchange import ASKING, DETAILS
 from ..journal import Breach
 from ..measured import Measured
-from ..scene import ALIKE, Piece, placing
+from ..scene import ALIKE, Piece, placing, world_size
 from . import Law, Posts
 
 DIFFER = "differ"  # the word of the store: tensors of ALIKE that ranks hold apart
 _KEPT = 4  # comparisons of which a rank keeps each tensor's sketch
 
-_PARALLEL = "torch.distributed.tensor.experimental"
 
 Sketches = dict[str, int]
 
@@ -33,61 +28,58 @@ class Replicas(Law):
 
     Tensors that a mesh places must agree between the ranks of that mesh that hold the same part.
     Others (DDP, buffers, a mesh of a part of the ranks) must agree if they once did: weights before
-    the first step, the rest after it. Statistics that each rank keeps for itself, and experts of a rank, never did.
+    the first step, the rest after it. Statistics that each rank keeps for itself, and experts of a
+    rank, never did.
     """
 
     name = "replicas-agree"
 
-    def __init__(self, guard: Any) -> None:
-        super().__init__(guard)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         # {step: {set of tensors: {"part/name": sketch}}}, for questions of rank 0
         self.kept: dict[int, dict[str, Sketches]] = {}
-        self.sketches: dict[str, Sketches] = {}  # of the last measurement, by part
         # {"part/name": (set, identity) of each set that it is in}
         self._placed: dict[str, list[tuple[str, int]]] = {}
         self._apart: set[str] | None = None  # of ALIKE: what is not compared
         self._agreed: dict[tuple[str, str], int] = {}  # (set, part): when ranks last agreed
-        self._scalers: list[weakref.ref[Any]] = []
-        self._schedules: list[weakref.ref[Any]] = []
         self._equal_weights: set[str] = set()  # of ALIKE: what all ranks began with
 
     def install(self) -> None:
-        around = self.guard.dispatcher.around
-        around("torch.amp:GradScaler.__init__", before=self._scaler)
-        around("torch.optim.lr_scheduler:LRScheduler.__init__", before=self._schedule)
+        around = self.context.dispatcher.around
+        scene = self.context.scene
+        around("torch.amp:GradScaler.__init__", before=lambda call: scene.scales(call.args[0]))
+        schedule = "torch.optim.lr_scheduler:LRScheduler.__init__"
+        around(schedule, before=lambda call: scene.schedules(call.args[0]))
 
     def begin(self, measured: Measured) -> None:
-        known = self.guard.scene.slots()
-        self._take(measured, [*self.guard.scene.weights(known), *self.guard.scene.states(known)])
+        known = self.context.scene.slots()
+        self._take(
+            measured, [*self.context.scene.weights(known), *self.context.scene.states(known)]
+        )
 
     def measure(self, measured: Measured) -> None:
-        scene = self.guard.scene
+        scene = self.context.scene
         known = scene.slots()
         self._take(measured, [*scene.weights(known), *scene.states(known), *scene.buffers()])
-        measured.values["settings"] = self.settings()
-        for number, scaler in enumerate(self._scalers):
-            if isinstance(scale := getattr(scaler(), "_scale", None), torch.Tensor):
-                measured.take("scale", str(number), scale)
+        measured.values["settings"] = scene.settings()
+        for name, scale in scene.loss_scales():
+            measured.take("scale", name, scale)
 
     def _take(self, measured: Measured, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
             found = sketch(piece.tensor)
             if found is not None:
                 name = f"{piece.part}/{piece.name}"
-                self._placed[name] = placing(piece, self._world)
+                self._placed[name] = placing(piece, world_size())
                 measured.take("bits", name, found)
 
     def post(self, measured: Measured) -> dict[str, Any]:
         if measured.kind in ("save", "file"):
             return {}
         sets: dict[str, Sketches] = defaultdict(dict)
-        parts: dict[str, Sketches] = defaultdict(dict)
         for name, value in measured.numbers.get("bits", {}).items():
             for which, _ in self._placed[name]:
                 sets[which][name] = int(value)
-            part, _, rest = name.partition("/")
-            parts[part][rest] = int(value)
-        self.sketches = parts
         self._keep(measured.step, dict(sets))
         posted: dict[str, Any] = {"sets": {}}
         for which, sketches in sets.items():
@@ -106,7 +98,7 @@ class Replicas(Law):
 
     def _knows_apart(self, measured: Measured, alike: Sketches, posted: dict[str, Any]) -> bool:
         """Whether it is known which of them ranks hold apart; else they are posted whole."""
-        if measured.kind == "begin" or measured.step == self.guard.first_check:
+        if measured.kind == "begin" or measured.step == self.context.first_check:
             weights = measured.kind == "begin"
             posted["whole"] = {
                 name: [dict(self._placed[name])[ALIKE], value]
@@ -114,7 +106,7 @@ class Replicas(Law):
                 if name.startswith("weights/") or not weights
             }
             return False
-        if self._apart is None and (words := self.guard.worker.asked(DIFFER)):
+        if self._apart is None and (words := self.context.asked(DIFFER)):
             self._apart = set(words.split("\n"))
         return self._apart is not None
 
@@ -145,7 +137,7 @@ class Replicas(Law):
             return
         # A weight that all ranks began with, and that one step has moved apart, is a breach.
         moved = sorted(name for name in apart if name in self._equal_weights)
-        self.guard.worker.ask(DIFFER, "\n".join(sorted({*apart} - {*moved})) or "-")
+        self.context.ask(DIFFER, "\n".join(sorted({*apart} - {*moved})) or "-")
         if moved:
             odd = _minority({rank: str(value) for rank, value in apart[moved[0]].items()})
             yield self._breach(measured, moved, odd, measured.step - 1)
@@ -160,7 +152,7 @@ class Replicas(Law):
         if not differ:
             self._agreed[which, ""] = measured.step
             return
-        details = self.guard.worker.ask_details(measured.step)
+        details = self._ask_details(measured.step)
         for ranks in differ:
             have = {r: details[r].get(which, {}) for r in ranks if r in details}
             names = sorted(
@@ -195,7 +187,7 @@ class Replicas(Law):
             edit="a rank alone: its memory or device, or code that only it runs"
             if len(odd) == 1
             else "",
-            command=self.guard.verify_command(),
+            command=self.context.verify_command(),
             key=f"{sorted(odd)} {kinds[0]}",
         )
 
@@ -220,48 +212,26 @@ class Replicas(Law):
                 names=names,
                 since=self._agreed.get((what, "")),
                 edit="decide on a value that all ranks have: reduce it over the ranks first",
-                command=self.guard.verify_command(),
+                command=self.context.verify_command(),
                 key=f"{what} {odd}",
             )
 
-    @property
-    def _world(self) -> int:
-        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    def details(self, step: int) -> dict[str, Any] | None:
+        return self.kept.get(step)
 
-    def data_parallel(self) -> list[int]:
-        """The ranks that divide the samples with this one, [] where that is not known.
-
-        Under context parallelism ranks of a mesh share samples.
-        """
-        if any("context_parallel" in name for name in sys.modules if name.startswith(_PARALLEL)):
-            return []
-        for slot in self.guard.scene.slots():
-            if slot.fsdp is not None:
-                return [int(one) for one in slot.fsdp.mesh_info.mesh.mesh.flatten().tolist()]
-        return list(self.guard.scene.replicated)
-
-    def settings(self) -> dict[str, Any]:
-        """Numbers of the groups of optimizers, and the positions of schedules."""
-        found: dict[str, Any] = {}
-        for o, optimizer in enumerate(self.guard.scene.optimizers()):
-            for g, group in enumerate(optimizer.param_groups):
-                for key, value in group.items():
-                    if isinstance(value, int | float | tuple | list) and key != "params":
-                        found[f"optimizer{o}.groups[{g}].{key}"] = value
-        for number, one in enumerate(self._schedules):
-            found[f"schedule{number}.last_epoch"] = getattr(one(), "last_epoch", None)
-        return found
+    def _ask_details(self, step: int) -> Posts:
+        """The sketches of all ranks at a step, tensor by tensor, on rank 0."""
+        exchange = self.context.exchange
+        if exchange is None:
+            return {}
+        exchange.ask(DETAILS, str(step))
+        exchange.leave(DETAILS, step, self.kept.get(step, {}))
+        return exchange.collect(DETAILS, step, hurry=lambda: False, seconds=ASKING)
 
     def _keep(self, step: int, sets: dict[str, Sketches]) -> None:
         self.kept[step] = sets
         for old in sorted(self.kept)[:-_KEPT]:
             del self.kept[old]
-
-    def _scaler(self, call: Call) -> None:
-        self._scalers.append(weakref.ref(call.args[0]))
-
-    def _schedule(self, call: Call) -> None:
-        self._schedules.append(weakref.ref(call.args[0]))
 
 
 def _by_part(sketches: Sketches) -> dict[str, Sketches]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from ...probe.dispatcher import Call
 from ...probe.events.checkpoints import DCP, path_of
 from ...probe.save_contents import leaves
 from ..bits import added, combined, sketch
+from ..context import Context
 from ..journal import Breach
 from ..measured import Measured
 from ..records import Record, Records, inode_of
@@ -31,8 +31,6 @@ from ..scene import Piece
 from . import Law, Posts
 
 LARGEST = 1 << 26  # bytes that all ranks leave of a save; of more only one number for each part
-TAIL = 1 << 24  # bytes of an earlier journal that are read
-COMPARED = 3  # steps after a resume whose samples are compared, at least
 _MOVES = (".lr", ".last_epoch")  # settings that a schedule may set after a save
 
 
@@ -41,11 +39,10 @@ class Resume(Law):
 
     name = "resume-as-saved"
 
-    def __init__(self, guard: Any) -> None:
-        super().__init__(guard)
-        self.records = Records(guard.settings.out)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.records = Records(context.settings.out)
         self.record: Record | None = None  # of what this process has loaded
-        self.loads = 0
         self._saves = 0
         self._inside = 0  # of functions that load or save
         self._contributes: dict[str, bool] = {}  # whether this rank's part of a tensor counts
@@ -53,12 +50,9 @@ class Resume(Law):
         self._random: str | None = None  # state of the generators before the first forward
         self._after: list[dict[str, Any]] = []  # what followed saves of this process
         self._waiting: dict[str, Any] | None = None  # a save after which nothing has followed yet
-        self._earlier: dict[int, tuple[int, int]] = {}  # samples of steps of an earlier process
-        self._differ: list[int] = []
-        self._same: list[int] = []
 
     def install(self) -> None:
-        around = self.guard.dispatcher.around
+        around = self.context.dispatcher.around
         for name in ("save", "async_save", "load"):
             around(f"{DCP}:{name}", before=self._enter, after=self._done_with(name))
         for name in ("save", "load"):
@@ -90,10 +84,10 @@ class Resume(Law):
     def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
         if self._waiting is not None and "random" not in self._waiting:
             self._waiting["random"] = _generators()
-        if self.guard.began or self.record is None:
+        if self.context.began or self.record is None:
             return
         self._random = self._random or _generators()
-        for piece in self.guard.scene.buffers(saved=True):
+        for piece in self.context.scene.buffers(saved=True):
             if piece.name not in self._buffers and (bits := sketch(piece.tensor)) is not None:
                 self._buffers[piece.name] = bits
 
@@ -101,7 +95,7 @@ class Resume(Law):
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             drawn = waiting.get("random") != _generators()
-            settings = self.guard.replicas.settings()
+            settings = self.context.scene.settings()
             self._after.append({**waiting, "drawn": drawn, "settings": settings})
 
     def begin(self, measured: Measured) -> None:
@@ -109,10 +103,10 @@ class Resume(Law):
             return
         for name, bits in self._buffers.items():
             measured.take("before", name, bits)
-        known = self.guard.scene.slots()
-        self._sort([*self.guard.scene.weights(known), *self.guard.scene.states(known)])
+        known = self.context.scene.slots()
+        self._sort([*self.context.scene.weights(known), *self.context.scene.states(known)])
         measured.values["resume"] = {
-            "settings": self.guard.replicas.settings(),
+            "settings": self.context.scene.settings(),
             "trainable": [slot.name for slot in known if slot.param.requires_grad],
             "random": self._random,
         }
@@ -121,8 +115,10 @@ class Resume(Law):
         measured.values["after"], self._after = self._after, []
 
     def _saved(self, path: str) -> None:
+        if self.context.began is None:
+            return  # a process that writes for another, or weights that no step has changed
         self._saves += 1
-        step, scene = self.guard.step, self.guard.scene
+        step, scene = self.context.step, self.context.scene
         measured = Measured("save", step, label=str(self._saves))
         known = scene.slots()
         pieces = [*scene.weights(known), *scene.states(known), *scene.buffers(saved=True)]
@@ -133,13 +129,15 @@ class Resume(Law):
                     measured.take("bits", f"{piece.part}/{piece.name}", bits)
         measured.values["save"] = self._about(path, known)
         self._waiting = {"path": path, "step": step}
-        self.guard.save(measured)
+        self.context.hand_over(measured)
 
     def _saved_file(self, path: str, content: object) -> None:
         """A file of one rank: whole tensors under the names of parameters, or with a prefix."""
-        known = self.guard.scene.slots()
+        if self.context.began is None:
+            return
+        known = self.context.scene.slots()
         names = {slot.name: tuple(slot.param.shape) for slot in known}
-        measured = Measured("file", self.guard.step, label=path)
+        measured = Measured("file", self.context.step, label=path)
         with torch.no_grad():
             for key, value in leaves(content):
                 if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
@@ -149,36 +147,35 @@ class Resume(Law):
                         measured.take("bits", f"weights/{name}", bits)
         if measured.holds("bits"):
             measured.values["save"] = self._about(path, known)
-            self.guard.save(measured)
+            self.context.hand_over(measured)
 
     def _about(self, path: str, known: list[Any]) -> dict[str, Any]:
         return {
             "path": path,
             "inode": inode_of(path),
-            "settings": self.guard.replicas.settings(),
+            "settings": self.context.scene.settings(),
             "trainable": [slot.name for slot in known if slot.param.requires_grad],
         }
 
     def _loaded(self, path: str) -> None:
-        self.loads += 1
-        if self.guard.began:
+        self.context.loads += 1
+        if self.context.began:
             return
         try:
             record = self.records.of(path)
         except ValueError as error:
-            self.guard.journal.note(str(error))
+            self.context.journal.note(str(error))
             return
         if record is None:
             return
-        self.record, self.guard.base = record, record.step
-        if self.guard.journal.rank == 0:
-            self._earlier = _samples_after(self.guard.journal.path, record.step)
-            self.guard.samples.tracked.go_on(record)
+        self.record, self.context.base = record, record.step
+        if self.context.rank == 0:
+            self.context.epoch.go_on(record, self.context.journal.path)
 
     def _sort(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
             self._contributes[f"{piece.part}/{piece.name}"] = _counts(
-                piece.tensor, self.guard.journal.rank
+                piece.tensor, self.context.rank
             )
 
     def local(self, measured: Measured) -> Iterable[Breach]:
@@ -199,10 +196,10 @@ class Resume(Law):
                 part, _, rest = name.partition("/")
                 own.setdefault(part, {})[rest] = int(value)
         for name, value in measured.numbers.get("before", {}).items():
-            if self.guard.journal.rank == 0:
+            if self.context.rank == 0:
                 own.setdefault("buffers", {})[name] = int(value)
         size = sum(len(name) + 24 for some in own.values() for name in some)
-        if size * self.guard.worker.world > LARGEST:
+        if size * self.context.world > LARGEST:
             own = {part: {"*": combined(some)} for part, some in own.items()}
         return {"state": own, **measured.values.get("resume", {})}
 
@@ -214,9 +211,9 @@ class Resume(Law):
         for post in posts.values():
             for part, some in post.get("state", {}).items():
                 state[part] = added(state.get(part, {}), some)
-        if len(posts) < self.guard.worker.world:
-            missing = sorted({*range(self.guard.worker.world)} - {*posts})
-            self.guard.journal.note(
+        if len(posts) < self.context.world:
+            missing = sorted({*range(self.context.world)} - {*posts})
+            self.context.journal.note(
                 f"step {measured.step}: ranks {missing[:8]} were late; the state at this"
                 f" {measured.kind} is not held"
             )
@@ -228,12 +225,12 @@ class Resume(Law):
     def _write(
         self, measured: Measured, about: dict[str, Any], state: dict[str, dict[str, int]]
     ) -> None:
-        tracked = self.guard.samples.tracked
-        seen, share = tracked.sample()
+        epoch = self.context.epoch
+        seen, share = epoch.sample()
         record = Record(
             path=about["path"],
             step=measured.step,
-            world=self.guard.worker.world,
+            world=self.context.world,
             inode=about["inode"] or inode_of(about["path"]),
             sketches={
                 part: {name: f"{value:x}" for name, value in some.items()}
@@ -241,13 +238,13 @@ class Resume(Law):
             },
             settings=about["settings"],
             trainable=about["trainable"],
-            epoch_rows=int(tracked.rows),
+            epoch_rows=int(epoch.rows),
             seen=seen,
             share=share,
             versions={"torch": torch.__version__},
         )
         self.records.write(record)
-        self.guard.journal.write("save", step=measured.step, path=about["path"])
+        self.context.journal.write("save", step=measured.step, path=about["path"])
 
     def _add_what_followed(self, posts: Posts) -> None:
         """Complete the records of saves with what the run that went on did next."""
@@ -265,7 +262,7 @@ class Resume(Law):
         self, record: Record, measured: Measured, state: dict[str, dict[str, int]], posts: Posts
     ) -> Iterator[Breach]:
         """What came back, against what was saved."""
-        self.guard.journal.write("resume", step=record.step, path=record.path, world=record.world)
+        self.context.journal.write("resume", step=record.step, path=record.path, world=record.world)
         for part, saved in record.sketches.items():
             have = state.get(part, {})
             if "*" in have or "*" in saved:
@@ -277,7 +274,7 @@ class Resume(Law):
             lost = sorted(name for name in saved if name not in have)
             changed = sorted(n for n, v in saved.items() if n in have and int(v, 16) != have[n])
             if lost and not have and part == "weights":
-                self.guard.journal.note("the resumed model has other names; it is not held")
+                self.context.journal.note("the resumed model has other names; it is not held")
                 continue
             if lost:
                 yield self._breach(record, lost, f"{part}: {_some(lost)} did not come back")
@@ -290,7 +287,7 @@ class Resume(Law):
         if frozen and len(frozen) < len(record.trainable):
             yield self._breach(record, frozen, f"{_some(frozen)} trained before, and do not now")
         yield from self._settings(record, own["settings"])
-        if record.world == self.guard.worker.world:
+        if record.world == self.context.world:
             other = [
                 int(rank)
                 for rank, saved_state in record.generators.items()
@@ -313,40 +310,18 @@ class Resume(Law):
             expected = after.get(name, then)
             yield self._breach(record, [name], f"{name} is {found} and was {expected}")
 
-    def continued(
-        self, measured: Measured, digests: dict[int, tuple[int, int]]
-    ) -> Iterator[Breach]:
-        """The samples after a resume, against those of the run that went on after the save."""
-        for step, (total, rows) in digests.items():
-            known = self._earlier.pop(step, None)
-            if known is not None and known[1] == rows:
-                (self._same if known[0] == total else self._differ).append(step)
-        compared = len(self._same) + len(self._differ)
-        if compared >= COMPARED and len(self._differ) > len(self._same):
-            first = min(self._differ)
-            yield Breach(
-                self.guard.samples.name,
-                measured.step,
-                f"after the resume step {first} trains on other samples than the same step of the"
-                f" run that was interrupted ({len(self._differ)} of {compared} steps differ)",
-                since=first - 1,
-                edit="save and restore the position in the epoch, and the seed of its order",
-                command="fsdp2 explain resume-is-exact",
-                key="position",
-            )
-
     def _breach(
         self, record: Record, names: list[str], text: str, ranks: list[int] | None = None
     ) -> Breach:
         return Breach(
             self.name,
-            self.guard.base,
+            self.context.base,
             f"resumed from {record.path} (step {record.step}, {record.world} ranks): {text}",
             ranks=ranks or [],
             names=names,
             since=record.step,
             edit="save it, and load it before the first step",
-            command=self.guard.verify_command(),
+            command=self.context.verify_command(),
             key=text,
         )
 
@@ -369,27 +344,6 @@ def _generators() -> str:
     if cuda.is_available() and cuda.is_initialized():
         states.append(cuda.get_rng_state())
     return " ".join(f"{zlib.crc32(one.numpy().tobytes()):x}" for one in states)
-
-
-def _samples_after(journal: Path, step: int) -> dict[int, tuple[int, int]]:
-    """{step: (digest, rows)} of the steps after `step` that an earlier process has made."""
-    found: dict[int, tuple[int, int]] = {}
-    try:
-        with journal.open("rb") as file:
-            file.seek(max(0, journal.stat().st_size - TAIL))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        if '"samples"' in line:
-            try:
-                samples = json.loads(line).get("samples", [])
-            except ValueError:
-                continue  # a line that was cut
-            for at, rows, total in samples:
-                if at > step:
-                    found[at] = (int(total, 16), rows)
-    return found
 
 
 def _suffix(key: str, names: dict[str, Any]) -> str:

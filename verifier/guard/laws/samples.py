@@ -22,17 +22,15 @@ from ...probe.compat.names import LOADER_NEXT
 from ...probe.dispatcher import Call
 from ...probe.tensor_fingerprint import row_sums
 from ..bits import mixed
+from ..context import Context
+from ..epoch import FEW, Steps, digest
 from ..journal import Breach
 from ..measured import Measured
-from ..records import Record
 from . import Law, Posts
 
 LIMIT = 1 << 16  # rows that all ranks together leave at a check
-RECORDED = 1 << 13  # rows of an epoch that a record of a save holds
-SEEN = 1 << 17  # rows of an epoch that rank 0 keeps
+COMPARED = 3  # steps after a resume whose samples are compared, at least
 COLUMNS = 4096  # elements of a row that are hashed, evenly spaced
-ORDER = 32  # steps of an epoch by which its order is compared
-FEW = 0.05  # part of the rows of a check: fewer may be equal in the data, or pad an epoch's end
 _MASK = 2**64 - 1
 _WITH_REPEATS = (WeightedRandomSampler,)
 
@@ -42,8 +40,8 @@ class Samples(Law):
 
     name = "samples"
 
-    def __init__(self, guard: Any) -> None:
-        super().__init__(guard)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         # rows since the last check: (step, epoch, hashes)
         self._rows: list[tuple[int, int, torch.Tensor]] = []
         self._iterator: weakref.ref[Any] | None = None  # of the loader that gave the last batch
@@ -54,23 +52,24 @@ class Samples(Law):
         self._size = 0  # rows of the data set, 0 where it is not known
         self._begun: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._same_order: list[str] = []
-        # of rank 0
-        self.tracked = Tracked()
+        # of rank 0: steps whose samples are those of an earlier process, or others
+        self._same: list[int] = []
+        self._differ: list[int] = []
 
     def install(self) -> None:
-        around = self.guard.dispatcher.around
+        around = self.context.dispatcher.around
         around(LOADER_NEXT, after=self._given)
         around("torch.utils.data:DistributedSampler.__iter__", before=self._begins)
 
     def _begins(self, call: Call) -> None:
         sampler = call.args[0]
         assert isinstance(sampler, DistributedSampler)
-        now = (int(sampler.epoch), self.guard.step)
+        now = (int(sampler.epoch), self.context.step)
         before = self._begun.get(sampler)
         self._begun[sampler] = now
         # An epoch without a step in between was only looked at.
         if sampler.shuffle and before is not None and before[0] == now[0] and before[1] < now[1]:
-            self._same_order.append(self.guard.here())
+            self._same_order.append(self.context.here())
 
     def _given(self, call: Call) -> None:
         iterator = call.args[0]
@@ -95,7 +94,7 @@ class Samples(Law):
         if rows is not None and rows.numel():
             iterator = self._iterator() if self._iterator is not None else None
             epoch = self._epochs.get(iterator, 0) if iterator is not None else 0
-            self._rows.append((self.guard.step + 1, epoch, rows))
+            self._rows.append((self.context.step + 1, epoch, rows))
 
     def measure(self, measured: Measured) -> None:
         rows, self._rows = self._rows, []
@@ -112,7 +111,7 @@ class Samples(Law):
                 measured.step,
                 "the sampler begins an epoch with the order of the one before: set_epoch was not"
                 " called",
-                ranks=[self.guard.journal.rank],
+                ranks=[self.context.rank],
                 place=place,
                 edit="call sampler.set_epoch(epoch) before each epoch",
                 command="fsdp2 explain set-epoch-missing",
@@ -123,7 +122,7 @@ class Samples(Law):
         if measured.kind != "check" or "rows" not in measured.vectors:
             return {}
         rows = measured.vectors["rows"]
-        kept = _share(rows, self.guard.worker.world)
+        kept = _share(rows, self.context.world)
         steps: dict[int, list[Any]] = {}
         at = 0
         for step, epoch, count in measured.values["samples"]:
@@ -132,7 +131,7 @@ class Samples(Law):
             one[2] = (one[2] + int(mixed(part).sum())) & _MASK
             one[3] += count
             one[4] += part[(part & kept) == 0].tolist()
-        data = self.guard.replicas.data_parallel()
+        data = self.context.scene.data_parallel()
         return {
             "steps": [*steps.values()],
             "share": kept,
@@ -146,22 +145,22 @@ class Samples(Law):
         posts = {rank: post for rank, post in posts.items() if post}
         if measured.kind != "check" or not posts:
             return
-        steps: dict[int, dict[int, list[Any]]] = defaultdict(dict)
+        steps: Steps = defaultdict(dict)
         for rank, post in posts.items():
             for one in post["steps"]:
                 steps[one[0]][rank] = one
         some = next(iter(posts.values()))
         repeats = any(post["repeats"] for post in posts.values())
-        complete = len(posts) == self.guard.worker.world
+        complete = len(posts) == self.context.world
         if not repeats:
             yield from self._on_two_ranks(measured, posts, steps)
-        digests = {step: _digest(ranks) for step, ranks in sorted(steps.items())}
+        digests = {step: digest(ranks) for step, ranks in sorted(steps.items())}
         if complete:
             measured.values.setdefault("curves", {})["samples"] = [
                 [step, rows, f"{total:x}"] for step, (total, rows) in digests.items()
             ]
-            yield from self.guard.resume.continued(measured, digests)
-        if self.tracked.same_order and some["shuffles"]:
+            yield from self._continued(measured, digests)
+        if self.context.epoch.same_order and some["shuffles"]:
             yield self._breach(
                 measured,
                 "an epoch has the order of the one before, and its sampler draws orders",
@@ -170,12 +169,10 @@ class Samples(Law):
                 "call set_epoch before each epoch on the sampler that draws",
                 "fsdp2 explain set-epoch-missing",
             )
-        for found in self.tracked.take(steps, some["share"] + 1, some["size"], repeats):
+        for found in self.context.epoch.take(steps, some["share"] + 1, some["size"], repeats):
             yield self._breach(measured, *found)
 
-    def _on_two_ranks(
-        self, measured: Measured, posts: Posts, steps: dict[int, dict[int, list[Any]]]
-    ) -> Iterator[Breach]:
+    def _on_two_ranks(self, measured: Measured, posts: Posts, steps: Steps) -> Iterator[Breach]:
         """Ranks of one data-parallel mesh that trained on the same rows in the same step."""
         if any(not post["data"] for post in posts.values()):
             return
@@ -211,6 +208,28 @@ class Samples(Law):
             "fsdp2 explain same-data-on-every-rank",
         )
 
+    def _continued(
+        self, measured: Measured, digests: dict[int, tuple[int, int]]
+    ) -> Iterator[Breach]:
+        """The samples after a resume, against those of the run that went on after the save."""
+        for step, (total, rows) in digests.items():
+            known = self.context.epoch.earlier.pop(step, None)
+            if known is not None and known[1] == rows:
+                (self._same if known[0] == total else self._differ).append(step)
+        compared = len(self._same) + len(self._differ)
+        if compared >= COMPARED and len(self._differ) > len(self._same):
+            first = min(self._differ)
+            yield Breach(
+                self.name,
+                measured.step,
+                f"after the resume step {first} trains on other samples than the same step of the"
+                f" run that was interrupted ({len(self._differ)} of {compared} steps differ)",
+                since=first - 1,
+                edit="save and restore the position in the epoch, and the seed of its order",
+                command="fsdp2 explain resume-is-exact",
+                key="position",
+            )
+
     def _breach(
         self,
         measured: Measured,
@@ -226,83 +245,9 @@ class Samples(Law):
             text,
             ranks=ranks,
             edit=edit,
-            command=command or self.guard.verify_command(),
+            command=command or self.context.verify_command(),
             key=key,
         )
-
-
-class Tracked:
-    """The rows of the current epoch, on rank 0."""
-
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
-        self.epoch = -1
-        self.share = 0  # rows of which these bits are 0 are in `seen`, if they were seen
-        self.rows = 0.0  # of the epoch, all ranks together, also those outside of the share
-        self.order: list[int] = []  # digests of the first steps of the epoch
-        self.last_order: list[int] = []  # and of the epoch before
-        self.same_order = 0  # epochs that had the order of the one before
-        self._repeated = self._total = 0
-        self._first = 0
-
-    def take(
-        self, steps: dict[int, dict[int, list[Any]]], every: int, size: int, repeats: bool
-    ) -> Iterator[tuple[str, str, list[int], str, str]]:
-        """The steps of a check; `every`: one row of so many is in the share."""
-        self._repeated = self._total = self._first = 0
-        for step in sorted(steps):
-            ranks = steps[step]
-            epoch = max(one[1] for one in ranks.values())
-            if self.epoch < 0:  # the first of this process; after a resume an epoch goes on
-                self.epoch = epoch
-            if epoch != self.epoch:
-                self.turn(epoch)
-            if len(self.order) < ORDER:
-                self.order.append(_digest(ranks)[0])
-            rows = {row for one in ranks.values() for row in one[4]}
-            again = rows & self.seen
-            # A loader that never ends goes through its data again and again.
-            if size and self.rows + len(rows) * every > 0.9 * size and again:
-                self.turn(epoch)
-                again = set()
-            if epoch and size and not repeats:
-                self._first = self._first or (step if again else 0)
-                self._repeated += len(again)
-                self._total += sum(not row & self.share for row in rows)
-            if len(self.seen) < SEEN:
-                self.seen |= rows
-            self.rows += len(rows) * every
-        if self._repeated >= max(4, FEW * self._total):
-            yield (
-                f"{self._repeated} of {self._total} rows were trained on before in this epoch, from"
-                f" step {self._first} on ({min(1.0, self.rows / size):.0%} of {size} samples were"
-                " seen)",
-                "twice",
-                [],
-                "divide one order of the epoch between the ranks",
-                "fsdp2 explain samples-once-per-epoch",
-            )
-
-    def sample(self) -> tuple[list[int], int]:
-        """Some of the rows of this epoch, and the bits that are 0 in them."""
-        share = self.share
-        some = [row for row in self.seen if not row & share]
-        while len(some) > RECORDED:
-            share = 2 * share + 1
-            some = [row for row in some if not row & share]
-        return some, share
-
-    def go_on(self, record: Record) -> None:
-        """The epoch of a save goes on in this process."""
-        self.seen, self.share = {*record.seen}, record.share
-        self.rows, self.epoch = float(record.epoch_rows), -1
-
-    def turn(self, epoch: int) -> None:
-        """Another epoch begins."""
-        if len(self.order) > 2 and self.order == self.last_order:
-            self.same_order += 1
-        self.last_order, self.order = self.order, []
-        self.epoch, self.seen, self.rows, self.share = epoch, set(), 0.0, 0
 
 
 def _shuffles(sampler: Any) -> bool:
@@ -333,14 +278,6 @@ def _share(rows: torch.Tensor, world: int) -> int:
     """The bits that are 0 in the hashes that are kept, so that all ranks leave at most LIMIT."""
     bits = max(0, (len(rows) * world // LIMIT).bit_length())
     return (1 << bits) - 1
-
-
-def _digest(ranks: dict[int, list[Any]]) -> tuple[int, int]:
-    """(sum of the hashes, rows) of a step; ranks with the same batch count once (tensor
-    parallelism).
-    """
-    batches = {(one[2], one[3]) for one in ranks.values()}
-    return sum(total for total, _ in batches) & _MASK, sum(rows for _, rows in batches)
 
 
 def _one_mesh(ranks: list[int], posts: Posts) -> bool:

@@ -16,6 +16,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from ...probe.compat import tensors
 from ...probe.events.schedules import Schedules
+from ..context import Context
 from ..journal import Breach
 from ..measured import Measured
 from . import Law, Posts
@@ -41,20 +42,20 @@ class Training(Law):
 
     name = "every-parameter-trains"
 
-    def __init__(self, guard: Any) -> None:
-        super().__init__(guard)
-        self.schedules = Schedules(guard.frames.here)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.schedules = Schedules(context.frames.here)
         self._names: list[str] = []
         self._gradients: list[tuple[str, torch.Tensor]] = []
         self._held: set[str] = set()
         self._largest: dict[str, float] = {}  # elements of weights at the last check
-        self._before: dict[str, int] = {}  # sketches at the last check
+        self._before: dict[str, float] = {}  # sketches at the last check
         self._count: dict[tuple[str, str], int] = {}
         self._reach = 0.0  # learning rates of the steps since the last check, times their factor
         self._loads = 0
 
     def install(self) -> None:
-        self.schedules.watch(self.guard.dispatcher, self.guard.guarded)
+        self.schedules.watch(self.context.dispatcher, self.context.guarded)
 
     def stepping(self, optimizer: Optimizer, due: bool) -> None:
         self._reach += max(
@@ -62,20 +63,20 @@ class Training(Law):
         )
         if not due:
             return
-        slots = self.guard.scene.slots()
+        slots = self.context.scene.slots()
         self._names = [slot.name for slot in slots]
         with_gradient = [s for s in slots if s.param.grad is not None]
         self._gradients = _largest([(s.name, s.param.grad) for s in with_gradient])  # type: ignore[misc]
         rates = {
             id(param): group.get("lr", 1.0)
-            for one in self.guard.scene.optimizers()
+            for one in self.context.scene.optimizers()
             for group in one.param_groups
             for param in group["params"]
         }
         self._held = {s.name for s in slots if _positive(rates.get(id(s.param), 0.0))}
 
     def measure(self, measured: Measured) -> None:
-        slots = self.guard.scene.slots()
+        slots = self.context.scene.slots()
         for name, value in self._gradients:
             measured.take("gradient", name, value)
         for name, value in _largest([(s.name, s.param) for s in slots]):
@@ -84,9 +85,9 @@ class Training(Law):
             "names": self._names,
             "trainable": _bits(self._names, {s.name for s in slots if s.param.requires_grad}),
             "held": _bits(self._names, self._held),
-            "reach": self._reach if self._loads == self.guard.resume.loads else math.inf,
+            "reach": self._reach if self._loads == self.context.loads else math.inf,
         }
-        self._loads = self.guard.resume.loads
+        self._loads = self.context.loads
         self._gradients, self._reach = [], 0.0
 
     def local(self, measured: Measured) -> Iterable[Breach]:
@@ -111,7 +112,8 @@ class Training(Law):
     def post(self, measured: Measured) -> dict[str, Any]:
         if measured.kind != "check":
             return {}
-        weights = self.guard.replicas.sketches.get("weights", {})
+        bits = measured.numbers.get("bits", {})
+        weights = {n.removeprefix("weights/"): v for n, v in bits.items() if n[:8] == "weights/"}
         before, self._before = self._before, weights
         own = measured.values["training"]
         gradient = {n for n, v in measured.numbers.get("gradient", {}).items() if v != 0}
@@ -174,7 +176,7 @@ class Training(Law):
                 measured.step,
                 f"{kind} sets the learning rate of an optimizer that steps no more"
                 f" ({_rates(one.lr)}); the one that steps uses {_rates(one.lr_of_others)}",
-                ranks=[self.guard.journal.rank],
+                ranks=[self.context.rank],
                 place=f"{one.at_line.file}:{one.at_line.line}" if one.at_line else "",
                 edit="build the schedule again with the new optimizer",
                 command="fsdp2 explain schedule-of-replaced-optimizer",
@@ -196,11 +198,11 @@ class Training(Law):
             self.name,
             measured.step,
             text if whole else f"{names[0]}{more} {text}",
-            ranks=[self.guard.journal.rank],
+            ranks=[self.context.rank],
             names=names,
-            since=max(0, measured.step - self.guard.settings.every * checks),
+            since=max(0, measured.step - self.context.settings.every * checks),
             edit=edit,
-            command=self.guard.verify_command(),
+            command=self.context.verify_command(),
             key=f"{key} {names[0]}",
         )
 

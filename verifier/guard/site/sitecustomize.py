@@ -29,9 +29,7 @@ def _begin() -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["verified_fsdp2"] = module
         spec.loader.exec_module(module)
-    from verified_fsdp2.verifier.guard.begin import begin
-
-    begin()
+    importlib.import_module("verified_fsdp2.verifier.guard.begin").begin()
 
 
 try:

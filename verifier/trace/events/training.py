@@ -140,12 +140,8 @@ class Scheduled(Located):
 
     @property
     def unused(self) -> bool:
-        """Whether the schedule moves what no step uses.
-
-        Two optimizers that take turns with the same parameters leave a gap once in a while: only
-        one that is longer, by more than a step, than all before it is an end. A script that copies
-        the rate of the schedule into another optimizer, or has another schedule for that, moves its
-        rates.
+        """Whether it moves what no step uses: for longer, by more than a step, than any gap before
+        (two optimizers take turns), and the rates that are used are nobody's (none copies them).
         """
         return self.idle > self.before + 1 and self.moved and not self.others_moved
 
