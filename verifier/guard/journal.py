@@ -6,9 +6,9 @@ that cannot be written makes it quiet; the run goes on.
 """
 
 import json
-import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..report.secrets import redact_secrets
 
 SCHEMA = 1
 _MOST = 50  # breaches of a law that one rank writes
+_SECONDS = 60.0  # that a hook may take
 _NAMES = 12  # parameters that a breach names
 
 
@@ -111,16 +112,18 @@ class Journal:
         try:
             print(f"fsdp2 guard: {redact_secrets(text)}", file=sys.stderr, flush=True)
         except (OSError, ValueError):
-            self._quiet = self._quiet or False
+            return
 
     def _run_hook(self, fields: dict[str, Any]) -> None:
-        """Start the user's command, which gets the breach as JSON; its end is not waited for."""
-        try:
-            command = ["/bin/sh", "-c", self._hook]
-            text = json.dumps({**fields, "pid": os.getpid()})
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-            assert process.stdin is not None
-            process.stdin.write(text.encode())
-            process.stdin.close()
-        except OSError as error:
-            self.error("hook", error)
+        """Run the user's command, which gets the breach as JSON; its end is not waited for."""
+        command, text = ["/bin/sh", "-c", self._hook], json.dumps(fields)
+
+        def run() -> None:
+            try:
+                subprocess.run(
+                    command, input=text, text=True, timeout=_SECONDS, start_new_session=True
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                self.error("hook", error)
+
+        threading.Thread(target=run, name="fsdp2-guard-hook", daemon=True).start()

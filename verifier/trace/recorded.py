@@ -215,3 +215,13 @@ def _latest_models(trace: Trace) -> list[events.Model]:
 
 def _probe_error(record: events.ProbeError) -> str:
     return f"{record.symbol}: {record.text}{f' in {record.where}' if record.where else ''}"
+
+
+def unused(schedule: events.Scheduled) -> bool:
+    """Whether a schedule moves what no step uses.
+
+    Two optimizers that take turns with the same parameters leave a gap once in a while: only one
+    that is longer, by more than a step, than all before it is an end. A script that copies the rate
+    of the schedule into another optimizer, or has another schedule for that, moves its rates.
+    """
+    return schedule.idle > schedule.before + 1 and schedule.moved and not schedule.others_moved

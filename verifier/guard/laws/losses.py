@@ -23,7 +23,7 @@ from . import Law, Posts
 
 # A logged number of this name; what stands between name and number is no other number or name.
 LOGGED = re.compile(
-    r"(?<![A-Za-z])(?P<name>(?:train(?:ing)?[_/ ]?)?loss)\W{0,4}"
+    r"(?<![A-Za-z_/.])(?:train(?:ing)?[_/ ]?)?loss\W{0,4}"
     r"(?P<value>-?\d+\.\d+(?:[eE][-+]?\d+)?)"
 )
 NEAR = 0.03  # of a multiple, of the loss that was trained on: what smoothing and rounding change

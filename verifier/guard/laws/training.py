@@ -16,6 +16,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from ...probe.compat import tensors
 from ...probe.events.schedules import Schedules
+from ...trace.recorded import unused
 from ..context import Context
 from ..journal import Breach
 from ..measured import Measured
@@ -169,7 +170,7 @@ class Training(Law):
                 yield self._of_names(measured, found, what, text, edits[what])
 
     def _schedule(self, measured: Measured) -> Iterator[Breach]:
-        for one in (record for record in self.schedules.records() if record.unused):
+        for one in (record for record in self.schedules.records() if unused(record)):
             kind = one.cls.rpartition(".")[2]
             yield Breach(
                 self.name,

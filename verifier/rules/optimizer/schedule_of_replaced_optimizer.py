@@ -1,4 +1,5 @@
 from ...trace.events import Scheduled
+from ...trace.recorded import unused
 from ..base import Evidence, Finding, Rule, Run, count, some
 
 
@@ -33,7 +34,7 @@ class ScheduleOfReplacedOptimizer(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.survey or evidence.trained
-        record = next((one for one in run.all(Scheduled) if one.unused), None)
+        record = next((one for one in run.all(Scheduled) if unused(one)), None)
         if record is None:
             return self.passed("no schedule goes on after the last step of its optimizer")
         name = record.cls.rpartition(".")[2]

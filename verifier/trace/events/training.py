@@ -138,13 +138,6 @@ class Scheduled(Located):
     lr_of_others: list[float]
     others_moved: bool
 
-    @property
-    def unused(self) -> bool:
-        """Whether it moves what no step uses: for longer, by more than a step, than any gap before
-        (two optimizers take turns), and the rates that are used are nobody's (none copies them).
-        """
-        return self.idle > self.before + 1 and self.moved and not self.others_moved
-
 
 class Stress(Event):
     """Huge gradients at the step, {name: [before.before, before.after, after.after]}
