@@ -77,7 +77,7 @@ def timed(command: list[str]) -> tuple[subprocess.CompletedProcess[str], float]:
     (["verify", SCRIPT, "--report", "json", "--report", "text"], "cannot both go to stdout"),
     (["verify", SCRIPT, "--nproc", "x"], "nproc: expected a whole number"),
     (["verify", QUICKSTART], "quickstart.yaml:14:7: this is not Python"),
-    (["explain", "--", "x"], "only `fsdp2 verify` and `fsdp2 plan` take arguments"),
+    (["explain", "--", "x"], "only verify, plan and guard take arguments"),
     (["spec", "check", "nothing.yaml"], "nothing.yaml"),
 )
 def test_wrong_usage(argv: list[str], message: str, command: Command) -> None:

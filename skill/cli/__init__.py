@@ -78,6 +78,7 @@ examples:
   fsdp2 verify my-run                           run it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
   fsdp2 plan my-run --nproc 64 --device-memory 80GiB  does it fit? without the GPUs
+  fsdp2 guard -- torchrun train.py              the laws in the real run
   fsdp2 explain optim-before-shard              what a rule checks, why, and the fix
   fsdp2 report matches-ddp report.json          what is needed to report a finding
   fsdp2 install --user                          put the skill where coding agents look

@@ -23,7 +23,7 @@ examples:
   fsdp2 guard -- torchrun --nproc-per-node 8 train.py       watch it; findings go to stderr
   fsdp2 guard --every 50 --out run/guard.jsonl -- torchrun --nproc-per-node 8 train.py
   fsdp2 guard --on-breach checkpoint-and-stop -- torchrun --nproc-per-node 8 train.py
-  fsdp2 guard --hook 'curl -d @- https://alerts.example.org' -- torchrun train.py
+  fsdp2 guard --hook 'mail -s breach me@example.org' -- torchrun train.py
   fsdp2 guard report run/guard.jsonl                        what it has found
   fsdp2 guard report run/guard.jsonl --html guard.html      the same as a page, with curves
   fsdp2 guard report a/guard.jsonl b/guard.jsonl            several runs side by side
