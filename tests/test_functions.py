@@ -9,7 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MOST = 40  # lines of code, without docstring, comments and empty lines
 REASONS = {
-    "skill/cli/guard.py add_parser": "a flat table of options",
     "skill/cli/verify.py add_parser": "a flat table of options",
     "skill/cli/plan.py add_parser": "a flat table of options",
     "verifier/probe/substitutes/cuda_on_cpu/placement.py __torch_dispatch__": (

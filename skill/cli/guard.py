@@ -8,11 +8,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ...verifier.errors import UserError
+from ...verifier.errors import FAIL, INCONCLUSIVE, PASS, UserError
 from ...verifier.guard.settings import ON_BREACH, VARIABLE, Settings, read
 from ..output import add_command, emit_json, say
 
 SITE = Path(__file__).resolve().parents[2] / "verifier" / "guard" / "site"
+OPTIONS = (
+    ("every", "N", "steps between comparisons of all ranks (default %(default)s)"),
+    ("repeat", "M", "comparisons between repeats of layers; 0: none (default %(default)s)"),
+    ("hang", "S", "seconds without progress that are a hang (default %(default)g)"),
+    ("out", "FILE", "the journal, which the starts of one run share (default %(default)s)"),
+    ("hook", "COMMAND", "run this with each breach as JSON on stdin"),
+    ("prometheus", "FILE", "keep a text file for node_exporter"),
+)
 EPILOG = f"""\
 The command is run as it is, with two variables of the environment: {VARIABLE}, and PYTHONPATH, so
 that each Python process watches itself. It changes no number of the run, joins no collective, and
@@ -29,7 +37,7 @@ examples:
   fsdp2 guard report a/guard.jsonl b/guard.jsonl            several runs side by side
 
 exit codes: those of the command ({86} where --on-breach ends it); of report: 0 no law was broken, 1
-one was, 2 bad usage.
+one was, 2 bad usage, 4 nothing was compared.
 """
 
 
@@ -41,44 +49,13 @@ def add_parser(commands: Any) -> None:
     )
     parser = add_command(commands, "guard", run, "the laws in the real run", description, EPILOG)
     parser.usage = "fsdp2 guard [options] -- COMMAND...  |  fsdp2 guard report FILE..."
-    default = Settings()
-    add = parser.add_argument
+    default, add = Settings(), parser.add_argument
     add("words", nargs="*", metavar="report FILE", help="report on journals of guarded runs")
-    add(
-        "--every",
-        type=int,
-        default=default.every,
-        metavar="N",
-        help="steps between comparisons of all ranks (default %(default)s)",
-    )
-    add(
-        "--repeat",
-        type=int,
-        default=default.repeat,
-        metavar="M",
-        help="comparisons between repeats of layers; 0: none (default %(default)s)",
-    )
-    add(
-        "--hang",
-        type=float,
-        default=default.hang,
-        metavar="S",
-        help="seconds without progress that are a hang (default %(default)g)",
-    )
-    add(
-        "--on-breach",
-        choices=ON_BREACH,
-        default=default.on_breach,
-        help="what a broken law leads to (default %(default)s)",
-    )
-    add(
-        "--out",
-        default=default.out,
-        metavar="FILE",
-        help="the journal, which several starts of one run share (default %(default)s)",
-    )
-    add("--hook", default="", metavar="COMMAND", help="run this with each breach as JSON on stdin")
-    add("--prometheus", default="", metavar="FILE", help="keep a text file for node_exporter")
+    for name, metavar, text in OPTIONS:
+        value = getattr(default, name.replace("-", "_"))
+        add(f"--{name}", type=type(value), default=value, metavar=metavar, help=text)
+    text = "what a broken law leads to (default %(default)s)"
+    add("--on-breach", choices=ON_BREACH, default=default.on_breach, help=text)
     add("--html", type=Path, metavar="FILE", help="of report: also write a page")
     parser.set_defaults(script_args=[])
 
@@ -126,4 +103,6 @@ def _report(options: argparse.Namespace) -> int:
         emit_json({"runs": [one.as_json() for one in runs]})
     else:
         say("\n\n".join(text(one) for one in runs))
-    return int(any(one.breaches for one in runs))
+    if any(one.breaches for one in runs):
+        return FAIL
+    return PASS if all(one.of("check") for one in runs) else INCONCLUSIVE

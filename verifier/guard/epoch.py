@@ -33,9 +33,7 @@ class Epoch:
         self._repeated = self._total = 0
         self._first = 0
 
-    def take(
-        self, steps: Steps, every: int, size: int, repeats: bool
-    ) -> Iterator[tuple[str, str, list[int], str, str]]:
+    def take(self, steps: Steps, every: int, size: int, repeats: bool) -> Iterator[str]:
         """The steps of a check; `every`: one row of so many is in the share."""
         self._repeated = self._total = self._first = 0
         for step in sorted(steps):
@@ -64,11 +62,7 @@ class Epoch:
             yield (
                 f"{self._repeated} of {self._total} rows were trained on before in this epoch, from"
                 f" step {self._first} on ({min(1.0, self.rows / size):.0%} of {size} samples were"
-                " seen)",
-                "twice",
-                [],
-                "divide one order of the epoch between the ranks",
-                "fsdp2 explain samples-once-per-epoch",
+                " seen)"
             )
 
     def sample(self) -> tuple[list[int], int]:

@@ -3,7 +3,7 @@ number of ranks can be held against it.
 
 Records lie in a folder of the guard's own, `guard.records/` beside `guard.jsonl`, not in the
 checkpoint: scripts list, count, hash and rename what is there. A checkpoint that was renamed is
-found by its inode, one that was copied by its name and the state in it.
+found by its inode, one that was moved to another file system by its name.
 """
 
 import hashlib
@@ -59,13 +59,16 @@ class Records:
             old.unlink(missing_ok=True)
 
     def of(self, path: str) -> Record | None:
-        """The record of a checkpoint, None if there is none. Raises ValueError of a damaged one."""
+        """The record of a checkpoint, None if there is none. Raises ValueError of a damaged one.
+
+        By name alone only if what had that name is no longer where it was: it was moved or copied.
+        """
         known = [self._read(file) for file in sorted(self.folder.glob("*.json"), reverse=True)]
         inode = inode_of(path)
         same: tuple[Any, ...] = (
             lambda one: inode and one.inode == inode,
             lambda one: one.path == str(Path(path).absolute()),
-            lambda one: Path(one.path).name == Path(path).name,
+            lambda one: Path(one.path).name == Path(path).name and not Path(one.path).exists(),
         )
         return next((one for test in same for one in known if test(one)), None)
 

@@ -6,11 +6,13 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -166,9 +168,15 @@ def placing(piece: Piece, world: int) -> list[tuple[str, int]]:
     if not isinstance(owner, DTensor):
         return [(ALIKE, _number(f"{piece.name}{tuple(piece.tensor.shape)}"))]
     where = _number(f"{piece.name}{tensors.box(owner)}")
-    ranks = owner.device_mesh.mesh.flatten().tolist()
-    found = [(f"mesh{_number(json.dumps(ranks)):x}", where)]
-    return found if len(ranks) == world else [*found, (ALIKE, where)]
+    mesh = owner.device_mesh
+    found = [(_mesh(mesh), where)]
+    return found if mesh.size() == world else [*found, (ALIKE, where)]
+
+
+@lru_cache(maxsize=64)
+def _mesh(mesh: DeviceMesh) -> str:
+    """A short name of the ranks of a mesh."""
+    return f"mesh{_number(json.dumps(mesh.mesh.flatten().tolist())):x}"
 
 
 def _number(text: str) -> int:

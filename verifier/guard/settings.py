@@ -19,7 +19,7 @@ class Settings:
     """The options of a run. In the variable: `every=100 on-breach=warn out=run/guard.jsonl`."""
 
     every: int = 100  # steps between comparisons of all ranks
-    repeat: int = 10  # comparisons between repeats of a layer; 0: none
+    repeat: int = 1  # comparisons between repeats of layers; 0: none
     hang: float = 300.0  # seconds without a sign of progress, at least, that are called a hang
     on_breach: str = "warn"
     out: str = "guard.jsonl"

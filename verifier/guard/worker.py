@@ -39,6 +39,7 @@ class Worker:
 
     def give(self, measured: Measured) -> None:
         """Compare a measurement as soon as it is there."""
+        measured.send()
         self._items.put(measured)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="fsdp2-guard", daemon=True)

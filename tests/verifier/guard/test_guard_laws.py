@@ -259,9 +259,10 @@ def test_a_logged_loss_is_the_mean(context: Context, logged: float, says: str) -
     law, found = Losses(context), []
     for step in range(1, 9):
         posts = {
-            rank: {"steps": [[step, 1, 1.6 + 0.1 * rank + 0.05]], "norm": None} for rank in range(8)
+            rank: {"steps": [[step, 1, 1.0, 1.6 + 0.1 * rank + 0.05]], "norm": None}
+            for rank in range(8)
         }
-        mean = sum(post["steps"][0][2] for post in posts.values()) / 8
+        mean = sum(post["steps"][0][3] for post in posts.values()) / 8
         values = {"logged": [(step, logged * mean / 2)], "divide": None}
         found += law.judge(check(step, losses=values), posts)
     assert [says in one.message for one in found] == ([True] if says else [])

@@ -28,6 +28,11 @@ class Law:
     def __init__(self, context: Context) -> None:
         self.context = context
 
+    def breach(self, step: int, message: str, **more: Any) -> Breach:
+        """A breach of this law; `more`: fields of Breach."""
+        more.setdefault("command", self.context.verify_command())
+        return Breach(self.name, step, message, **more)
+
     def install(self) -> None:
         """Subscribe to functions of torch."""
 

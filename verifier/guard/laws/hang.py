@@ -71,12 +71,14 @@ class Hang:
                 f"step {context.step}: all ranks have been at {own['line']} for long"
             )
             return
-        odd = silent or min(groups.values(), key=len)
+        # The ranks that are in no collective are waited for; else those that are in another one.
+        outside = [ranks for (_, call), ranks in groups.items() if not call]
+        odd = silent or min(outside or groups.values(), key=len)
         lines = [
-            f"{_ranks(ranks)} {'wait in' if call else 'run'} {call or 'no collective'} at {line}"
+            f"{_ranks(ranks)} in {call or 'no collective'} at {line}"
             for (line, call), ranks in sorted(groups.items(), key=lambda one: len(one[1]))
         ]
-        lines += [f"{_ranks(silent)} show nothing"] if silent else []
+        lines += [f"{_ranks(silent)} without a sign"] if silent else []
         context.found(
             Breach(
                 self.name,

@@ -1,10 +1,10 @@
 """Hardware: a layer that is computed twice from the same inputs gives the same bits.
 
-Every so many checks some linear layers and convolutions of a step are computed again, forward as
-in the step and backward twice, without touching the model: FSDP gathers weights with all ranks, so
-a whole micro-batch cannot be repeated by one of them, and a forward of the user's code twice could
-count twice. All ranks also compute a product of fixed numbers: a device that always computes it
-otherwise differs from the others of its kind.
+At a check some linear layers of the step are computed again, forward as in the step and both
+products of the backward twice, without touching the model. FSDP gathers weights with all ranks, so
+no rank can repeat a whole micro-batch alone, and the user's code may count its calls. All ranks
+also compute a product of fixed numbers: a device that always computes it otherwise differs from the
+others of its kind.
 
 What it can miss: a fault in other kernels (attention, normalisation, collectives), one that shows
 in fewer than one of the repeated products, layers that are compiled. A fault that meets a part p of
@@ -14,6 +14,7 @@ the calls of a layer is seen at a repeat of k layers with probability 1 - (1 - p
 from __future__ import annotations
 
 import itertools
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -30,7 +31,7 @@ from ..measured import Measured
 from . import Law, Posts
 
 LAYERS = 8  # that are repeated at a time, of all in turn
-AGAIN = 3  # further repeats of one that differed: a kernel that is not deterministic differs often
+AGAIN = 3  # further repeats of a layer that differed
 SIDE = 256  # of the matrices of fixed numbers
 _KINDS: dict[type[nn.Module], Callable[..., torch.Tensor]] = {nn.Linear: functional.linear}
 
@@ -43,7 +44,7 @@ class Hardware(Law):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._handles: list[Any] = []
-        self._found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._found: list[tuple[str, str, int]] = []  # (layer, pass, elements that differed)
         self._next = 0  # which layer is the next one
         self._checks = 0
         self._fixed: torch.Tensor | None = None
@@ -51,7 +52,7 @@ class Hardware(Law):
 
     def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
         self._remove()
-        if not self._due() or self._found or any(_compiled(part) for part in module.modules()):
+        if not self._due() or any(_compiled(part) for part in module.modules()):
             return
         names = {
             id(part): (name, part) for name, part in module.named_modules() if type(part) in _KINDS
@@ -97,77 +98,58 @@ class Hardware(Law):
         return hook
 
     def _compare(self, name: str, layer: Any, given: torch.Tensor, result: torch.Tensor) -> None:
-        function = _KINDS[type(layer)]
         weight = layer.weight.detach()
         bias = None if layer.bias is None else layer.bias.detach()
-
-        def forward() -> torch.Tensor:
-            with torch.no_grad():
-                return function(given, weight, bias)
-
-        def backward() -> torch.Tensor:
-            with torch.no_grad():
-                rows, flat = (
-                    result.reshape(-1, result.shape[-1]),
-                    given.reshape(-1, given.shape[-1]),
-                )
-                parts = [rows.to(weight.dtype) @ weight, rows.T.to(flat.dtype) @ flat]
-                return torch.cat([one.reshape(-1).to(torch.float32) for one in parts])
-
-        again = [_unlike(result, forward()) for _ in range(AGAIN)]
-        first = backward()
-        back = [_unlike(first, backward()) for _ in range(AGAIN)]
-        self._found.append((name, torch.stack(again), torch.stack(back)))
+        gradient = result.reshape(-1, result.shape[-1]).to(weight.dtype)
+        rows = given.reshape(-1, given.shape[-1]).to(weight.dtype)
+        passes: dict[str, Callable[[], torch.Tensor]] = {
+            "forward": lambda: _KINDS[type(layer)](given, weight, bias),
+            # the shapes of its gradients, from numbers of the step
+            "gradient of the input": lambda: gradient @ weight,
+            "gradient of the weight": lambda: gradient.T @ rows,
+        }
+        with torch.no_grad():
+            for kind, compute in passes.items():
+                first = result if kind == "forward" else compute()
+                if not (differ := _unlike(first, compute())):
+                    continue
+                more = [_unlike(first, compute()) for _ in range(AGAIN)]
+                # One result is the odd one, the first or the second; where all differ from the
+                # first by other amounts the kernel is not deterministic.
+                if more in ([0] * AGAIN, [differ] * AGAIN):
+                    self._found.append((name, kind, differ))
+                else:
+                    self._noisy.add(name)
 
     def measure(self, measured: Measured) -> None:
-        self._checks += 1
-        for name, again, back in self._found:
-            measured.take_vector(f"again/{name}", again)
-            measured.take_vector(f"back/{name}", back)
-        if self._found or self._checks == 1:
-            device = self._found[0][1].device if self._found else None
+        device = next((s.param.device for s in self.context.scene.slots()), None)
+        if self.context.settings.repeat and device is not None and device.type != "meta":
             self._product(measured, device)
-        self._found = []
+        self._checks += 1
+        measured.values["repeats"], self._found = self._found, []
 
-    def _product(self, measured: Measured, device: torch.device | None) -> None:
+    def _product(self, measured: Measured, device: torch.device) -> None:
         """A product of fixed numbers, on the device of the model."""
-        if device is None:
-            device = next((s.param.device for s in self.context.scene.slots()), None)
-        if device is None or device.type == "meta":
-            return
         if self._fixed is None or self._fixed.device != device:
             index = torch.arange(SIDE * SIDE, dtype=torch.int64, device=device)
             self._fixed = (mixed(index) >> 40).to(torch.float32).reshape(SIDE, SIDE) / (1 << 23)
         bits = sketch(functional.linear(self._fixed, self._fixed))
         if bits is not None:
             measured.take("fixed", "", bits)
-        kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        measured.values["device"] = f"{kind}, torch {torch.__version__}"
+        measured.values["device"] = f"{_kind(device)}, torch {torch.__version__}"
 
     def local(self, measured: Measured) -> Iterator[Breach]:
-        for what, differs in measured.vectors.items():
-            which, _, name = what.partition("/")
-            if which not in ("again", "back"):
-                continue
-            counts = differs.tolist()
-            # The step's own result is compared with each repeat: if it is the odd one, all differ
-            # from it alike; if the kernel is not deterministic, they differ by other amounts.
-            if not any(counts):
-                continue
-            wrong_once = (len({*counts}) == 1) or sum(map(bool, counts)) == 1
-            if not wrong_once:
-                self._noisy.add(name)
-                self.context.journal.note(f"{name} is not deterministic here: it is not repeated")
-                continue
-            pass_name = "forward" if which == "again" else "backward"
-            yield Breach(
-                self.name,
+        for name in self._noisy:
+            self.context.journal.note(f"{name} is not deterministic here: it is not repeated")
+        for name, kind, count in measured.values.get("repeats", ()):
+            yield self.breach(
                 measured.step,
-                f"the {pass_name} of {name}, computed {AGAIN + 1} times from the same inputs,"
-                f" differs in {max(counts)} elements once",
+                f"the {kind} of {name}, computed {AGAIN + 2} times from the same numbers, came out"
+                f" otherwise once, in {count} elements",
                 ranks=[self.context.rank],
                 names=[name],
                 edit=f"take the device out of use and test it: {_device()}",
+                command="",
                 key=f"repeat {name}",
             )
 
@@ -187,20 +169,27 @@ class Hardware(Law):
             odd = sorted(rank for rank, value in values.items() if value != usual)
             if odd:
                 where = ", ".join(posts[rank]["device"] for rank in odd[:4])
-                yield Breach(
-                    self.name,
+                yield self.breach(
                     measured.step,
                     f"ranks {odd[:8]} compute a product of fixed numbers otherwise than the other"
                     f" devices of the kind {kind}: {where}",
                     ranks=odd,
                     edit="take the device out of use and test it",
+                    command="",
                     key=f"fixed {odd}",
                 )
 
 
-def _unlike(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How many elements differ, where NaN is like NaN."""
-    return ((one != other) & ~((one != one) & (other != other))).sum()
+def _unlike(one: torch.Tensor, other: torch.Tensor) -> int:
+    """How many elements differ, where NaN is like NaN. It waits for the device."""
+    return int(((one != other) & ~((one != one) & (other != other))).sum())
+
+
+def _kind(device: torch.device) -> str:
+    """Devices of one kind compute the same bits: of CPUs those with the same instructions."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
 
 
 def _compiled(module: nn.Module) -> bool:
@@ -208,8 +197,6 @@ def _compiled(module: nn.Module) -> bool:
 
 
 def _device() -> str:
-    import os
-
     if not torch.cuda.is_available():
         return f"{os.uname().nodename}, CPU"
     device = torch.cuda.current_device()

@@ -29,7 +29,8 @@ LOGGED = re.compile(
 NEAR = 0.03  # of a multiple, of the loss that was trained on: what smoothing and rounding change
 APART = 0.25  # from it: below, a logged loss is its mean, or of a rank alone
 SAME = 1e-4  # between norms of ranks that are the same
-TIMES = 3  # logged numbers in a row, or checks, after which it is a breach
+TIMES = 2  # logged numbers in a row, each far from the mean and near its multiple
+USUAL = 3  # windows after which a shorter one is seen to be shorter
 
 
 class Losses(Law):
@@ -40,7 +41,8 @@ class Losses(Law):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._micro: list[torch.Tensor] = []  # losses of the micro-batches of this step
-        self._steps: list[tuple[int, torch.Tensor, int]] = []  # (step, sum of them, how many)
+        # (step, sum of them, how many, by what they were divided)
+        self._steps: list[tuple[int, torch.Tensor, int, float]] = []
         self._divisors: list[float] = []  # by which they were divided, in this step
         self._usual: Counter[tuple[int, float]] = Counter()
         self._uneven: list[tuple[int, int, float, str]] = []
@@ -73,7 +75,7 @@ class Losses(Law):
             return
         self._micro, self._divisors = [], []
         step, count = self.context.step, len(micro)
-        self._steps.append((step, torch.stack(micro).sum(), count))
+        self._steps.append((step, torch.stack(micro).sum(), count, divisors[0]))
         if (len({*divisors}) == 1 and count > 1) or divisors[0] > 1:
             self._weigh(step, count, divisors[0])
 
@@ -81,17 +83,17 @@ class Losses(Law):
         """A window of fewer micro-batches whose losses are divided by the full number."""
         full, times = self._usual.most_common(1)[0] if self._usual else ((count, divisor), 0)
         self._usual[count, divisor] += 1
-        if times >= TIMES and full == (round(divisor), divisor) and count < full[0]:
+        if times >= USUAL and full == (round(divisor), divisor) and count < full[0]:
             self._uneven.append((step, count, divisor, self.context.here()))
 
     def measure(self, measured: Measured) -> None:
         steps, self._steps = self._steps, []
         if steps:
-            sums = torch.stack([one.to(torch.float32) for _, one, _ in steps])
+            sums = torch.stack([one.to(torch.float32) for _, one, _, _ in steps])
             measured.take_vector("losses", sums)
         norm, self._norm = self._norm, None
         measured.values["losses"] = {
-            "steps": [(step, count) for step, _, count in steps],
+            "steps": [(step, count, divisor) for step, _, count, divisor in steps],
             "logged": self._logged,
             "divide": self._divide,
             "norm": None if norm is None else (norm[0], norm[2], norm[3]),
@@ -103,8 +105,7 @@ class Losses(Law):
     def local(self, measured: Measured) -> Iterator[Breach]:
         uneven, self._uneven = self._uneven, []
         for step, count, divisor, place in uneven:
-            yield Breach(
-                self.name,
+            yield self.breach(
                 step,
                 f"{count} micro-batches are divided by {divisor:g}: the samples of this step weigh"
                 f" {count / divisor:.2g} of those of others",
@@ -130,11 +131,11 @@ class Losses(Law):
         if measured.kind != "check":
             return
         sums: dict[int, list[float]] = {}
-        counts: dict[int, int] = {}
+        counts: dict[int, tuple[int, float]] = {}
         for post in posts.values():
-            for step, count, value in post.get("steps", ()):
+            for step, count, divisor, value in post.get("steps", ()):
                 sums.setdefault(step, []).append(value)
-                counts[step] = count
+                counts[step] = count, divisor
         curves = measured.values.setdefault("curves", {})
         if sums:
             last = max(sums)
@@ -156,8 +157,7 @@ class Losses(Law):
         # One check may fall on a rank whose norm is its own for a reason of that step.
         if self._apart == 2:
             rank = max(values, key=lambda one: abs(values[one] - low))
-            yield Breach(
-                self.name,
+            yield self.breach(
                 measured.step,
                 f"ranks clip by other norms: {low:.4g} to {high:.4g} in one step",
                 ranks=sorted(values),
@@ -169,7 +169,7 @@ class Losses(Law):
             )
 
     def _multiples(
-        self, measured: Measured, sums: dict[int, list[float]], counts: dict[int, int]
+        self, measured: Measured, sums: dict[int, list[float]], counts: dict[int, tuple[int, float]]
     ) -> Iterator[Breach]:
         """A logged loss that is N times, or a part of, the loss that gradients are of."""
         world = self.context.world
@@ -177,13 +177,12 @@ class Losses(Law):
             if step not in sums or len(sums[step]) != world:
                 continue
             divide = measured.values["losses"]["divide"] or world
-            trained, count = math.fsum(sums[step]) / divide, counts[step]
-            # of a window: the losses as they were, or divided by their number
-            known = [
-                one
-                for one in (trained, trained / count, *sums[step], *(v / count for v in sums[step]))
-                if abs(one) > 1e-6
-            ]
+            count, divisor = counts[step]
+            trained = math.fsum(sums[step]) / divide
+            known = [trained, *sums[step]]
+            if divisor != count:  # of a window that is not divided: also the mean of its losses
+                known += [one / count for one in known]
+            known = [one for one in known if abs(one) > 1e-6]
             if not known or any(abs(value / one - 1) < APART for one in known):
                 self._multiple.clear()
                 continue
@@ -199,8 +198,7 @@ class Losses(Law):
             for words in fits:
                 self._multiple[words] += 1
                 if self._multiple[words] == TIMES:
-                    yield Breach(
-                        self.name,
+                    yield self.breach(
                         step,
                         f"the loss that is logged is {words} the mean of what was trained on"
                         f" ({value:.4g}, and {trained:.4g} over all ranks; {TIMES} times in a row)",

@@ -176,8 +176,7 @@ class Replicas(Law):
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         who = f"rank {odd[0]} holds" if len(odd) == 1 else f"ranks {_list(odd)} hold"
         when = "" if since is None else f"; all agreed at step {since}"
-        return Breach(
-            self.name,
+        return self.breach(
             measured.step,
             f"{who} other bits of {first}{others} ({', '.join(kinds)}) than the ranks with the same"
             f" part of it{when}",
@@ -187,7 +186,6 @@ class Replicas(Law):
             edit="a rank alone: its memory or device, or code that only it runs"
             if len(odd) == 1
             else "",
-            command=self.context.verify_command(),
             key=f"{sorted(odd)} {kinds[0]}",
         )
 
@@ -203,8 +201,7 @@ class Replicas(Law):
             usual = next(value for rank, value in have.items() if rank not in odd)
             names = _different(have[odd[0]], usual)
             first = names[0] if names else what
-            yield Breach(
-                self.name,
+            yield self.breach(
                 measured.step,
                 f"ranks {_list(odd)} use {first} = {have[odd[0]].get(first)}, others"
                 f" {usual.get(first)}",
@@ -212,7 +209,6 @@ class Replicas(Law):
                 names=names,
                 since=self._agreed.get((what, "")),
                 edit="decide on a value that all ranks have: reduce it over the ranks first",
-                command=self.context.verify_command(),
                 key=f"{what} {odd}",
             )
 

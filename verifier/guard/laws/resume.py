@@ -313,15 +313,13 @@ class Resume(Law):
     def _breach(
         self, record: Record, names: list[str], text: str, ranks: list[int] | None = None
     ) -> Breach:
-        return Breach(
-            self.name,
+        return self.breach(
             self.context.base,
             f"resumed from {record.path} (step {record.step}, {record.world} ranks): {text}",
             ranks=ranks or [],
             names=names,
             since=record.step,
             edit="save it, and load it before the first step",
-            command=self.context.verify_command(),
             key=text,
         )
 

@@ -106,8 +106,7 @@ class Samples(Law):
     def local(self, measured: Measured) -> Iterator[Breach]:
         same, self._same_order = self._same_order, []
         for place in same:
-            yield Breach(
-                self.name,
+            yield self.breach(
                 measured.step,
                 "the sampler begins an epoch with the order of the one before: set_epoch was not"
                 " called",
@@ -161,16 +160,21 @@ class Samples(Law):
             ]
             yield from self._continued(measured, digests)
         if self.context.epoch.same_order and some["shuffles"]:
-            yield self._breach(
-                measured,
+            yield self.breach(
+                measured.step,
                 "an epoch has the order of the one before, and its sampler draws orders",
-                "order",
-                sorted(posts),
-                "call set_epoch before each epoch on the sampler that draws",
-                "fsdp2 explain set-epoch-missing",
+                edit="call set_epoch before each epoch on the sampler that draws",
+                command="fsdp2 explain set-epoch-missing",
+                key="order",
             )
-        for found in self.context.epoch.take(steps, some["share"] + 1, some["size"], repeats):
-            yield self._breach(measured, *found)
+        for text in self.context.epoch.take(steps, some["share"] + 1, some["size"], repeats):
+            yield self.breach(
+                measured.step,
+                text,
+                edit="divide one order of the epoch between the ranks",
+                command="fsdp2 explain samples-once-per-epoch",
+                key="twice",
+            )
 
     def _on_two_ranks(self, measured: Measured, posts: Posts, steps: Steps) -> Iterator[Breach]:
         """Ranks of one data-parallel mesh that trained on the same rows in the same step."""
@@ -198,14 +202,14 @@ class Samples(Law):
             return
         those = sorted({rank for having in shared for rank in having})
         first = min(at[0] for at in shared.values())
-        yield self._breach(
-            measured,
+        yield self.breach(
+            measured.step,
             f"ranks {', '.join(map(str, those[:8]))} train on the same samples in one step, from"
             f" step {first} on ({both} of {total} rows of this check)",
-            "two ranks",
-            those,
-            "divide the samples by the data-parallel rank and number of ranks",
-            "fsdp2 explain same-data-on-every-rank",
+            ranks=those,
+            edit="divide the samples by the data-parallel rank and number of ranks",
+            command="fsdp2 explain same-data-on-every-rank",
+            key="two ranks",
         )
 
     def _continued(
@@ -219,8 +223,7 @@ class Samples(Law):
         compared = len(self._same) + len(self._differ)
         if compared >= COMPARED and len(self._differ) > len(self._same):
             first = min(self._differ)
-            yield Breach(
-                self.name,
+            yield self.breach(
                 measured.step,
                 f"after the resume step {first} trains on other samples than the same step of the"
                 f" run that was interrupted ({len(self._differ)} of {compared} steps differ)",
@@ -229,25 +232,6 @@ class Samples(Law):
                 command="fsdp2 explain resume-is-exact",
                 key="position",
             )
-
-    def _breach(
-        self,
-        measured: Measured,
-        text: str,
-        key: str,
-        ranks: list[int],
-        edit: str = "",
-        command: str = "",
-    ) -> Breach:
-        return Breach(
-            self.name,
-            measured.step,
-            text,
-            ranks=ranks,
-            edit=edit,
-            command=command or self.context.verify_command(),
-            key=key,
-        )
 
 
 def _shuffles(sampler: Any) -> bool:

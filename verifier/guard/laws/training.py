@@ -172,8 +172,7 @@ class Training(Law):
     def _schedule(self, measured: Measured) -> Iterator[Breach]:
         for one in (record for record in self.schedules.records() if unused(record)):
             kind = one.cls.rpartition(".")[2]
-            yield Breach(
-                self.name,
+            yield self.breach(
                 measured.step,
                 f"{kind} sets the learning rate of an optimizer that steps no more"
                 f" ({_rates(one.lr)}); the one that steps uses {_rates(one.lr_of_others)}",
@@ -195,15 +194,13 @@ class Training(Law):
     ) -> Breach:
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         checks = 1 if key in ("not finite", "range") else STILL
-        return Breach(
-            self.name,
+        return self.breach(
             measured.step,
             text if whole else f"{names[0]}{more} {text}",
             ranks=[self.context.rank],
             names=names,
             since=max(0, measured.step - self.context.settings.every * checks),
             edit=edit,
-            command=self.context.verify_command(),
             key=f"{key} {names[0]}",
         )
 
