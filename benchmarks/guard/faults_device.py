@@ -13,10 +13,9 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-
 from cases import Case, case
 from model import Batch
+from torch import Tensor
 
 REPEATS, HANG = "hardware-repeats", "hang"
 SHORT = ("--timeout", "60")

@@ -7,11 +7,10 @@ from __future__ import annotations
 import argparse
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-
 from cases import Case, case
 from model import Batch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 LAW = "loss-and-norm"
 FOUR = ("--accumulate", "4")

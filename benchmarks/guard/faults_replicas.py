@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
+from cases import Case, case
+from model import WIDTH, Batch, Classifier
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-
-from cases import Case, case
-from model import WIDTH, Batch, Classifier
 
 LAW = "replicas-agree"
 

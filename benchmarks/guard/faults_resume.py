@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from cases import Case, Launch, case
+from model import WIDTH, Batch, Classifier
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
-
-from cases import Case, Launch, case
-from model import WIDTH, Batch, Classifier
 
 LAW = "resume-as-saved"
 TWICE = (Launch(until=300), Launch(until=600))

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from cases import Case, Launch, case
 from model import Batch, Points, ResumableSampler
+from torch.utils.data import DataLoader
 
 LAW = "samples"
 SAME_WORLD = (Launch(until=300), Launch(until=600))

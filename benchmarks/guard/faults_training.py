@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from cases import Case, case
+from model import Batch, Classifier
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-
-from cases import Case, case
-from model import Batch, Classifier
 
 LAW = "every-parameter-trains"
 NO_SAVE = ("--save-every", "0")

@@ -8,11 +8,10 @@ what is left of it later (a low bit of a moment decays) is in the line of the ca
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
-
 from cases import Case, Launch, case
 from model import Batch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 LAW = "replicas-agree"
 # state, parameter or buffer, mesh, step, rank, bit (0 to 22 mantissa, 23 to 30 exponent, 31 sign)

@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor
-
 from cases import Case, Facts, all_cases, trainer_of
 from model import Batch
 from options import parse
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from trainer import Trainer
 
 EPOCH_STEPS = {130: 14, 517: 53, 388: 40}  # epochs have 13 steps here, 129 in run.py

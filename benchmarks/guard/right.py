@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+from cases import Case, Launch, case
+from model import Batch, Classifier, ResumableSampler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-
-from cases import Case, Launch, case
-from model import Batch, Classifier, ResumableSampler
 
 SHORT = (Launch(until=400),)
 RESUMED = (Launch(until=270, kill=True), Launch(until=400), Launch(world=4, until=500))

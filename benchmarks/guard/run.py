@@ -31,6 +31,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cases import Facts, Launch, all_cases  # noqa: E402
+
 from machine import environment  # noqa: E402
 from results_file import write  # noqa: E402
 
@@ -146,16 +147,10 @@ def run_case(facts: Facts, folder: Path, options: argparse.Namespace) -> dict[st
             if record.get("kind") == "breach" and record not in breaches:
                 breaches.append(record)
     row = judged(facts, breaches)
+    row["steps_per_second"] = [end.steps_per_second for end in ends]
     row["launches"] = [
-        {
-            "world": launch.world,
-            "until": launch.until,
-            "status": end.status,
-            "seconds": end.seconds,
-            "timed_out": end.timed_out,
-            "last_logged": end.logged[-1][0] if end.logged else 0,
-            "steps_per_second": end.steps_per_second,
-        }
+        f"{launch.world} ranks to {launch.until}{', killed' * launch.kill}: status {end.status},"
+        f" {end.seconds} s{', timed out' * end.timed_out}"
         for launch, end in zip(launches, ends, strict=True)
     ]
     row["complete"] = all(complete(facts, *pair) for pair in zip(launches, ends, strict=True))
@@ -196,7 +191,7 @@ def judged(facts: Facts, breaches: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def line_of(row: dict[str, Any], guard: bool) -> str:
-    speed = "/".join(str(launch["steps_per_second"]) for launch in row["launches"])
+    speed = "/".join(map(str, row["steps_per_second"]))
     end = "" if row["complete"] else "  DID NOT GET TO ITS END"
     if not guard:
         return f"{row['name']:32} {speed} steps/s{end}"

@@ -1,6 +1,7 @@
 """What the parts of the guard of one rank share: the run, what trains, where it is."""
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class Context:
         self.beat = time.monotonic()  # when the training last showed a sign
         # gives what was measured to the guard's thread
         self.hand_over: Callable[[Measured], None] = lambda measured: None
+        self.printed: list[Callable[[str], None]] = []  # called with what rank 0 prints and logs
         self.breached: list[Callable[[Breach], None]] = []  # called with each new breach
 
     @property
@@ -70,10 +72,13 @@ class Context:
 
     def verify_command(self) -> str:
         """The command with which the verifier shows a fault small."""
-        script, arguments = sys.argv[0], " ".join(sys.argv[1:])
-        if not is_user(str(Path(script).resolve())):
+        script = Path(sys.argv[0]).resolve()
+        if not is_user(str(script)):
             return ""
-        return f"fsdp2 verify {script}{f' -- {arguments}' if arguments else ''}"
+        if (script.parent / "verify.yaml").exists():
+            return f"fsdp2 verify {shlex.quote(os.path.relpath(script.parent))}"
+        rest = ["--", *sys.argv[1:]] if sys.argv[1:] else []
+        return shlex.join(["fsdp2", "verify", os.path.relpath(script), *rest])
 
     def ask(self, what: str, value: str) -> None:
         """Set a word that all ranks can look for."""

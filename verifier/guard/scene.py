@@ -1,6 +1,7 @@
 """What trains in this process: models that are called, optimizers that step, their tensors."""
 
 import json
+import math
 import sys
 import weakref
 import zlib
@@ -18,7 +19,6 @@ from torch.optim import Optimizer
 
 from ..probe.compat import tensors
 from ..probe.compat.groups import Slot, slots
-from ..probe.compat.tensors import own_buffers, unsaved_buffers
 
 _PARALLEL = "torch.distributed.tensor.experimental"
 _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -103,15 +103,12 @@ class Scene:
                     if isinstance(value, torch.Tensor):
                         yield Piece("optimizer", f"{name}.{key}", value, param, str(name))
 
-    def buffers(self, saved: bool = False) -> Iterator[Piece]:
-        """The buffers of the models; `saved`: without those that no state dict holds."""
+    def buffers(self) -> Iterator[Piece]:
+        """The buffers of the models, also those that no state dict holds."""
         for prefix, root in self.roots():
-            for path, module in root.named_modules():
-                for key, buffer in own_buffers(module).items():
-                    if buffer is None or (saved and key in unsaved_buffers(module)):
-                        continue
-                    name = _name(f"{prefix}{path}.{key}" if path else prefix + key)
-                    yield Piece("buffers", name, buffer, buffer, name)
+            for path, buffer in root.named_buffers():
+                name = _name(prefix + path)
+                yield Piece("buffers", name, buffer, buffer, name)
 
     def data_parallel(self) -> list[int]:
         """The ranks that divide the samples with this one, [] where that is not known.
@@ -145,6 +142,14 @@ class Scene:
         """A schedule of learning rates is made."""
         self._schedules.append(weakref.ref(schedule))
 
+    def rates(self) -> Iterator[tuple[list[float], list[float], int]]:
+        """(rates that it set last, rates of its optimizer, its position) of each schedule."""
+        for schedule in filter(None, (one() for one in self._schedules)):
+            groups = schedule.optimizer.param_groups
+            used = [group["lr"] for group in groups]
+            if hasattr(schedule, "_last_lr") and all(isinstance(one, float) for one in used):
+                yield [float(one) for one in schedule.get_last_lr()], used, schedule.last_epoch
+
     def loss_scales(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The scale of each GradScaler that has one."""
         for number, scaler in enumerate(self._scalers):
@@ -165,7 +170,9 @@ def placing(piece: Piece, world: int) -> list[tuple[str, int]]:
     meshes may hold one model twice, or other experts under the same names.
     """
     owner = piece.owner
-    if not isinstance(owner, DTensor):
+    # A number of the state, such as a count of steps, is that of the whole parameter.
+    number = piece.part == "optimizer" and piece.tensor.dim() == 0
+    if number or not isinstance(owner, DTensor):
         return [(ALIKE, _number(f"{piece.name}{tuple(piece.tensor.shape)}"))]
     where = _number(f"{piece.name}{tensors.box(owner)}")
     mesh = owner.device_mesh
@@ -188,3 +195,28 @@ def _name(name: str) -> str:
     for one in _WRAPPED:
         name = name.replace(one, "")
     return name
+
+
+def contributes(tensor: torch.Tensor, rank: int) -> bool:
+    """Whether this rank's part is one of those that add up to the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    at = tensor.device_mesh.get_coordinate()
+    return at is not None and not any(
+        place and placement.is_replicate()
+        for place, placement in zip(at, tensor.placements, strict=True)
+    )
+
+
+def largest(some: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """(name, largest absolute value) of this rank's parts that have elements."""
+    parts = [(name, tensors.plain(tensors.local(one))) for name, one in some]
+    parts = [
+        (name, part)
+        for name, part in parts
+        if part.numel() and part.layout == torch.strided and part.is_floating_point()
+    ]
+    if not parts:
+        return []
+    norms = torch._foreach_norm([part for _, part in parts], math.inf)
+    return [(name, norm) for (name, _), norm in zip(parts, norms, strict=True)]

@@ -23,12 +23,13 @@ from torch.optim.optimizer import (
 
 from ..probe.compat import tensors
 from ..probe.compat.names import BEGUN_FORWARD, ROOT_FORWARD
-from ..probe.dispatcher import Call
+from ..probe.dispatcher import Call, Leave
 from ..probe.events.backward import BACKWARD
 from ..probe.events.optimizers import by_state_dict_helper
 from .context import Context
 from .journal import SCHEMA
 from .laws import Law
+from .laws.gradients import Gradients
 from .laws.hardware import Hardware
 from .laws.losses import Losses
 from .laws.replicas import Replicas
@@ -40,6 +41,7 @@ from .settings import Settings
 from .stopping import Stopping
 from .worker import Worker
 
+LONGEST_LINE = 2000  # characters of a line in which a logged number is looked for
 _OTHERS = 3  # steps of another optimizer, without one of the lead, after which it is the lead
 _DDP = "torch.nn.parallel:DistributedDataParallel.forward"
 
@@ -49,7 +51,10 @@ class Guard:
 
     def __init__(self, settings: Settings) -> None:
         self.context = Context(settings)
-        kinds: tuple[type[Law], ...] = (Replicas, Training, Samples, Losses, Resume, Hardware)
+        kinds: tuple[type[Law], ...] = (
+            *(Replicas, Gradients, Training, Samples),
+            *(Losses, Resume, Hardware),
+        )
         self.laws = [kind(self.context) for kind in kinds]
         self.worker = Worker(self.context, self.laws, self._started)
         self.stopping = Stopping(self.context, self.worker)
@@ -64,6 +69,8 @@ class Guard:
         around(ROOT_FORWARD, before=self._fsdp_forward)
         around(_DDP, before=self._ddp_forward)
         around(BACKWARD, before=self._backward)
+        around("builtins:print", before=self._prints)
+        around("logging:Logger.handle", before=self._logs)
         for law in self.laws:
             self.context.guarded(law.install)()
         self.context.dispatcher.install()
@@ -107,12 +114,33 @@ class Guard:
         for law in self.laws:
             self.context.guarded(law.forward)(module, samples)
 
-    def _backward(self, call: Call) -> None:
+    def _backward(self, call: Call) -> Leave:
         self.context.beat = time.monotonic()
         given = call.given(0, "tensors")
         losses = [given] if isinstance(given, torch.Tensor) else list(given)
         for law in self.laws:
             self.context.guarded(law.backward)(losses)
+
+        def ended() -> None:
+            for law in self.laws:
+                self.context.guarded(law.after_backward)()
+
+        return ended
+
+    def _prints(self, call: Call) -> None:
+        # Tensors are left alone: to read one waits for its device.
+        if self.context.rank == 0 and call.args:
+            self._said(" ".join(str(one) for one in call.args if isinstance(one, str | float)))
+
+    def _logs(self, call: Call) -> None:
+        record = call.args[1]
+        given = record.args if isinstance(record.args, tuple) else ()
+        if self.context.rank == 0 and not any(isinstance(one, torch.Tensor) for one in given):
+            self._said(record.getMessage())
+
+    def _said(self, text: str) -> None:
+        for read in self.context.printed if len(text) < LONGEST_LINE else ():
+            read(text)
 
     def _stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if by_state_dict_helper():

@@ -85,7 +85,7 @@ class Worker:
         post: dict[str, Any] = {}
         for law in self._laws:
             try:
-                post[law.name] = law.post(measured)
+                post[type(law).__name__] = law.post(measured)
                 for breach in law.local(measured):
                     context.found(breach)
             except Exception as error:
@@ -104,7 +104,7 @@ class Worker:
         kind = measured.kind + measured.label
         posts = exchange.collect(kind, measured.step, hurry=lambda: not self._items.empty())
         for law in self._laws:
-            own = {rank: post.get(law.name, {}) for rank, post in posts.items()}
+            own = {rank: post.get(type(law).__name__, {}) for rank, post in posts.items()}
             try:
                 for breach in law.judge(measured, own):
                     context.found(breach)

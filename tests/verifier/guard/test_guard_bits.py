@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from verified_fsdp2.verifier.guard import bits
+from verified_fsdp2.verifier.probe import bit_sketch as bits
 from verified_fsdp2.verifier.probe.compat import tensors
 
 MASK = 2**64 - 1

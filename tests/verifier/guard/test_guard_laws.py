@@ -14,7 +14,8 @@ from verified_fsdp2.verifier.guard.context import Context
 from verified_fsdp2.verifier.guard.epoch import Epoch
 from verified_fsdp2.verifier.guard.exchange import Exchange
 from verified_fsdp2.verifier.guard.journal import Breach, Journal
-from verified_fsdp2.verifier.guard.laws.losses import LOGGED, Losses
+from verified_fsdp2.verifier.guard.laws.gradients import Gradients
+from verified_fsdp2.verifier.guard.laws.losses import LOGGED, Losses, _divisor
 from verified_fsdp2.verifier.guard.laws.replicas import Replicas
 from verified_fsdp2.verifier.guard.laws.resume import Resume
 from verified_fsdp2.verifier.guard.laws.samples import Samples
@@ -171,11 +172,11 @@ def test_what_does_not_train(context: Context, last: dict[str, set[str]], says: 
 def test_weights_that_no_step_can_have_made(context: Context) -> None:
     law = Training(context)
     for step, value in ((10, 1.0), (20, 1.05), (30, 1e30), (40, math.nan)):
-        measured = check(step, training={"reach": 0.1})
+        measured = check(step, training={"reach": [0.1, 0.0]})
         measured.numbers["largest"] = {"w": value}
         found = [one.message.split(";")[0] for one in law.local(measured)]
         if step == 30:
-            assert found == ["an element of w is 1e+30 and the largest was 1.05 at the last check"]
+            assert found == ["the largest element of w is 1e+30 and was 1.05 at the last check"]
         elif step == 40:
             assert found == ["w holds values that are not finite"]
         else:
@@ -258,27 +259,85 @@ def test_what_is_read_as_a_logged_loss(text: str, value: str | None) -> None:
 def test_a_logged_loss_is_the_mean(context: Context, logged: float, says: str) -> None:
     law, found = Losses(context), []
     for step in range(1, 9):
-        posts = {
-            rank: {"steps": [[step, 1, 1.0, 1.6 + 0.1 * rank + 0.05]], "norm": None}
-            for rank in range(8)
-        }
+        posts = {rank: {"steps": [[step, 1, 1.0, 1.6 + 0.1 * rank + 0.05]]} for rank in range(8)}
         mean = sum(post["steps"][0][3] for post in posts.values()) / 8
         values = {"logged": [(step, logged * mean / 2)], "divide": None}
         found += law.judge(check(step, losses=values), posts)
     assert [says in one.message for one in found] == ([True] if says else [])
 
 
-def test_norms_of_ranks(context: Context) -> None:
-    law, found = Losses(context), []
-    for step in range(10, 60, 10):
-        posts = {
-            rank: {"steps": [], "norm": [step, 1.0, "train.py:7", 2.0 + 0.5 * (rank == 3)]}
-            for rank in range(4)
-        }
-        values = {"logged": [], "divide": None}
-        found += law.judge(check(step, losses=values, curves={}), posts)
+def gradients(step: int, logged: float | None = None) -> Measured:
+    values = {"logged norm": None if logged is None else (step, logged), "curves": {}}
+    return check(step, **values)
+
+
+def test_ranks_scale_gradients_alike(context: Context) -> None:
+    law, found = Gradients(context), []
+    for step, last in ((10, 0.5), (20, 0.5), (30, 0.4), (40, 0.4)):
+        posts = {r: {"factor": last if r == 3 else 0.5, "squares": 1.0} for r in range(4)}
+        found += law.judge(gradients(step), posts)
     (one,) = found
-    assert "ranks clip by other norms: 2 to 2.5" in one.message and one.place == "train.py:7"
+    assert one.step == 40 and "0.4 on rank 3, 0.5 on rank" in one.message
+
+
+@pytest.mark.parametrize(("logged", "found"), [(2.0, 0), (1.0, 1), (1.5, 0)])
+def test_a_logged_norm_is_that_of_all_ranks(context: Context, logged: float, found: int) -> None:
+    law = Gradients(context)
+    posts = {rank: {"factor": None, "squares": 1.0} for rank in range(4)}
+    breaches = [one for step in (10, 20) for one in law.judge(gradients(step, logged), posts)]
+    assert len(breaches) == found
+
+
+def test_gradients_of_the_last_step(context: Context) -> None:
+    law, found = Gradients(context), []
+    for step, value in ((10, 0.0), (20, 0.1), (30, 0.1)):
+        measured = check(step)
+        measured.numbers["stale"] = {"w": value}
+        found += law.local(measured)
+    assert [one.step for one in found] == [30]
+
+
+@pytest.mark.parametrize(
+    ("windows", "says"),
+    [
+        ([[4.0] * 4] * 5 + [[4.0] * 2], "2 micro-batches are divided by 4"),
+        ([[4.0] * 4] * 5 + [[1.0] * 4], "4 micro-batches are divided by 1,"),
+        ([[4.0] * 4] * 5 + [[4.0, 4.0, 4.0, 1.0]], "4 micro-batches are divided by 4, 1,"),
+        ([[4.0] * 4] * 5 + [[2.0] * 2], ""),
+        ([[4.0] * 4] * 5 + [[8.0] * 8], ""),  # more accumulation later
+        ([[1.0]] * 5 + [[0.5]], ""),  # a weight of the loss
+        ([[4.0] * 2] * 5, ""),
+    ],
+)
+def test_micro_batches_weigh_alike(context: Context, windows: list[list[float]], says: str) -> None:
+    law, found = Losses(context), []
+    for step, divisors in enumerate(windows):
+        law._weigh(step, divisors)
+    found += law.local(check(len(windows)))
+    assert [says in one.message for one in found] == ([True] if says else [])
+
+
+def test_by_what_a_loss_is_divided() -> None:
+    loss = torch.ones((), requires_grad=True).exp()
+    assert [_divisor(one) for one in (loss / 4, loss * 0.25, loss, loss + 1)] == [4, 4, 1, 1]
+
+
+def test_a_rate_that_is_written_over(context: Context) -> None:
+    law = Training(context)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    context.scene.schedules(schedule)
+    found: list[Breach] = []
+    for step in range(6):
+        law._overwritten()
+        found += law._schedule(check(step))
+        optimizer.step()
+        schedule.step()
+        if step > 2:
+            optimizer.param_groups[0]["lr"] = 0.1
+    (one,) = found
+    assert "the optimizer steps with 0.1" in one.message
 
 
 def test_a_record_is_found_again(tmp_path: Path) -> None:

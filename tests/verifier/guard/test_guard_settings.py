@@ -1,5 +1,6 @@
 """What the guard is asked to do, and how it begins."""
 
+import json
 import os
 import subprocess
 import sys
@@ -71,6 +72,7 @@ def test_a_run_is_the_same_with_and_without(tmp_path: Path) -> None:
     assert plain.stdout == guarded.stdout
     lines = (tmp_path / "guard.jsonl").read_text().splitlines()
     assert [kind(line) for line in lines] == ["start", *["check"] * 4, "end"]
+    assert {"loss", "norm", "step_seconds"} <= json.loads(lines[-2]).keys()
 
 
 @pytest.mark.launch
@@ -116,6 +118,4 @@ def test_bad_use_of_the_command(
 
 
 def kind(line: str) -> str:
-    import json
-
     return str(json.loads(line)["kind"])

@@ -42,6 +42,9 @@ class Law:
     def backward(self, losses: list[torch.Tensor]) -> None:
         """A backward is about to begin from these tensors."""
 
+    def after_backward(self) -> None:
+        """A backward has ended."""
+
     def stepping(self, optimizer: Optimizer, due: bool) -> None:
         """An optimizer is about to step; `due`: in a step that is checked."""
 

@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from ..bits import mixed, sketch
+from ...probe.bit_sketch import mixed, sketch
 from ..context import Context
 from ..journal import Breach
 from ..measured import Measured
@@ -52,7 +52,10 @@ class Hardware(Law):
 
     def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
         self._remove()
-        if not self._due() or any(_compiled(part) for part in module.modules()):
+        if not self._due():
+            return
+        if any(_compiled(part) for part in module.modules()):
+            self.context.journal.note("layers are compiled: none is repeated")
             return
         names = {
             id(part): (name, part) for name, part in module.named_modules() if type(part) in _KINDS

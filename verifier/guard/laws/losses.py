@@ -28,9 +28,8 @@ LOGGED = re.compile(
 )
 NEAR = 0.03  # of a multiple, of the loss that was trained on: what smoothing and rounding change
 APART = 0.25  # from it: below, a logged loss is its mean, or of a rank alone
-SAME = 1e-4  # between norms of ranks that are the same
 TIMES = 2  # logged numbers in a row, each far from the mean and near its multiple
-USUAL = 3  # windows after which a shorter one is seen to be shorter
+USUAL = 3  # windows after which another one is seen to be another
 
 
 class Losses(Law):
@@ -44,22 +43,17 @@ class Losses(Law):
         # (step, sum of them, how many, by what they were divided)
         self._steps: list[tuple[int, torch.Tensor, int, float]] = []
         self._divisors: list[float] = []  # by which they were divided, in this step
-        self._usual: Counter[tuple[int, float]] = Counter()
-        self._uneven: list[tuple[int, int, float, str]] = []
-        self._norm: tuple[int, torch.Tensor, float, str] | None = None  # of the last clip
+        self._even: Counter[int] = Counter()  # windows divided by their own number
+        self._uneven: list[tuple[int, list[float], int, str]] = []
         self._logged: list[tuple[int, float]] = []  # (step, number)
         self._divide: float | None = None  # by which FSDP divides gradients, None: the ranks
         # of rank 0
-        self._apart = 0
         self._multiple: Counter[str] = Counter()
 
     def install(self) -> None:
         around = self.context.dispatcher.around
-        around("torch.nn.utils:clip_grad_norm_", after=self._clipped)
-        around("torch.nn.utils:clip_grads_with_norm_", before=self._clips, optional=True)
         around(f"torch.distributed.fsdp:{FSDPModule.__name__}.{DIVIDE}", before=self._divided)
-        around("builtins:print", before=self._printed)
-        around("logging:Logger.handle", before=self._handled)
+        self.context.printed.append(self._read)
 
     def backward(self, losses: list[torch.Tensor]) -> None:
         if len(losses) != 1 or losses[0].numel() != 1:
@@ -76,42 +70,44 @@ class Losses(Law):
         self._micro, self._divisors = [], []
         step, count = self.context.step, len(micro)
         self._steps.append((step, torch.stack(micro).sum(), count, divisors[0]))
-        if (len({*divisors}) == 1 and count > 1) or divisors[0] > 1:
-            self._weigh(step, count, divisors[0])
+        self._weigh(step, divisors)
 
-    def _weigh(self, step: int, count: int, divisor: float) -> None:
-        """A window of fewer micro-batches whose losses are divided by the full number."""
-        full, times = self._usual.most_common(1)[0] if self._usual else ((count, divisor), 0)
-        self._usual[count, divisor] += 1
-        if times >= USUAL and full == (round(divisor), divisor) and count < full[0]:
-            self._uneven.append((step, count, divisor, self.context.here()))
+    def _weigh(self, step: int, divisors: list[float]) -> None:
+        """A window whose losses are not divided by its number of micro-batches, where those before
+        it were.
+        """
+        even = all(one == len(divisors) for one in divisors)
+        if even:
+            self._even[len(divisors)] += 1
+        usual, times = self._even.most_common(1)[0] if self._even else (1, 0)
+        # A factor of another kind, such as a weight of the loss, is not the number of the window.
+        if not even and usual > 1 and times >= USUAL and len(divisors) <= usual:
+            self._uneven.append((step, divisors, usual, self.context.here()))
 
     def measure(self, measured: Measured) -> None:
         steps, self._steps = self._steps, []
         if steps:
             sums = torch.stack([one.to(torch.float32) for _, one, _, _ in steps])
             measured.take_vector("losses", sums)
-        norm, self._norm = self._norm, None
         measured.values["losses"] = {
             "steps": [(step, count, divisor) for step, _, count, divisor in steps],
             "logged": self._logged,
             "divide": self._divide,
-            "norm": None if norm is None else (norm[0], norm[2], norm[3]),
         }
-        if norm is not None:
-            measured.take("norm", "", norm[1])
         self._logged = []
 
     def local(self, measured: Measured) -> Iterator[Breach]:
         uneven, self._uneven = self._uneven, []
-        for step, count, divisor, place in uneven:
+        for step, divisors, usual, place in uneven:
+            by = ", ".join(dict.fromkeys(f"{one:g}" for one in divisors))
             yield self.breach(
                 step,
-                f"{count} micro-batches are divided by {divisor:g}: the samples of this step weigh"
-                f" {count / divisor:.2g} of those of others",
+                f"{len(divisors)} micro-batches are divided by {by}, and windows of {usual} before"
+                f" by {usual}: samples weigh {len(divisors) / max(divisors):.2g} to"
+                f" {len(divisors) / min(divisors):.2g} times as much as theirs",
                 ranks=[self.context.rank],
                 place=place,
-                edit=f"divide the losses of a shorter window by its own number ({count})",
+                edit=f"divide each loss of a window by its number ({len(divisors)})",
                 command="fsdp2 explain gradient-of-mean-loss",
                 key="window",
             )
@@ -121,10 +117,8 @@ class Losses(Law):
             return {}
         own = measured.values["losses"]
         sums = measured.vectors["losses"].tolist() if "losses" in measured.vectors else []
-        norm = measured.numbers.get("norm", {}).get("")
         return {
             "steps": [[*one, value] for one, value in zip(own["steps"], sums, strict=True)],
-            "norm": None if norm is None else [*own["norm"], norm],
         }
 
     def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
@@ -137,36 +131,10 @@ class Losses(Law):
                 sums.setdefault(step, []).append(value)
                 counts[step] = count, divisor
         curves = measured.values.setdefault("curves", {})
-        if sums:
-            last = max(sums)
-            curves["loss"] = _mean(sums[last])
-        yield from self._norms(measured, posts)
+        # The first step may hold the loss of a trial step, whose gradients were cleared.
+        if sums and measured.step != self.context.first_check:
+            curves["loss"] = _mean(sums[max(sums)])
         yield from self._multiples(measured, sums, counts)
-
-    def _norms(self, measured: Measured, posts: Posts) -> Iterator[Breach]:
-        """The norms by which ranks clipped in the same step."""
-        norms = {rank: post["norm"] for rank, post in posts.items() if post.get("norm")}
-        if not norms or len({one[0] for one in norms.values()}) > 1:
-            return
-        values = {rank: one[3] for rank, one in norms.items()}
-        measured.values["curves"]["norm"] = values.get(0, _mean([*values.values()]))
-        low, high = min(values.values()), max(values.values())
-        clipped = any(value > norms[rank][1] for rank, value in values.items())
-        differ = math.isfinite(high) and high - low > SAME * high and clipped
-        self._apart = self._apart + 1 if differ else 0
-        # One check may fall on a rank whose norm is its own for a reason of that step.
-        if self._apart == 2:
-            rank = max(values, key=lambda one: abs(values[one] - low))
-            yield self.breach(
-                measured.step,
-                f"ranks clip by other norms: {low:.4g} to {high:.4g} in one step",
-                ranks=sorted(values),
-                place=str(norms[rank][2]),
-                edit="take the norm of all shards: clip_grad_norm_ of DTensors, or the sum of"
-                " squares reduced over the ranks",
-                command="fsdp2 explain manual-local-norm-clip",
-                key="norm",
-            )
 
     def _multiples(
         self, measured: Measured, sums: dict[int, list[float]], counts: dict[int, tuple[int, float]]
@@ -208,31 +176,11 @@ class Losses(Law):
                         key="logged",
                     )
 
-    def _clipped(self, call: Call) -> None:
-        self._clip(call.result, float(call.given(1, "max_norm")))
-
-    def _clips(self, call: Call) -> None:
-        self._clip(call.given(2, "total_norm"), float(call.given(1, "max_norm")))
-
-    def _clip(self, norm: object, most: float) -> None:
-        # Of DTensors it is a sum that the ranks have still to make.
-        if isinstance(norm, torch.Tensor) and not isinstance(norm, DTensor):
-            self._norm = (self.context.step + 1, norm.detach().clone(), most, self.context.here())
-
     def _divided(self, call: Call) -> None:
         self._divide = float(call.given(1, "factor"))
 
-    def _printed(self, call: Call) -> None:
-        if call.args and self.context.rank == 0:
-            # Tensors are left alone: to read one waits for its device.
-            self._read(" ".join(str(one) for one in call.args if isinstance(one, str | float)))
-
-    def _handled(self, call: Call) -> None:
-        if self.context.rank == 0:
-            self._read(call.args[1].getMessage())
-
     def _read(self, text: str) -> None:
-        if len(text) < 2000 and (found := LOGGED.search(text)) is not None:
+        if (found := LOGGED.search(text)) is not None:
             self._logged.append((self.context.step, float(found["value"])))
 
 
@@ -243,9 +191,13 @@ def _divisor(loss: torch.Tensor) -> float:
     other = (
         getattr(made, "_saved_other", None) if kind in ("DivBackward0", "MulBackward0") else None
     )
-    if not isinstance(other, int | float) or other == 0:
+    # A number of Python is kept as a tensor on the CPU; one of a device would be waited for.
+    if not isinstance(other, torch.Tensor) or other.dim() or other.device.type != "cpu":
         return 1.0
-    return float(other) if kind == "DivBackward0" else 1.0 / float(other)
+    value = float(other)
+    if not value:
+        return 1.0
+    return value if kind == "DivBackward0" else 1.0 / value
 
 
 def _mean(values: list[float]) -> float:

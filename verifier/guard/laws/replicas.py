@@ -8,7 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..bits import combined, sketch
+import torch
+
+from ...probe.bit_sketch import combined, sketch
 from ..context import Context
 from ..exchange import ASKING, DETAILS
 from ..journal import Breach
@@ -19,6 +21,8 @@ from . import Law, Posts
 DIFFER = "differ"  # the word of the store: tensors of ALIKE that ranks hold apart
 _KEPT = 4  # comparisons of which a rank keeps each tensor's sketch
 
+
+BACKWARDS = "backwards by this step"
 
 Sketches = dict[str, int]
 
@@ -42,6 +46,7 @@ class Replicas(Law):
         self._placed: dict[str, list[tuple[str, int]]] = {}
         self._apart: set[str] | None = None  # of ALIKE: what is not compared
         self._agreed: dict[tuple[str, str], int] = {}  # (set, part): when ranks last agreed
+        self._backwards = 0  # at the same step the same on all ranks: none leaves a step out
         self._equal_weights: set[str] = set()  # of ALIKE: what all ranks began with
 
     def install(self) -> None:
@@ -50,6 +55,9 @@ class Replicas(Law):
         around("torch.amp:GradScaler.__init__", before=lambda call: scene.scales(call.args[0]))
         schedule = "torch.optim.lr_scheduler:LRScheduler.__init__"
         around(schedule, before=lambda call: scene.schedules(call.args[0]))
+
+    def backward(self, losses: list[torch.Tensor]) -> None:
+        self._backwards += 1
 
     def begin(self, measured: Measured) -> None:
         known = self.context.scene.slots()
@@ -61,7 +69,7 @@ class Replicas(Law):
         scene = self.context.scene
         known = scene.slots()
         self._take(measured, [*scene.weights(known), *scene.states(known), *scene.buffers()])
-        measured.values["settings"] = scene.settings()
+        measured.values["settings"] = {**scene.settings(), BACKWARDS: self._backwards}
         for name, scale in scene.loss_scales():
             measured.take("scale", name, scale)
 

@@ -19,15 +19,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from ...probe.bit_sketch import added, combined, sketch
 from ...probe.dispatcher import Call
 from ...probe.events.checkpoints import DCP, path_of
 from ...probe.save_contents import leaves
-from ..bits import added, combined, sketch
 from ..context import Context
 from ..journal import Breach
 from ..measured import Measured
 from ..records import Record, Records, inode_of
-from ..scene import Piece
+from ..scene import Piece, contributes
 from . import Law, Posts
 
 LARGEST = 1 << 26  # bytes that all ranks leave of a save; of more only one number for each part
@@ -87,7 +87,7 @@ class Resume(Law):
         if self.context.began or self.record is None:
             return
         self._random = self._random or _generators()
-        for piece in self.context.scene.buffers(saved=True):
+        for piece in self.context.scene.buffers():
             if piece.name not in self._buffers and (bits := sketch(piece.tensor)) is not None:
                 self._buffers[piece.name] = bits
 
@@ -121,7 +121,7 @@ class Resume(Law):
         step, scene = self.context.step, self.context.scene
         measured = Measured("save", step, label=str(self._saves))
         known = scene.slots()
-        pieces = [*scene.weights(known), *scene.states(known), *scene.buffers(saved=True)]
+        pieces = [*scene.weights(known), *scene.states(known), *scene.buffers()]
         self._sort(pieces)
         with torch.no_grad():
             for piece in pieces:
@@ -174,7 +174,7 @@ class Resume(Law):
 
     def _sort(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
-            self._contributes[f"{piece.part}/{piece.name}"] = _counts(
+            self._contributes[f"{piece.part}/{piece.name}"] = contributes(
                 piece.tensor, self.context.rank
             )
 
@@ -322,17 +322,6 @@ class Resume(Law):
             edit="save it, and load it before the first step",
             key=text,
         )
-
-
-def _counts(tensor: torch.Tensor, rank: int) -> bool:
-    """Whether this rank's part is one of those that add up to the whole tensor."""
-    if not isinstance(tensor, DTensor):
-        return rank == 0
-    at = tensor.device_mesh.get_coordinate()
-    return at is not None and not any(
-        place and placement.is_replicate()
-        for place, placement in zip(at, tensor.placements, strict=True)
-    )
 
 
 def _generators() -> str:

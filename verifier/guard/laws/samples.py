@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
+from ...probe.bit_sketch import mixed
 from ...probe.compat.names import LOADER_NEXT
 from ...probe.dispatcher import Call
 from ...probe.tensor_fingerprint import row_sums
-from ..bits import mixed
 from ..context import Context
 from ..epoch import FEW, Steps, digest
 from ..journal import Breach

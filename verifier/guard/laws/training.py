@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.optim import Adam, AdamW, Optimizer
 
-from ...probe.compat import tensors
 from ...probe.events.schedules import Schedules
 from ...trace.recorded import unused
 from ..context import Context
 from ..journal import Breach
 from ..measured import Measured
+from ..scene import largest
 from . import Law, Posts
 
 # Checks in a row after which a parameter that does not train is a breach: of an expert or a branch
@@ -47,27 +47,30 @@ class Training(Law):
         super().__init__(context)
         self.schedules = Schedules(context.frames.here)
         self._names: list[str] = []
-        self._gradients: list[tuple[str, torch.Tensor]] = []
         self._held: set[str] = set()
         self._largest: dict[str, float] = {}  # elements of weights at the last check
         self._before: dict[str, float] = {}  # sketches at the last check
         self._count: dict[tuple[str, str], int] = {}
-        self._reach = 0.0  # learning rates of the steps since the last check, times their factor
+        # how far the steps since the last check may have moved an element: so much, and so many
+        # times itself
+        self._reach = [0.0, 0.0]
         self._loads = 0
+        # {schedule: (checks that agreed, its epoch then, checks since that did not)}
+        self._rates: dict[int, tuple[int, int, int]] = {}
+        self._other_rates: list[tuple[list[float], list[float]]] = []
 
     def install(self) -> None:
         self.schedules.watch(self.context.dispatcher, self.context.guarded)
 
     def stepping(self, optimizer: Optimizer, due: bool) -> None:
-        self._reach += max(
-            (_reach(optimizer, group) for group in optimizer.param_groups), default=0
-        )
+        reach = [_reach(optimizer, group) for group in optimizer.param_groups]
+        for part in (0, 1):
+            self._reach[part] += max((one[part] for one in reach), default=0.0)
         if not due:
             return
+        self._overwritten()
         slots = self.context.scene.slots()
         self._names = [slot.name for slot in slots]
-        with_gradient = [s for s in slots if s.param.grad is not None]
-        self._gradients = _largest([(s.name, s.param.grad) for s in with_gradient])  # type: ignore[misc]
         rates = {
             id(param): group.get("lr", 1.0)
             for one in self.context.scene.optimizers()
@@ -78,18 +81,16 @@ class Training(Law):
 
     def measure(self, measured: Measured) -> None:
         slots = self.context.scene.slots()
-        for name, value in self._gradients:
-            measured.take("gradient", name, value)
-        for name, value in _largest([(s.name, s.param) for s in slots]):
+        for name, value in largest([(s.name, s.param) for s in slots]):
             measured.take("largest", name, value)
         measured.values["training"] = {
             "names": self._names,
             "trainable": _bits(self._names, {s.name for s in slots if s.param.requires_grad}),
             "held": _bits(self._names, self._held),
-            "reach": self._reach if self._loads == self.context.loads else math.inf,
+            "reach": self._reach if self._loads == self.context.loads else [math.inf, 0.0],
         }
         self._loads = self.context.loads
-        self._gradients, self._reach = [], 0.0
+        self._reach = [0.0, 0.0]
 
     def local(self, measured: Measured) -> Iterable[Breach]:
         if measured.kind != "check":
@@ -100,11 +101,13 @@ class Training(Law):
         if bad:
             yield self._of_names(measured, bad, "not finite", "holds values that are not finite")
         for name, value in largest.items():
-            before = self._largest.get(name, math.inf)
-            if math.isfinite(reach) and value - before > reach * SLACK + 1e-3 * abs(before):
+            before = self._largest.get(name, 0.0)
+            # decay takes a part of the element itself
+            most = (reach[0] + reach[1] * abs(before)) * SLACK + 1e-3 * abs(before)
+            if name in self._largest and abs(value - before) > most:
                 text = (
-                    f"an element of {name} is {value:.4g} and the largest was {before:.4g} at the"
-                    f" last check; the optimizer's steps reach {reach:.3g}"
+                    f"the largest element of {name} is {value:.4g} and was {before:.4g} at the last"
+                    f" check; the optimizer's steps in between reach {most:.3g}"
                 )
                 yield self._of_names(measured, [name], "range", text, whole=True)
         self._largest = dict(largest)
@@ -164,12 +167,32 @@ class Training(Law):
         }
         for what, text in words.items():
             found = [name for name in names if self._count.get((what, name), 0) == STILL]
-            if what == "lost" and len(found) == len(names):
-                continue  # nothing has: a step without a backward
             if found:
                 yield self._of_names(measured, found, what, text, edits[what])
 
+    def _overwritten(self) -> None:
+        """Schedules whose optimizer uses another rate than they set last, where it used theirs."""
+        for number, (rates, used, epoch) in enumerate(self.context.scene.rates()):
+            agreed, before, differed = self._rates.get(number, (0, -1, 0))
+            if rates == used:
+                agreed, differed = agreed + 1, 0
+            elif agreed >= STILL and epoch > before:  # one that is stepped no more was replaced
+                differed += 1
+            self._rates[number] = agreed, epoch, differed
+            if differed == STILL:
+                self._other_rates.append((rates, used))
+
     def _schedule(self, measured: Measured) -> Iterator[Breach]:
+        other, self._other_rates = self._other_rates, []
+        for rates, used in other:
+            yield self.breach(
+                measured.step,
+                f"the schedule sets the learning rate to {_rates(rates)}, and the optimizer steps"
+                f" with {_rates(used)}",
+                ranks=[self.context.rank],
+                edit="find what writes param_groups after the schedule",
+                key="overwritten",
+            )
         for one in (record for record in self.schedules.records() if unused(record)):
             kind = one.cls.rpartition(".")[2]
             yield self.breach(
@@ -205,29 +228,17 @@ class Training(Law):
         )
 
 
-def _largest(some: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """(name, largest absolute value) of this rank's parts that have elements."""
-    parts = [(name, tensors.plain(tensors.local(one))) for name, one in some]
-    parts = [
-        (name, part)
-        for name, part in parts
-        if part.numel() and part.layout == torch.strided and part.is_floating_point()
-    ]
-    if not parts:
-        return []
-    norms = torch._foreach_norm([part for _, part in parts], math.inf)
-    return [(name, norm) for (name, _), norm in zip(parts, norms, strict=True)]
-
-
-def _reach(optimizer: Optimizer, group: dict[str, Any]) -> float:
+def _reach(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, float]:
     """How far one step may move an element: of Adam at most lr (1 - b1) / sqrt(1 - b2), or lr
-    (Kingma and Ba, 2015, section 2.1); of others it is not known.
+    (Kingma and Ba, 2015, section 2.1), and by decay lr times wd of itself; of others it is not
+    known.
     """
     if type(optimizer) not in (Adam, AdamW) or not isinstance(group.get("lr"), float):
-        return math.inf
+        return math.inf, 0.0
     first, second = (float(beta) for beta in group["betas"])
     factor = (1 - first) / math.sqrt(1 - second) if second < 1 else 1.0
-    return float(group["lr"]) * max(1.0, factor)
+    rate = float(group["lr"])
+    return rate * max(1.0, factor), rate * float(group.get("weight_decay", 0.0))
 
 
 def _positive(rate: Any) -> bool:

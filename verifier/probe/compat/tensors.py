@@ -230,11 +230,6 @@ def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
-def unsaved_buffers(module: nn.Module) -> set[str]:
-    """The names of its own buffers that a state dict leaves out."""
-    return module._non_persistent_buffers_set
-
-
 def address(tensor: torch.Tensor) -> int:
     """Where the memory of this rank's part begins, which views of it share; 0 if it has none."""
     part = in_memory(tensor)

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ..probe.compat import tensors
-from ..probe.compat.cuda import without_modes
+from .compat import tensors
+from .compat.cuda import without_modes
 
 _MASK = 2**64 - 1
 _BLOCK = {"cpu": 1 << 16, "": 1 << 22}  # elements at a time: of a CPU's cache, of a GPU's kernels
