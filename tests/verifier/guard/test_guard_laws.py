@@ -274,7 +274,10 @@ def gradients(step: int, logged: float | None = None) -> Measured:
 def test_ranks_scale_gradients_alike(context: Context) -> None:
     law, found = Gradients(context), []
     for step, last in ((10, 0.5), (20, 0.5), (30, 0.4), (40, 0.4)):
-        posts = {r: {"factor": last if r == 3 else 0.5, "squares": 1.0} for r in range(4)}
+        posts = {
+            r: {"factors": {"w": last if r == 3 else 0.5, f"of {r}": r}, "squares": 1.0}
+            for r in range(4)
+        }
         found += law.judge(gradients(step), posts)
     (one,) = found
     assert one.step == 40 and "0.4 on rank 3, 0.5 on rank" in one.message
@@ -283,7 +286,7 @@ def test_ranks_scale_gradients_alike(context: Context) -> None:
 @pytest.mark.parametrize(("logged", "found"), [(2.0, 0), (1.0, 1), (1.5, 0)])
 def test_a_logged_norm_is_that_of_all_ranks(context: Context, logged: float, found: int) -> None:
     law = Gradients(context)
-    posts = {rank: {"factor": None, "squares": 1.0} for rank in range(4)}
+    posts = {rank: {"factors": {}, "squares": 1.0} for rank in range(4)}
     breaches = [one for step in (10, 20) for one in law.judge(gradients(step, logged), posts)]
     assert len(breaches) == found
 

@@ -8,6 +8,7 @@ all ranks.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from . import Law, Posts
 
 LOGGED = re.compile(r"(?:grad(?:ient)?[_ ]?)?norm\W{0,4}(?P<value>\d+\.\d+(?:[eE][-+]?\d+)?)")
 APART = 0.01  # between factors of ranks: bfloat16 rounds by 0.4 %
+SOME = 16  # parameters whose factors a rank leaves
 OWN = 1e-3  # between a logged norm and that of a rank alone
 TWICE = 2  # checks in a row after which it is a breach
 
@@ -73,7 +75,8 @@ class Gradients(Law):
             self._squares = _squares(slots, self.context.rank)
 
     def stepping(self, optimizer: Optimizer, due: bool) -> None:
-        if due:
+        # With a closure the backward comes later, inside the step.
+        if due and not self._first:
             self._at_step = largest(_gradients(self.context.scene.slots()))
 
     def stepped(self, lead: bool) -> None:
@@ -106,10 +109,11 @@ class Gradients(Law):
 
     def post(self, measured: Measured) -> dict[str, Any]:
         after, at_step = (measured.numbers.get(what, {}) for what in ("after", "gradient"))
-        most = max(after, key=lambda name: after[name], default="")
-        factor = at_step[most] / after[most] if after.get(most) and most in at_step else None
+        both = [name for name in after if after[name] and name in at_step]
+        # Of each parameter: a script may scale one unlike another, by what is known of it.
+        some = [] if self._by_value else both[:: max(1, len(both) // SOME)]
         squares = measured.numbers.get("squares", {}).get("")
-        return {"factor": None if self._by_value else factor, "squares": squares}
+        return {"factors": {name: at_step[name] / after[name] for name in some}, "squares": squares}
 
     def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
         if measured.kind != "check":
@@ -119,15 +123,20 @@ class Gradients(Law):
         if squares and len(squares) == len(posts):
             measured.values.setdefault("curves", {})["norm"] = total
             yield from self._norm(measured, total, math.sqrt(posts[0]["squares"]))
-        factors = {r: post["factor"] for r, post in posts.items() if post.get("factor") is not None}
-        low, high = min(factors.values(), default=1.0), max(factors.values(), default=1.0)
-        if self._again("factor", high - low > APART * high):
-            odd = sorted(factors, key=lambda rank: factors[rank])
+        factors: dict[str, dict[int, float]] = defaultdict(dict)
+        for rank, post in posts.items():
+            for name, factor in post.get("factors", {}).items():
+                factors[name][rank] = factor
+        apart = [name for name, own in factors.items() if _apart([*own.values()])]
+        if self._again("factor", bool(apart)):
+            own = factors[apart[0]]
+            low, high = min(own, key=own.__getitem__), max(own, key=own.__getitem__)
             yield self.breach(
                 measured.step,
-                f"ranks multiply their gradients by other numbers before a step: {low:.4g} on rank"
-                f" {odd[0]}, {high:.4g} on rank {odd[-1]}",
-                ranks=sorted(factors),
+                f"ranks multiply the gradient of {apart[0]} by other numbers before a step:"
+                f" {own[low]:.4g} on rank {low}, {own[high]:.4g} on rank {high}",
+                ranks=sorted(own),
+                names=apart,
                 edit="clip by the norm of all shards: clip_grad_norm_ of DTensors, or squares that"
                 " are reduced over the ranks",
                 command="fsdp2 explain manual-local-norm-clip",
@@ -155,6 +164,10 @@ class Gradients(Law):
         """Whether this is the check in a row that makes it a breach."""
         self._counted[what] = self._counted[what] + 1 if now else 0
         return self._counted[what] == TWICE
+
+
+def _apart(factors: list[float]) -> bool:
+    return max(factors) - min(factors) > APART * max(factors)
 
 
 def _gradients(slots: list[Slot]) -> list[tuple[str, torch.Tensor]]:

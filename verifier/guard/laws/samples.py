@@ -101,6 +101,8 @@ class Samples(Law):
         if rows:
             device = rows[-1][2].device
             measured.take_vector("rows", torch.cat([one.to(device) for _, _, one in rows]))
+        # here: in the guard's thread the process group may be gone
+        measured.values["data"] = self.context.scene.data_parallel()
         measured.values["samples"] = [(step, epoch, len(one)) for step, epoch, one in rows]
 
     def local(self, measured: Measured) -> Iterator[Breach]:
@@ -130,14 +132,13 @@ class Samples(Law):
             one[2] = (one[2] + int(mixed(part).sum())) & _MASK
             one[3] += count
             one[4] += part[(part & kept) == 0].tolist()
-        data = self.context.scene.data_parallel()
         return {
             "steps": [*steps.values()],
             "share": kept,
             "size": self._size,
             "repeats": self._repeats,
             "shuffles": self._shuffles,
-            "data": data,
+            "data": measured.values["data"],
         }
 
     def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
