@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..probe.compat.names import DEFAULT_STORE, HASH_STORE, PREFIX_STORE, need
 
 PREFIX = "fsdp2-guard"
-KEPT = 6  # comparisons after which a rank takes away what it has left
+KEPT = 6, 4096  # comparisons that a rank leaves at least, and all ranks together: rank 0 may lag
 _POLLS = (0.02, 1.0)  # seconds between looks, at first and at most
 DETAILS = "details"  # the question of rank 0: the sketches of a step, tensor by tensor
 ASKING = 5.0  # seconds after a comparison in which rank 0 may ask it
@@ -45,7 +45,7 @@ class Exchange:
         self._store.set(key, text)
         self.sent, self.calls = self.sent + len(text), self.calls + 1
         self._left.append(key)
-        while len(self._left) > KEPT:
+        while len(self._left) > max(KEPT[0], KEPT[1] // self.world):
             self._store.delete_key(self._left.pop(0))
             self.calls += 1
 

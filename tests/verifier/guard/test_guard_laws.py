@@ -73,7 +73,7 @@ def test_a_rank_that_is_late_is_left_out() -> None:
 
 def test_a_rank_takes_away_what_it_has_left() -> None:
     store = dist.HashStore()
-    one = exchange(0, 1, store)
+    one = exchange(0, 1024, store)
     for step in range(50):
         one.leave("check", step, {})
     assert store.num_keys() < 10
