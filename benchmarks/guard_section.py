@@ -73,7 +73,7 @@ def right_scripts() -> str:
         f"{one['checked']} right scripts of `tests/zoo/`, to their end with a comparison every 5"
         f" steps: {one['with_breaches']} with a breach, {one['other_bits']} with other bits in a"
         " weight or an optimizer state than without the guard"
-        " (`benchmarks/guard/right_scripts.py`; before two laws were repaired for it, 2 had a breach)."
+        " (`benchmarks/guard/right_scripts.py`; 2 had a breach before two laws were repaired)."
     )
 
 
