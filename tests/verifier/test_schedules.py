@@ -1,7 +1,6 @@
 """Schedules whose optimizer steps no more: what the probe records, what the rule makes of it."""
 
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +20,7 @@ class Training:
 
     def __init__(self) -> None:
         self.recorder = Recorder()
-        session: Any = SimpleNamespace(write=self.recorder.write, here=self.recorder.here)
-        self.probe = Schedules(session)
+        self.probe = Schedules(self.recorder.here)
         self.trunk, self.head = ([torch.nn.Parameter(torch.ones(2))] for _ in "ab")
 
     def sgd(self, params: Iterable[torch.nn.Parameter] | None = None) -> torch.optim.SGD:
@@ -142,7 +140,8 @@ def test_the_schedule_of_a_replaced_optimizer(
 ) -> None:
     train = Training()
     loop(train)
-    train.probe.end()
+    for record in train.probe.records():
+        train.recorder.write(record)
     made = run(*[[*steps(), *(_json(one) for one in train.recorder.events)]] * 2)
     assert judge(RULE, ended(made, "return")).status == status
     # a run that was stopped may have more steps of the old one
