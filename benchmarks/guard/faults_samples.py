@@ -199,7 +199,7 @@ class OrderOfAnotherWorld(Case):
         return ResumableSampler(self.data, self.world, self.rank, seed=seed)
 
 
-@case(LAW, "an uneven split by hand", begin=388, ranks=(7,))
+@case(LAW, "an uneven split that the script makes itself", begin=388, ranks=(7,))
 class RankReadsItsNeighbours(Case):
     """From the fourth epoch on rank 7 reads the part of rank 6.
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..analysis.wording import some
 from ..report.secrets import redact_secrets
 
 SCHEMA = 1
@@ -127,3 +128,8 @@ class Journal:
                 self.error("hook", error)
 
         threading.Thread(target=run, name="fsdp2-guard-hook", daemon=True).start()
+
+
+def of_ranks(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 1, 5`, of many the first."""
+    return f"rank{'s' * (len(ranks) != 1)} {some(map(str, ranks), 8)}"

@@ -13,12 +13,12 @@ at a tenth of its cost.
 
 import math
 import zlib
-from collections.abc import Iterator
 
 import torch
 
 from .compat import tensors
 from .compat.cuda import without_modes
+from .tensor_fingerprint import blocks
 
 _MASK = 2**64 - 1
 _BLOCK = {"cpu": 1 << 16, "": 1 << 22}  # elements at a time: of a CPU's cache, of a GPU's kernels
@@ -52,7 +52,8 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _sum(bits: torch.Tensor, offset: tuple[int, ...]) -> torch.Tensor:
     total: torch.Tensor | None = None
-    for block, corner in _blocks(bits, offset):
+    most = _BLOCK.get(bits.device.type, _BLOCK[""])
+    for block, corner in blocks(bits, offset, most):
         last = block.dim() - 1
         part = (block * _weights(last, corner[last], block.shape[last], block.device)).sum(-1)
         for dim in reversed(range(last)):
@@ -60,20 +61,6 @@ def _sum(bits: torch.Tensor, offset: tuple[int, ...]) -> torch.Tensor:
         total = part if total is None else total + part
     assert total is not None
     return total
-
-
-def _blocks(
-    part: torch.Tensor, corner: tuple[int, ...]
-) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-    most = _BLOCK.get(part.device.type, _BLOCK[""])
-    if part.numel() <= most:
-        yield part, corner
-        return
-    dim = next(d for d, size in enumerate(part.shape) if size > 1)
-    rows = max(1, most // (part.numel() // part.shape[dim]))
-    for start in range(0, part.shape[dim], rows):
-        below = part.narrow(dim, start, min(rows, part.shape[dim] - start))
-        yield from _blocks(below, (*corner[:dim], corner[dim] + start, *corner[dim + 1 :]))
 
 
 def _weights(dim: int, start: int, size: int, device: torch.device) -> torch.Tensor:

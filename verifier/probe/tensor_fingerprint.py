@@ -68,7 +68,7 @@ def _sketch(
         real = torch.view_as_real(part) if part.is_complex() else part
         squares = sum(
             float(block.to(torch.float64).square().sum())
-            for block, _ in _blocks(real, (0,) * real.dim())
+            for block, _ in blocks(real, (0,) * real.dim(), _BLOCK)
         )
         return [squares, *[float("nan")] * PROBES]
     part = part.reshape(own)
@@ -77,7 +77,7 @@ def _sketch(
     else:
         total = torch.zeros(1 + PROBES, dtype=torch.float64, device=TENSOR_DEVICE(part))
         # one tensor of sums: small ones would lie between freed blocks
-        for block, corner in _blocks(part, offset):
+        for block, corner in blocks(part, offset, _BLOCK):
             total += _sums(block, shape, corner)
     sums: list[float] = total.tolist()
     return sums
@@ -89,20 +89,20 @@ def _sums(block: torch.Tensor, shape: tuple[int, ...], corner: tuple[int, ...]) 
     return torch.cat([values.square().sum().reshape(1), probes])
 
 
-def _blocks(
-    part: torch.Tensor, corner: tuple[int, ...]
+def blocks(
+    part: torch.Tensor, corner: tuple[int, ...], most: int
 ) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Views of at most `_BLOCK` elements that make up `part`, each with its corner in the whole
+    """Views of at most `most` elements that make up `part`, each with its corner in the whole
     tensor.
     """
-    if part.numel() <= _BLOCK:
+    if part.numel() <= most:
         yield part, corner
         return
     dim = next(d for d, size in enumerate(part.shape) if size > 1)
-    rows = max(1, _BLOCK // (part.numel() // part.shape[dim]))
+    rows = max(1, most // (part.numel() // part.shape[dim]))
     for start in range(0, part.shape[dim], rows):
         below = part.narrow(dim, start, min(rows, part.shape[dim] - start))
-        yield from _blocks(below, (*corner[:dim], corner[dim] + start, *corner[dim + 1 :]))
+        yield from blocks(below, (*corner[:dim], corner[dim] + start, *corner[dim + 1 :]), most)
 
 
 def sums(tensor: torch.Tensor) -> tuple[float, float]:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from ...probe.compat import tensors
@@ -58,9 +57,6 @@ class Gradients(Law):
     def _read(self, text: str) -> None:
         if (found := LOGGED.search(text)) is not None:
             self._logged = self.context.step, float(found["value"])
-
-    def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
-        self._after = self._after if self.context.due else []
 
     def backward(self, losses: list[torch.Tensor]) -> None:
         # Of several optimizers one may leave the gradients of another, which clears them itself.

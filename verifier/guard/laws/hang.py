@@ -17,7 +17,7 @@ from typing import Any
 from ...probe.compat.names import FLIGHT_RECORDER, find
 from ...trace.origin import is_machinery, within_torch
 from ..context import Context
-from ..journal import Breach
+from ..journal import Breach, of_ranks
 
 TIMES_USUAL = 30  # of the time of a usual step: an evaluation is no hang
 WAIT = 5.0  # seconds in which other ranks may leave their stacks
@@ -75,10 +75,10 @@ class Hang:
         outside = [ranks for (_, call), ranks in groups.items() if not call]
         odd = silent or min(outside or groups.values(), key=len)
         lines = [
-            f"{_ranks(ranks)} in {call or 'no collective'} at {line}"
+            f"{of_ranks(ranks)} in {call or 'no collective'} at {line}"
             for (line, call), ranks in sorted(groups.items(), key=lambda one: len(one[1]))
         ]
-        lines += [f"{_ranks(silent)} without a sign"] if silent else []
+        lines += [f"{of_ranks(silent)} without a sign"] if silent else []
         context.found(
             Breach(
                 self.name,
@@ -118,8 +118,3 @@ def _flight() -> list[Any]:
     entries = found.get("entries", []) if isinstance(found, dict) else []
     kept = ("profiling_name", "state", "collective_seq_id", "input_sizes")
     return [{key: one.get(key) for key in kept} for one in entries[-_LAST:]]
-
-
-def _ranks(ranks: list[int]) -> str:
-    text = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

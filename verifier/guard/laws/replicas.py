@@ -13,7 +13,7 @@ import torch
 from ...probe.bit_sketch import combined, sketch
 from ..context import Context
 from ..exchange import ASKING, DETAILS
-from ..journal import Breach
+from ..journal import Breach, of_ranks
 from ..measured import Measured
 from ..scene import ALIKE, Piece, placing, world_size
 from . import Law, Posts
@@ -127,7 +127,7 @@ class Replicas(Law):
         yield from self._numbers(measured, posts)
 
     def _apart_from_the_start(self, measured: Measured, posts: Posts) -> Iterator[Breach]:
-        """Find the tensors of ALIKE that ranks hold apart, and tell all ranks."""
+        """Find the tensors of ALIKE that ranks hold apart, for all ranks to read."""
         whole = {rank: post["whole"] for rank, post in posts.items() if "whole" in post}
         if not whole:
             return
@@ -182,7 +182,7 @@ class Replicas(Law):
         first = names[0].partition("/")[2] or names[0]
         kinds = sorted({name.partition("/")[0] for name in names})
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        who = f"rank {odd[0]} holds" if len(odd) == 1 else f"ranks {_list(odd)} hold"
+        who = f"{of_ranks(odd)} hold{'s' * (len(odd) == 1)}"
         when = "" if since is None else f"; all agreed at step {since}"
         return self.breach(
             measured.step,
@@ -211,7 +211,7 @@ class Replicas(Law):
             first = names[0] if names else what
             yield self.breach(
                 measured.step,
-                f"ranks {_list(odd)} use {first} = {have[odd[0]].get(first)}, others"
+                f"{of_ranks(odd)}: {first} is {have[odd[0]].get(first)}, others"
                 f" {usual.get(first)}",
                 ranks=odd,
                 names=names,
@@ -264,7 +264,3 @@ def _minority(texts: dict[int, str]) -> list[int]:
 
 def _different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-
-
-def _list(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from ...analysis.wording import some
 from ...probe.bit_sketch import added, combined, sketch
 from ...probe.dispatcher import Call
 from ...probe.events.checkpoints import DCP, path_of
@@ -209,8 +210,8 @@ class Resume(Law):
             return
         state: dict[str, dict[str, int]] = {}
         for post in posts.values():
-            for part, some in post.get("state", {}).items():
-                state[part] = added(state.get(part, {}), some)
+            for part, own in post.get("state", {}).items():
+                state[part] = added(state.get(part, {}), own)
         if len(posts) < self.context.world:
             missing = sorted({*range(self.context.world)} - {*posts})
             self.context.journal.note(
@@ -277,15 +278,15 @@ class Resume(Law):
                 self.context.journal.note("the resumed model has other names; it is not held")
                 continue
             if lost:
-                yield self._breach(record, lost, f"{part}: {_some(lost)} did not come back")
+                yield self._breach(record, lost, f"{part}: {some(lost, 1)} did not come back")
             if changed:
                 yield self._breach(
-                    record, changed, f"{part}: {_some(changed)} came back with other values"
+                    record, changed, f"{part}: {some(changed, 1)} came back with other values"
                 )
         own = posts[0]
         frozen = sorted({*record.trainable} - {*own["trainable"]})
         if frozen and len(frozen) < len(record.trainable):
-            yield self._breach(record, frozen, f"{_some(frozen)} trained before, and do not now")
+            yield self._breach(record, frozen, f"{some(frozen, 1)} trained before, and do not now")
         yield from self._settings(record, own["settings"])
         if record.world == self.context.world:
             other = [
@@ -343,7 +344,3 @@ def _suffix(key: str, names: dict[str, Any]) -> str:
 def _plain(value: Any) -> Any:
     """A setting as JSON has it."""
     return json.loads(json.dumps(value))
-
-
-def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -21,10 +21,11 @@ from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSa
 from ...probe.bit_sketch import mixed
 from ...probe.compat.names import LOADER_NEXT
 from ...probe.dispatcher import Call
+from ...probe.events.data import length
 from ...probe.tensor_fingerprint import row_sums
 from ..context import Context
 from ..epoch import FEW, Steps, digest
-from ..journal import Breach
+from ..journal import Breach, of_ranks
 from ..measured import Measured
 from . import Law, Posts
 
@@ -87,7 +88,7 @@ class Samples(Law):
         )
         self._repeats = drawn
         self._shuffles = _shuffles(sampler) or _shuffles(getattr(iterator, "_index_sampler", None))
-        self._size = _length(data)
+        self._size = length(data)
 
     def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
         rows = row_sums([_thin(one) for one in given if one.dim()])
@@ -205,7 +206,7 @@ class Samples(Law):
         first = min(at[0] for at in shared.values())
         yield self.breach(
             measured.step,
-            f"ranks {', '.join(map(str, those[:8]))} train on the same samples in one step, from"
+            f"{of_ranks(those)} train on the same samples in one step, from"
             f" step {first} on ({both} of {total} rows of this check)",
             ranks=those,
             edit="divide the samples by the data-parallel rank and number of ranks",
@@ -242,13 +243,6 @@ def _shuffles(sampler: Any) -> bool:
     if isinstance(sampler, RandomSampler):
         return True
     return hasattr(sampler, "set_epoch") and bool(getattr(sampler, "shuffle", True))
-
-
-def _length(data: Any) -> int:
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError, AttributeError):
-        return 0
 
 
 def _thin(one: torch.Tensor) -> torch.Tensor:
