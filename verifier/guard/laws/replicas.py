@@ -211,8 +211,7 @@ class Replicas(Law):
             first = names[0] if names else what
             yield self.breach(
                 measured.step,
-                f"{of_ranks(odd)}: {first} is {have[odd[0]].get(first)}, others"
-                f" {usual.get(first)}",
+                f"{of_ranks(odd)}: {first} is {have[odd[0]].get(first)}, others {usual.get(first)}",
                 ranks=odd,
                 names=names,
                 since=self._agreed.get((what, "")),
