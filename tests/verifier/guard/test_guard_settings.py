@@ -25,6 +25,34 @@ for step in range(30):
 print(model.weight.detach().view(torch.int32).sum().item())
 """
 
+# Reads of a value by the host in each step, for which a GPU would have to be waited for. (The number
+# that a loss is divided by stays on the host.)
+WAITS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.profiler import ProfilerActivity, profile
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = nn.Sequential(nn.Embedding(9, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+reads = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
+for step in range(1, 13):
+    tokens = torch.arange(8) * step % 9
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(2):
+            model(tokens).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    print(step, sum(event.name in reads for event in seen.events()))
+dist.destroy_process_group()
+"""
+
 
 @pytest.mark.parametrize(
     "settings",
@@ -49,9 +77,11 @@ def test_wrong_words_are_named(words: str, says: str) -> None:
         read(words)
 
 
-def run(words: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def run(
+    words: str, folder: Path, text: str = TRAIN, **more: str
+) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
-    script.write_text(TRAIN)
+    script.write_text(text)
     path = os.pathsep.join([str(SITE), *([more["before"]] if "before" in more else [])])
     env = {**os.environ, VARIABLE: words, "PYTHONPATH": path}
     return subprocess.run(
@@ -73,6 +103,18 @@ def test_a_run_is_the_same_with_and_without(tmp_path: Path) -> None:
     lines = (tmp_path / "guard.jsonl").read_text().splitlines()
     assert [kind(line) for line in lines] == ["start", *["check"] * 4, "end"]
     assert {"loss", "norm", "step_seconds"} <= json.loads(lines[-2]).keys()
+
+
+@pytest.mark.launch
+def test_a_step_that_is_not_checked_waits_for_no_device(tmp_path: Path) -> None:
+    plain, guarded = run("", tmp_path, WAITS), run("every=5", tmp_path, WAITS)
+    without, with_it = (
+        {int(step): int(count) for step, count in map(str.split, found.stdout.splitlines())}
+        for found in (plain, guarded)
+    )
+    assert [*with_it] == [*range(1, 13)], guarded.stderr
+    more = {step for step, count in with_it.items() if count > without[step]}
+    assert more and more <= {1, 5, 10}
 
 
 @pytest.mark.launch
