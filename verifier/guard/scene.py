@@ -27,7 +27,9 @@ ALIKE = "alike"  # the set of tensors of which only the beginning says whether r
 
 @dataclass
 class Piece:
-    """One tensor of the state: `part` is weights, optimizer or buffers; `owner` the parameter."""
+    """One tensor of the state: `part` is weights, optimizer, buffers or averages; `owner` the
+    parameter.
+    """
 
     part: str
     name: str
@@ -44,6 +46,7 @@ class Scene:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._scalers: list[weakref.ref[Any]] = []
         self._schedules: list[weakref.ref[Any]] = []
+        self._averages: list[weakref.ref[nn.Module]] = []
         self.replicated: list[int] = []  # ranks of a DistributedDataParallel
 
     def adopt(self, root: nn.Module) -> bool:
@@ -110,6 +113,13 @@ class Scene:
                 name = _name(prefix + path)
                 yield Piece("buffers", name, buffer, buffer, name)
 
+    def averages(self) -> Iterator[Piece]:
+        """The averaged weights of torch.optim.swa_utils."""
+        for number, one in enumerate(self._averages):
+            for name, param in model.named_parameters() if (model := one()) is not None else ():
+                path = f"average{number}.{_name(name)}"
+                yield Piece("averages", path, param, param, path)
+
     def data_parallel(self) -> list[int]:
         """The ranks that divide the samples with this one, [] where that is not known.
 
@@ -137,6 +147,10 @@ class Scene:
     def scales(self, scaler: Any) -> None:
         """A GradScaler is made."""
         self._scalers.append(weakref.ref(scaler))
+
+    def adopt_average(self, model: nn.Module) -> None:
+        """A model of averaged weights is made."""
+        self._averages.append(weakref.ref(model))
 
     def schedules(self, schedule: Any) -> None:
         """A schedule of learning rates is made."""

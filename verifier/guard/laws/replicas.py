@@ -52,6 +52,8 @@ class Replicas(Law):
     def install(self) -> None:
         around = self.context.dispatcher.around
         scene = self.context.scene
+        average = "torch.optim.swa_utils:AveragedModel.__init__"
+        around(average, after=lambda call: scene.adopt_average(call.args[0]))
         around("torch.amp:GradScaler.__init__", before=lambda call: scene.scales(call.args[0]))
         schedule = "torch.optim.lr_scheduler:LRScheduler.__init__"
         around(schedule, before=lambda call: scene.schedules(call.args[0]))
@@ -60,10 +62,10 @@ class Replicas(Law):
         self._backwards += 1
 
     def begin(self, measured: Measured) -> None:
-        known = self.context.scene.slots()
-        self._take(
-            measured, [*self.context.scene.weights(known), *self.context.scene.states(known)]
-        )
+        scene = self.context.scene
+        known = scene.slots()
+        # Averages for the resume: often one rank alone has them.
+        self._take(measured, [*scene.weights(known), *scene.states(known), *scene.averages()])
 
     def measure(self, measured: Measured) -> None:
         scene = self.context.scene

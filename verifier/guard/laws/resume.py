@@ -105,7 +105,8 @@ class Resume(Law):
         for name, bits in self._buffers.items():
             measured.take("before", name, bits)
         known = self.context.scene.slots()
-        self._sort([*self.context.scene.weights(known), *self.context.scene.states(known)])
+        scene = self.context.scene
+        self._sort([*scene.weights(known), *scene.states(known), *scene.averages()])
         measured.values["resume"] = {
             "settings": self.context.scene.settings(),
             "trainable": [slot.name for slot in known if slot.param.requires_grad],
@@ -122,7 +123,7 @@ class Resume(Law):
         step, scene = self.context.step, self.context.scene
         measured = Measured("save", step, label=str(self._saves))
         known = scene.slots()
-        pieces = [*scene.weights(known), *scene.states(known), *scene.buffers()]
+        pieces = [*scene.weights(known), *scene.states(known), *scene.buffers(), *scene.averages()]
         self._sort(pieces)
         with torch.no_grad():
             for piece in pieces:
@@ -274,8 +275,8 @@ class Resume(Law):
                 saved = {name: value for name, value in saved.items() if name in have}
             lost = sorted(name for name in saved if name not in have)
             changed = sorted(n for n, v in saved.items() if n in have and int(v, 16) != have[n])
-            if lost and not have and part == "weights":
-                self.context.journal.note("the resumed model has other names; it is not held")
+            if lost and not have and part in ("weights", "averages"):
+                self.context.journal.note(f"the resumed {part} have other names: not held")
                 continue
             if lost:
                 yield self._breach(record, lost, f"{part}: {some(lost, 1)} did not come back")
