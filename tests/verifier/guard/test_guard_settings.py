@@ -25,8 +25,8 @@ for step in range(30):
 print(model.weight.detach().view(torch.int32).sum().item())
 """
 
-# Reads of a value by the host in each step, for which a GPU would have to be waited for. (The number
-# that a loss is divided by stays on the host.)
+# Reads of a value by the host in each step, for which a GPU would have to be waited for. (What a
+# loss is divided by stays on the host.)
 WAITS = """
 import torch
 import torch.distributed as dist
