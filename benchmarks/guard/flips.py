@@ -65,8 +65,8 @@ class Flip(Case):
 
     def clip(self) -> Tensor:
         state, name, bit = self.flipped
-        gradient = self.core.get_parameter(name).grad
         if state == "gradient" and self.now and self.rank in self.facts.ranks:
+            gradient = self.core.get_parameter(name).grad
             assert gradient is not None
             flip(gradient, bit)
         return super().clip()

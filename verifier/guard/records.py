@@ -32,6 +32,8 @@ class Record:
     next_settings: dict[str, Any] = field(default_factory=dict)
     # {rank: state of its generators then}, of ranks whose step draws from them
     generators: dict[str, str] = field(default_factory=dict)
+    # {rank: states of its generators before the first forward of its process, and at the save}
+    drawn: dict[str, list[str]] = field(default_factory=dict)
     trainable: list[str] = field(default_factory=list)
     epoch_rows: int = 0  # of the epoch, trained on
     seen: list[int] = field(default_factory=list)  # hashes of some of them

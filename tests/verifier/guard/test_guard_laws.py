@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from verified_fsdp2.verifier.guard.journal import Breach, Journal
 from verified_fsdp2.verifier.guard.laws.gradients import Gradients
 from verified_fsdp2.verifier.guard.laws.losses import LOGGED, Losses, _divisor
 from verified_fsdp2.verifier.guard.laws.replicas import Replicas
-from verified_fsdp2.verifier.guard.laws.resume import Resume
+from verified_fsdp2.verifier.guard.laws.resume import Resume, other_generators
 from verified_fsdp2.verifier.guard.laws.samples import Samples
 from verified_fsdp2.verifier.guard.laws.training import Training
 from verified_fsdp2.verifier.guard.measured import Measured
 from verified_fsdp2.verifier.guard.records import Record, Records
 from verified_fsdp2.verifier.guard.settings import Settings
+from verified_fsdp2.verifier.probe.compat.groups import patience
 
 STORE = dist.HashStore()
 
@@ -266,9 +268,33 @@ def test_a_logged_loss_is_the_mean(context: Context, logged: float, says: str) -
     assert [says in one.message for one in found] == ([True] if says else [])
 
 
+def test_a_loss_is_logged_after_the_check_of_its_step(context: Context) -> None:
+    law, found = Losses(context), []
+    for step in (50, 100, 150):
+        values = {"steps": [], "logged": [(step - 50, 8 * 1.4375)], "divide": None}
+        measured = check(step, losses=values)
+        found += law.judge(measured, posts_of_losses(step))
+        assert measured.values["curves"] == {"loss": 1.4375}
+    (one,) = found
+    assert "8 times the mean" in one.message and one.step == 100
+
+
+def posts_of_losses(step: int) -> dict[int, dict[str, Any]]:
+    return {rank: {"steps": [[step, 1, 1.0, 1.0 + rank / 8]]} for rank in range(8)}
+
+
+def test_a_logged_loss_that_becomes_that_of_one_rank(context: Context) -> None:
+    law, found = Losses(context), []
+    for step in range(10, 110, 10):
+        value = 1.4375 if step < 60 else 1.0
+        values = {"steps": [], "logged": [(step, value)], "divide": None}
+        found += law.judge(check(step, losses=values), posts_of_losses(step))
+    (one,) = found
+    assert one.step == 70 and "is that of rank 0 now" in one.message
+
+
 def gradients(step: int, logged: float | None = None) -> Measured:
-    values = {"logged norm": None if logged is None else (step, logged), "curves": {}}
-    return check(step, **values)
+    return check(step, **{"logged norm": {} if logged is None else {step: logged}, "curves": {}})
 
 
 def test_ranks_scale_gradients_alike(context: Context) -> None:
@@ -283,12 +309,18 @@ def test_ranks_scale_gradients_alike(context: Context) -> None:
     assert one.step == 40 and "0.4 on rank 3, 0.5 on rank" in one.message
 
 
+@pytest.mark.parametrize("after", [False, True])  # logged after the step that is checked
 @pytest.mark.parametrize(("logged", "found"), [(2.0, 0), (1.0, 1), (1.5, 0)])
-def test_a_logged_norm_is_that_of_all_ranks(context: Context, logged: float, found: int) -> None:
-    law = Gradients(context)
+def test_a_logged_norm_is_that_of_all_ranks(
+    context: Context, logged: float, found: int, after: bool
+) -> None:
+    law, breaches = Gradients(context), []
     posts = {rank: {"factors": {}, "squares": 1.0} for rank in range(4)}
-    breaches = [one for step in (10, 20) for one in law.judge(gradients(step, logged), posts)]
-    assert len(breaches) == found
+    for step in (10, 20, 30):
+        measured = check(step, curves={})
+        measured.values["logged norm"] = {step - 10 if after else step - 1: logged}
+        breaches += law.judge(measured, posts)
+    assert [one.step for one in breaches] == [30 if after else 20][:found]
 
 
 def test_gradients_of_the_last_step(context: Context) -> None:
@@ -387,9 +419,34 @@ def test_what_came_back(context: Context) -> None:
     # A schedule may step between a save and the next step; betas may not change.
     found = against(context, record, state=same, settings={"o.lr": 0.2, "o.betas": (0.9, 0.5)})
     assert found == ["o.betas is (0.9, 0.5) and was [0.9, 0.99]"]
+    record.settings["schedule0.last_epoch"] = 30
+    back = {"o.lr": 0.2, "o.betas": (0.9, 0.99), "schedule0.last_epoch": 0}
+    found = against(context, record, state=same, settings=back)
+    assert found == ["schedule0.last_epoch is 0 and was 30"]
     record.next_settings = {"o.lr": 0.09, "o.betas": [0.9, 0.99]}
     found = against(context, record, state=same, settings={"o.lr": 0.2, "o.betas": (0.9, 0.99)})
     assert found == ["o.lr is 0.2 and was 0.09"]
+
+
+@pytest.mark.parametrize(
+    ("now", "draws", "other"),
+    [
+        (("s0", "s1"), True, []),
+        (("x0", "x1"), True, []),  # a loader has drawn since
+        (("s0", "s0"), True, [1]),  # one state for all
+        (("f0", "f1"), True, [0, 1]),  # as when training began
+        (("f0", "f1"), False, []),
+    ],
+)
+def test_generators_of_a_save_after_which_no_step_followed(
+    now: tuple[str, str], draws: bool, other: list[int]
+) -> None:
+    drawn = {"0": ["f0", "s0"], "1": ["f1", "s1"]}
+    record = Record(path="/runs/step_30", step=30, world=2, drawn=drawn)
+    posts = {rank: {"random": state, "draws": draws} for rank, state in enumerate(now)}
+    assert other_generators(record, posts) == other
+    record.generators = {"0": "s0", "1": "s1"}
+    assert other_generators(record, posts) == [r for r in (0, 1) if now[r] != f"s{r}"]
 
 
 def test_the_samples_after_a_save_are_those_of_its_process(tmp_path: Path) -> None:
@@ -407,6 +464,16 @@ def test_the_samples_after_a_save_are_those_of_its_process(tmp_path: Path) -> No
     epoch.go_on(record, journal)
     assert epoch.earlier == {3: (0xBB, 4)}
     assert epoch.seen == {1, 2} and epoch.rows == 8
+
+
+def test_when_a_collective_gives_up() -> None:
+    assert patience() == math.inf
+    timeout = timedelta(seconds=60)
+    dist.init_process_group("gloo", timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert patience() == 60
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_breach_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

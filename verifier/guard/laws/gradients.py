@@ -43,7 +43,8 @@ class Gradients(Law):
         self._squares: torch.Tensor | None = None  # of the elements that count on this rank
         self._at_step: list[tuple[str, torch.Tensor]] = []
         self._by_value = False  # whether elements are clipped one by one
-        self._logged: tuple[int, float] | None = None
+        self._logged: dict[int, float] = {}  # {step: norm}, since the last check
+        self._norms = (0, 0.0, 0.0)  # of the last check: step, norm of all ranks, of rank 0 alone
         self._counted = {"factor": 0, "logged": 0, "stale": 0}  # checks in a row
 
     def install(self) -> None:
@@ -56,7 +57,7 @@ class Gradients(Law):
 
     def _read(self, text: str) -> None:
         if (found := LOGGED.search(text)) is not None:
-            self._logged = self.context.step, float(found["value"])
+            self._logged[self.context.step] = float(found["value"])
 
     def backward(self, losses: list[torch.Tensor]) -> None:
         # Of several optimizers one may leave the gradients of another, which clears them itself.
@@ -86,7 +87,7 @@ class Gradients(Law):
                 measured.take(what, name, value)
         if self._squares is not None:
             measured.take("squares", "", self._squares)
-        measured.values["logged norm"] = self._logged
+        measured.values["logged norm"], self._logged = self._logged, {}
         self._stale, self._after, self._at_step, self._squares = [], [], [], None
 
     def local(self, measured: Measured) -> Iterable[Breach]:
@@ -141,15 +142,20 @@ class Gradients(Law):
 
     def _norm(self, measured: Measured, total: float, own: float) -> Iterator[Breach]:
         """A logged norm that is that of rank 0's shards."""
-        step, value = measured.values["logged norm"] or (0, 0.0)
-        if step != measured.step:
-            return
-        alone = abs(value - own) < OWN * own and abs(value - total) > 10 * OWN * total
-        if self._again("logged", alone):
+        logged = measured.values["logged norm"]
+        before, self._norms = self._norms, (measured.step, total, own)
+        # Logged before the step that is checked now, or after the one that was checked last.
+        known = ((logged.get(measured.step - 1), total, own), (logged.get(before[0]), *before[1:]))
+        alone = [
+            (value, of_all)
+            for value, of_all, one in known
+            if value and abs(value - one) < OWN * one and abs(value - of_all) > 10 * OWN * of_all
+        ]
+        if any(value for value, _, _ in known) and self._again("logged", bool(alone)):
             yield self.breach(
                 measured.step,
-                f"the gradient norm that is logged, {value:.4g}, is that of one rank's shards; of"
-                f" all it is {total:.4g}",
+                f"the gradient norm that is logged, {alone[0][0]:.4g}, is that of one rank's"
+                f" shards; of all it is {alone[0][1]:.4g}",
                 ranks=[0],
                 edit="log what clip_grad_norm_ returns, with full_tensor()",
                 command="fsdp2 explain grad-norm-item-partial",

@@ -14,11 +14,13 @@ import time
 from collections import defaultdict
 from typing import Any
 
+from ...probe.compat.groups import patience
 from ...probe.compat.names import FLIGHT_RECORDER, find
 from ...trace.origin import is_machinery, within_torch
 from ..context import Context
 from ..journal import Breach, of_ranks
 
+EARLIER = 0.7  # of the time after which a collective raises, and the process ends
 TIMES_USUAL = 30  # of the time of a usual step: an evaluation is no hang
 WAIT = 5.0  # seconds in which other ranks may leave their stacks
 _LAST = 3  # entries of the flight recorder that are written
@@ -41,8 +43,10 @@ class Hang:
         if beat != self._beat:
             self._beat, self._said = beat, False
         still = time.monotonic() - beat
+        if self.context.began is None or self._said or still < 1.0:
+            return
         limit = max(self.context.settings.hang, min(TIMES_USUAL * self._usual(), 3600.0))
-        if self.context.began is not None and still > limit and not self._said:
+        if still > min(limit, EARLIER * patience()):
             self._said = True
             self._stands(still)
 

@@ -29,6 +29,7 @@ LOGGED = re.compile(
 NEAR = 0.03  # of a multiple, of the loss that was trained on: what smoothing and rounding change
 APART = 0.25  # from it: below, a logged loss is its mean, or of a rank alone
 TIMES = 2  # logged numbers in a row, each far from the mean and near its multiple
+SAME = 1e-3  # between a logged number and what it is
 USUAL = 3  # windows after which another one is seen to be another
 
 
@@ -49,6 +50,9 @@ class Losses(Law):
         self._divide: float | None = None  # by which FSDP divides gradients, None: the ranks
         # of rank 0
         self._multiple: Counter[str] = Counter()
+        self._means = self._alone = 0  # logged numbers that are the mean; since then, of rank 0
+        # of the last step of a check, whose loss may be logged after it
+        self._last: dict[int, tuple[list[float], int, float]] = {}
 
     def install(self) -> None:
         around = self.context.dispatcher.around
@@ -124,30 +128,31 @@ class Losses(Law):
     def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
         if measured.kind != "check":
             return
-        sums: dict[int, list[float]] = {}
-        counts: dict[int, tuple[int, float]] = {}
-        for post in posts.values():
+        steps = self._last
+        for _, post in sorted(posts.items()):
             for step, count, divisor, value in post.get("steps", ()):
-                sums.setdefault(step, []).append(value)
-                counts[step] = count, divisor
+                steps.setdefault(step, ([], count, divisor))[0].append(value)
+        last = max(steps, default=0)
         curves = measured.values.setdefault("curves", {})
         # The first step may hold the loss of a trial step, whose gradients were cleared.
-        if sums and measured.step != self.context.first_check:
-            curves["loss"] = _mean(sums[max(sums)])
-        yield from self._multiples(measured, sums, counts)
+        if last and measured.step != self.context.first_check:
+            curves["loss"] = _mean(steps[last][0])
+        yield from self._multiples(measured, steps)
+        self._last = {last: steps[last]} if last else {}
 
     def _multiples(
-        self, measured: Measured, sums: dict[int, list[float]], counts: dict[int, tuple[int, float]]
+        self, measured: Measured, steps: dict[int, tuple[list[float], int, float]]
     ) -> Iterator[Breach]:
         """A logged loss that is N times, or a part of, the loss that gradients are of."""
         world = self.context.world
         for step, value in measured.values["losses"]["logged"]:
-            if step not in sums or len(sums[step]) != world:
+            sums, count, divisor = steps.get(step, ([], 1, 1.0))
+            if len(sums) != world:
                 continue
             divide = measured.values["losses"]["divide"] or world
-            count, divisor = counts[step]
-            trained = math.fsum(sums[step]) / divide
-            known = [trained, *sums[step]]
+            trained = math.fsum(sums) / divide
+            yield from self._of_one_rank(step, value, trained, sums[0])
+            known = [trained, *sums]
             if divisor != count:  # of a window that is not divided: also the mean of its losses
                 known += [one / count for one in known]
             known = [one for one in known if abs(one) > 1e-6]
@@ -175,6 +180,24 @@ class Losses(Law):
                         command="",
                         key="logged",
                     )
+
+    def _of_one_rank(self, step: int, value: float, trained: float, own: float) -> Iterator[Breach]:
+        """A logged loss that was the mean over the ranks, and is that of rank 0 now."""
+        if abs(trained - own) < 10 * SAME * abs(own):
+            return
+        is_own = abs(value - own) < SAME * abs(own)
+        self._means += abs(value - trained) < SAME * abs(trained)
+        self._alone = self._alone + 1 if is_own and self._means >= USUAL else 0
+        if self._alone == TIMES:
+            yield self.breach(
+                step,
+                f"the loss that is logged was the mean over the ranks, and is that of rank 0 now"
+                f" ({own:.4g}; the mean is {trained:.4g})",
+                ranks=[0],
+                edit="reduce the loss over the ranks before it is logged",
+                command="",
+                key="of one rank",
+            )
 
     def _divided(self, call: Call) -> None:
         self._divide = float(call.given(1, "factor"))

@@ -85,9 +85,9 @@ class Resume(Law):
     def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
         if self._waiting is not None and "random" not in self._waiting:
             self._waiting["random"] = _generators()
+        self._random = self._random or _generators()
         if self.context.began or self.record is None:
             return
-        self._random = self._random or _generators()
         for piece in self.context.scene.buffers():
             if piece.name not in self._buffers and (bits := sketch(piece.tensor)) is not None:
                 self._buffers[piece.name] = bits
@@ -111,6 +111,7 @@ class Resume(Law):
             "settings": self.context.scene.settings(),
             "trainable": [slot.name for slot in known if slot.param.requires_grad],
             "random": self._random,
+            "draws": self._random != _generators(),
         }
 
     def measure(self, measured: Measured) -> None:
@@ -130,6 +131,7 @@ class Resume(Law):
                 if (bits := sketch(piece.tensor)) is not None:
                     measured.take("bits", f"{piece.part}/{piece.name}", bits)
         measured.values["save"] = self._about(path, known)
+        measured.values["drawn"] = [self._random or "", _generators()]
         self._waiting = {"path": path, "step": step}
         self.context.hand_over(measured)
 
@@ -203,7 +205,8 @@ class Resume(Law):
         size = sum(len(name) + 24 for some in own.values() for name in some)
         if size * self.context.world > LARGEST:
             own = {part: {"*": combined(some)} for part, some in own.items()}
-        return {"state": own, **measured.values.get("resume", {})}
+        drawn = {"drawn": measured.values["drawn"]} if measured.kind == "save" else {}
+        return {"state": own, **drawn, **measured.values.get("resume", {})}
 
     def judge(self, measured: Measured, posts: Posts) -> Iterable[Breach]:
         if measured.kind == "check":
@@ -220,7 +223,8 @@ class Resume(Law):
                 f" {measured.kind} is not held"
             )
         elif measured.kind == "save":
-            self._write(measured, measured.values["save"], state)
+            drawn = {str(rank): post["drawn"] for rank, post in posts.items()}
+            self._write(measured, {**measured.values["save"], "drawn": drawn}, state)
         elif self.record is not None:
             yield from self._against(self.record, measured, state, posts)
 
@@ -240,6 +244,7 @@ class Resume(Law):
             },
             settings=about["settings"],
             trainable=about["trainable"],
+            drawn=about.get("drawn", {}),
             epoch_rows=int(epoch.rows),
             seen=seen,
             share=share,
@@ -289,15 +294,9 @@ class Resume(Law):
         if frozen and len(frozen) < len(record.trainable):
             yield self._breach(record, frozen, f"{some(frozen, 1)} trained before, and do not now")
         yield from self._settings(record, own["settings"])
-        if record.world == self.context.world:
-            other = [
-                int(rank)
-                for rank, saved_state in record.generators.items()
-                if posts[int(rank)].get("random") not in (None, saved_state)
-            ]
-            if other:
-                text = "the generators of the ranks, which the step draws from, came back otherwise"
-                yield self._breach(record, ["generators"], text, sorted(other))
+        if record.world == self.context.world and (other := other_generators(record, posts)):
+            text = "the generators of the ranks, which the step draws from, came back otherwise"
+            yield self._breach(record, ["generators"], text, other)
 
     def _settings(self, record: Record, now: dict[str, Any]) -> Iterator[Breach]:
         """Learning rates and other settings: as they were at the save, or in the step after it."""
@@ -307,8 +306,11 @@ class Resume(Law):
             fits = (_plain(then), _plain(after[name])) if name in after else (_plain(then),)
             if name not in now or _plain(found) in fits:
                 continue
-            if name.endswith(_MOVES) and not after:
-                continue  # a schedule may step between the save and the next step
+            if not after and name.endswith(_MOVES):
+                # A schedule may step between the save and the next step; it does not go back.
+                back = name.endswith(_MOVES[1]) and found is not None and found < (then or 0)
+                if not back:
+                    continue
             expected = after.get(name, then)
             yield self._breach(record, [name], f"{name} is {found} and was {expected}")
 
@@ -324,6 +326,31 @@ class Resume(Law):
             edit="save it, and load it before the first step",
             key=text,
         )
+
+
+def other_generators(record: Record, posts: Posts) -> list[int]:
+    """Ranks whose generators are not as they were.
+
+    Where no step followed the save, a loader may have drawn since: then those that begin again as
+    in the process that saved, or are the same on all ranks and were not.
+    """
+    now = {rank: post.get("random") for rank, post in posts.items() if post.get("random")}
+    if record.generators:
+        return sorted(
+            int(rank)
+            for rank, saved in record.generators.items()
+            if now.get(int(rank), saved) != saved
+        )
+    drawn = {int(rank): states for rank, states in record.drawn.items()}
+    alike = len({*now.values()}) == 1 < len({then for _, then in drawn.values()})
+    return sorted(
+        rank
+        for rank, state in now.items()
+        if posts[rank].get("draws")
+        and rank in drawn
+        and drawn[rank][1] != state
+        and (alike or drawn[rank][0] == state)
+    )
 
 
 def _generators() -> str:

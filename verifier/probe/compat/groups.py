@@ -2,11 +2,13 @@
 they need.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
@@ -30,6 +32,16 @@ class Slot:
     def unsynced(self) -> bool:
         """Whether FSDP holds a gradient for it that was not reduce-scattered."""
         return self.fsdp is not None and _has_unsharded_gradient(self.fsdp)
+
+
+def patience() -> float:
+    """Seconds after which a collective of the default group raises; infinite if it is not known."""
+    group: Any = dist.group.WORLD
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+        return min(float(one.options._timeout.total_seconds()) for one in backends)
+    except (AttributeError, RuntimeError, ValueError):
+        return math.inf
 
 
 def groups(root: nn.Module) -> list[tuple[str, Any]]:

@@ -126,6 +126,11 @@ TABLE = (
     Name("torch.nn:Module", "names of parameters", ("_parameters", "_buffers", "_apply")),
     Name(ROOT_FORWARD, "the guard: a forward begins"),
     Name(DEFAULT_STORE, "the guard: ranks compare"),
+    Name(
+        "torch.distributed:ProcessGroup._get_backend",
+        "the guard: a hang is reported before its collective ends",
+        ("_device_types",),
+    ),
     Name(LEAVES, "samples of a forward"),
     Name(LOADER_NEXT, "batches that a loader gives"),
     Name(SAVED_DICT, "what a DCP save takes"),
