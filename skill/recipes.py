@@ -65,7 +65,7 @@ RECIPES = {
     "train-step": Recipe(
         "One optimizer step: accumulation, a loss over the valid tokens of all ranks, clipping on"
         " the global norm.",
-        (("train", "agree"), ("train", "train_step")),
+        (("train", "Agreement"), ("train", "train_step")),
         (
             "double-or-missing-world-scale",
             "token-mean-of-means",
@@ -111,7 +111,7 @@ RECIPES = {
     ),
     "preemption": Recipe(
         "SIGTERM and SIGUSR1 set a flag; all ranks agree on it before a step, save and leave.",
-        (("distributed", "catch_signals"), ("train", "agree")),
+        (("distributed", "catch_signals"), ("train", "Agreement")),
         ("rank-local-control-flow",),
     ),
 }

@@ -90,6 +90,7 @@ def _optimizer(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> dic
         words = "linear warm-up, then " + words
     return {
         **{one: kind == one for one in ("adamw", "adamw8bit", "muon", "schedule_free")},
+        "found_inf_unread": kind != "adamw",  # only torch's fused ones leave out an update
         "betas": kind != "sgd",
         "decay": decay,
         "grouped": decay and optimizer["decay_only_matrices"],

@@ -125,6 +125,26 @@ def test_counted_passes_are_those_of_a_whole_step(tmp_path: Path, command: Comma
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize(
+    ("keys", "lines"),
+    [
+        ((), []),
+        (("train.on_nonfinite=skip", "parallel.dp_replicate=2", "train.validate_interval=50"), []),
+        (("optimizer.kind=muon",), ["    if finite:  # the host waits for it"]),
+    ],
+)
+def test_a_step_that_is_not_logged_waits_for_no_device(
+    tmp_path: Path, command: Command, keys: tuple[str, ...], lines: list[str]
+) -> None:
+    path, quiet = spec_at(tmp_path), ("train.log_interval=50", "train.micro_batch=8", *keys)
+    changes = [word for key in quiet for word in ("--set", key)]
+    found = command("plan", path, "--nproc", 2, *changes, "--steps", 4, "--json", code=0).data
+    reads = [one for one in found["rehearsal"]["reads"] if one["in_step"] and one["synchronizes"]]
+    assert [one["at_line"]["code"].strip() for one in reads] == [one.strip() for one in lines]
+    assert found["rehearsal"]["steps"] == 4
+
+
+@pytest.mark.launch
 def test_spec_check_refuses_what_cannot_fit(tmp_path: Path, command: Command) -> None:
     path = spec_at(tmp_path, 1.6)
     done = command("spec", "check", path, "--json", code=2)

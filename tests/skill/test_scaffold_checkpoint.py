@@ -135,11 +135,11 @@ def test_a_save_that_is_too_slow_is_reported_once(
 ) -> None:
     module = modules.load("sync", "checkpoint.grace_seconds=100")
     state, checkpoints = started(module, tmp_path / "run", 1)
-    checkpoints.since -= 50.0  # the step took this long
+    checkpoints.since -= 40.0  # the step took this long
     checkpoints.save(state)
     assert "warning" not in capsys.readouterr().out
     for _ in range(2):
-        checkpoints.since -= 120.0 * 2
+        checkpoints.since -= 60.0 * 2
         state.step += 2
         checkpoints.save(state)
     message = "".join(

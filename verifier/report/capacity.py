@@ -31,7 +31,7 @@ def text(found: CapacityPlan, name: str, least: Bound | None = None) -> str:
     lines += ["", *_collectives(record)] if record.collectives else []
     lines += ["", *_flops(record)] if record.flops else []
     lines += ["", *_bound(least)] if least is not None else []
-    lines += ["", *_reads(record)] if any(read.in_step for read in record.reads) else []
+    lines += ["", *_reads(record)] if record.waits else []
     limits = "Tensors of PyTorch, with eager kernels; torch.compile is left out. "
     limits += f"{size(RESERVE)} beside them stand for CUDA's context, NCCL and cuBLAS. "
     limits += (
@@ -191,7 +191,7 @@ def flops(amount: float) -> str:
 
 
 def _reads(record: CapacityRecord) -> list[str]:
-    found = [read for read in record.reads if read.in_step]
+    found = record.waits
     lines = ["lines of the steps that wait for the device (the values are stand-ins):"]
     for read in found[:READS]:
         lines.append(

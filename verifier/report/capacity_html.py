@@ -181,9 +181,7 @@ def _flops(record: CapacityRecord) -> Table:
 
 
 def _reads(record: CapacityRecord) -> Table:
-    rows = [
-        [_line(read.at_line), read.what, f"{read.count:,}"] for read in record.reads if read.in_step
-    ]
+    rows = [[_line(read.at_line), read.what, f"{read.count:,}"] for read in record.waits]
     return Table(
         f"Lines that wait for the device, in {record.steps} steps", "Line|What|>Times", rows
     )

@@ -99,3 +99,8 @@ class CapacityRecord(Event):
     flops: dict[str, ModuleFlops] = field(default_factory=dict)
     reads: list[Read] = field(default_factory=list)
     host_peak: int = 0
+
+    @property
+    def waits(self) -> list[Read]:
+        """Lines of the steps at which the host waits for the device."""
+        return [read for read in self.reads if read.in_step and read.synchronizes]
