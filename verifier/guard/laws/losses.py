@@ -152,7 +152,7 @@ class Losses(Law):
             divide = measured.values["losses"]["divide"] or world
             trained = math.fsum(sums) / divide
             yield from self._of_one_rank(step, value, trained, sums[0])
-            known = [trained, *sums]
+            known = [trained, sums[0]]  # rank 0 logs
             if divisor != count:  # of a window that is not divided: also the mean of its losses
                 known += [one / count for one in known]
             known = [one for one in known if abs(one) > 1e-6]
