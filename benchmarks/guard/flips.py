@@ -35,7 +35,8 @@ FLIPS = (
     ("exp_avg_sq", "head.weight", "ddp", 88, 6, 5),
     ("exp_avg_sq", "embed.bias", "ddp", 245, 2, 25),
     ("buffer", "input_mean", "hsdp", 105, 5, 0),
-    ("buffer", "input_mean", "ddp", 190, 3, 24),
+    # DDP sends the buffers of rank 0 before each forward: there a flip heals at once.
+    ("buffer", "input_mean", "fsdp", 190, 3, 24),
 )
 
 
