@@ -11,6 +11,7 @@ from .records import Record
 RECORDED = 1 << 13  # rows of an epoch that a record of a save holds
 SEEN = 1 << 17  # rows of an epoch that are kept
 ORDER = 32  # steps of an epoch by which its order is compared
+FEWEST = 4  # rows of a check
 FEW = 0.05  # part of the rows of a check: fewer may be equal in the data, or pad an epoch's end
 TAIL = 1 << 24  # bytes of an earlier journal that are read
 _MASK = 2**64 - 1
@@ -30,12 +31,13 @@ class Epoch:
         self.last_order: list[int] = []  # and of the epoch before
         self.earlier: dict[int, tuple[int, int]] = {}  # samples of steps of an earlier process
         self.same_order = 0  # epochs that had the order of the one before
-        self._repeated = self._total = 0
-        self._first = 0
+        self._repeated = self._total = self._first = 0
+        self._of_rank: dict[int, set[int]] = {}  # {rank: its rows of the epoch in this process}
 
     def take(self, steps: Steps, every: int, size: int, repeats: bool) -> Iterator[str]:
         """The steps of a check; `every`: one row of so many is in the share."""
         self._repeated = self._total = self._first = 0
+        same_rank, expected = 0, 0.0
         for step in sorted(steps):
             ranks = steps[step]
             epoch = max(one[1] for one in ranks.values())
@@ -55,10 +57,18 @@ class Epoch:
                 self._first = self._first or (step if again else 0)
                 self._repeated += len(again)
                 self._total += sum(not row & self.share for row in rows)
+            for rank, one in ranks.items():
+                own, had = {*one[4]}, self._of_rank.setdefault(rank, set())
+                same_rank += len(own & had)
+                expected += len(own) * len(had) * every / size if size else 0.0
+                if len(self.seen) < SEEN:
+                    had |= own
             if len(self.seen) < SEEN:
                 self.seen |= rows
             self.rows += len(rows) * every
-        if self._repeated >= max(4, FEW * self._total):
+        # Of draws with replacement a rank meets its own rows again as often as chance has it.
+        drawn = expected >= FEWEST and abs(same_rank - expected) <= 3 * expected**0.5
+        if self._repeated >= max(FEWEST, FEW * self._total) and not drawn:
             yield (
                 f"{self._repeated} of {self._total} rows were trained on before in this epoch, from"
                 f" step {self._first} on ({min(1.0, self.rows / size):.0%} of {size} samples were"
@@ -86,6 +96,7 @@ class Epoch:
             self.same_order += 1
         self.last_order, self.order = self.order, []
         self.epoch, self.seen, self.rows, self.share = epoch, set(), 0.0, 0
+        self._of_rank = {}
 
 
 def _samples_after(journal: Path, record: Record) -> dict[int, tuple[int, int]]:

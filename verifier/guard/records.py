@@ -30,8 +30,6 @@ class Record:
     settings: dict[str, Any] = field(default_factory=dict)  # of optimizers and schedules
     # what the run that went on after the save used in its next step; {} until it is known
     next_settings: dict[str, Any] = field(default_factory=dict)
-    # {rank: state of its generators then}, of ranks whose step draws from them
-    generators: dict[str, str] = field(default_factory=dict)
     # {rank: states of its generators before the first forward of its process, and at the save}
     drawn: dict[str, list[str]] = field(default_factory=dict)
     trainable: list[str] = field(default_factory=list)

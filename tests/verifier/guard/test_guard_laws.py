@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -227,6 +228,21 @@ def test_samples_twice_in_an_epoch(context: Context) -> None:
     )
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+def test_samples_that_are_drawn_with_replacement(context: Context, replaced: bool) -> None:
+    """Without it each rank has an order of its own of all of them: a fault."""
+    context.exchange = exchange(0, 2)
+    law, draw, found = Samples(context), random.Random(0), []
+    orders = [draw.sample(range(1000), 1000) for _ in range(2)]
+    for step in range(1, 9):
+        rows = {
+            rank: {step: draw.choices(range(1000), k=40) if replaced else own[40 * step :][:40]}
+            for rank, own in enumerate(orders)
+        }
+        found += [one for one in law.judge(check(step), batches(rows)) if one.step > 3]
+    assert bool(found) != replaced
+
+
 def test_the_same_order_in_each_epoch(context: Context) -> None:
     context.exchange = exchange(0, 1)
     law, found = Samples(context), []
@@ -438,15 +454,11 @@ def test_what_came_back(context: Context) -> None:
         (("f0", "f1"), False, []),
     ],
 )
-def test_generators_of_a_save_after_which_no_step_followed(
-    now: tuple[str, str], draws: bool, other: list[int]
-) -> None:
+def test_generators_come_back(now: tuple[str, str], draws: bool, other: list[int]) -> None:
     drawn = {"0": ["f0", "s0"], "1": ["f1", "s1"]}
     record = Record(path="/runs/step_30", step=30, world=2, drawn=drawn)
     posts = {rank: {"random": state, "draws": draws} for rank, state in enumerate(now)}
     assert other_generators(record, posts) == other
-    record.generators = {"0": "s0", "1": "s1"}
-    assert other_generators(record, posts) == [r for r in (0, 1) if now[r] != f"s{r}"]
 
 
 def test_the_samples_after_a_save_are_those_of_its_process(tmp_path: Path) -> None:

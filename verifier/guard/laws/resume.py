@@ -83,8 +83,6 @@ class Resume(Law):
         return done
 
     def forward(self, module: nn.Module, given: list[torch.Tensor]) -> None:
-        if self._waiting is not None and "random" not in self._waiting:
-            self._waiting["random"] = _generators()
         self._random = self._random or _generators()
         if self.context.began or self.record is None:
             return
@@ -95,9 +93,7 @@ class Resume(Law):
     def stepping(self, optimizer: Optimizer, due: bool) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            drawn = waiting.get("random") != _generators()
-            settings = self.context.scene.settings()
-            self._after.append({**waiting, "drawn": drawn, "settings": settings})
+            self._after.append({**waiting, "settings": self.context.scene.settings()})
 
     def begin(self, measured: Measured) -> None:
         if self.record is None:
@@ -255,15 +251,11 @@ class Resume(Law):
 
     def _add_what_followed(self, posts: Posts) -> None:
         """Complete the records of saves with what the run that went on did next."""
-        for number, own in enumerate(posts.get(0, {}).get("after", ())):
+        for own in posts.get(0, {}).get("after", ()):
             record = self.records.of(own["path"])
-            if record is None or record.step != own["step"]:
-                continue
-            record.next_settings = own["settings"]
-            for rank, post in posts.items():
-                if number < len(post.get("after", ())) and post["after"][number].get("drawn"):
-                    record.generators[str(rank)] = post["after"][number].get("random")
-            self.records.write(record)
+            if record is not None and record.step == own["step"]:
+                record.next_settings = own["settings"]
+                self.records.write(record)
 
     def _against(
         self, record: Record, measured: Measured, state: dict[str, dict[str, int]], posts: Posts
@@ -329,18 +321,10 @@ class Resume(Law):
 
 
 def other_generators(record: Record, posts: Posts) -> list[int]:
-    """Ranks whose generators are not as they were.
-
-    Where no step followed the save, a loader may have drawn since: then those that begin again as
-    in the process that saved, or are the same on all ranks and were not.
+    """Ranks whose step draws from generators that begin again as in the process that saved, or
+    are the same on all ranks and were not. (A loader that starts draws from a restored one.)
     """
     now = {rank: post.get("random") for rank, post in posts.items() if post.get("random")}
-    if record.generators:
-        return sorted(
-            int(rank)
-            for rank, saved in record.generators.items()
-            if now.get(int(rank), saved) != saved
-        )
     drawn = {int(rank): states for rank, states in record.drawn.items()}
     alike = len({*now.values()}) == 1 < len({then for _, then in drawn.values()})
     return sorted(
