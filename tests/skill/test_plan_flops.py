@@ -59,3 +59,13 @@ def test_routed_experts_cost_their_products(tmp_path: Path, command: Command, dt
     assert forward == pytest.approx(layers + HEAD, rel=0.05)
     assert again == pytest.approx(layers, rel=0.05)
     assert backward == pytest.approx(3 * layers + 2 * HEAD, rel=0.05)
+
+
+@pytest.mark.launch
+def test_chunks_of_a_loss_cost_what_the_whole_does(tmp_path: Path, command: Command) -> None:
+    """They write the gradients in place, in the forward."""
+    found = counted(command, tmp_path, "memory.chunked_loss=true")
+    layers = summed(found, "blocks.")
+    forward, backward, _ = summed(found)
+    assert forward - layers[0] == pytest.approx(3 * HEAD, rel=0.01)
+    assert backward == layers[1]

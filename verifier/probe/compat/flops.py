@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .names import FLOP_FORMULAS, need
@@ -29,12 +30,23 @@ def _first(a: Tensor, b: Tensor, *given: Any, **named: Any) -> int:
     return _product(a, b)
 
 
+def _added(sum_: Tensor, a: Tensor, b: Tensor, *given: Any, **named: Any) -> int:
+    return _product(a, b)
+
+
+def _linear(a: Tensor, weight: Tensor, *given: Any, **named: Any) -> int:
+    return 2 * a.numel() * len(weight)
+
+
 _LACKED: dict[str, Formula] = {
     "_grouped_mm": _first,
     "_scaled_grouped_mm": _first,
     "_scaled_grouped_mm_v2": _first,
     "_scaled_mm_v2": _first,
     "_int_mm": _first,
+    "addbmm": _added,
+    "_addmm_activation": _added,
+    "linear": _linear,
 }
 
 
@@ -48,6 +60,9 @@ def formula(operator: Any) -> Formula | None:
 
 @functools.cache
 def _by_name(operator: Any) -> Formula | None:
-    """Of an operator that torch's table lacks."""
+    """Of an operator that torch's table lacks: in place a product costs the same."""
     space, _, name = schema(operator).name.partition("::")
-    return _LACKED.get(name) if space == "aten" else None
+    if space != "aten":
+        return None
+    name = name.removesuffix("_")
+    return _FORMULAS.get(getattr(torch.ops.aten, name, None)) or _LACKED.get(name)
