@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MADE_UP = "data={kind: synthetic}"
 SPECS = (".yaml", ".yml")
+SHOWS = "tqdm"  # other packages use it, too: where it is installed, it stays
 PER_NODE = 8  # ranks of a node, where nothing says it
 
 
@@ -119,7 +121,19 @@ def planned(target: Target, steps: int) -> PlannedRun:
         grace=0.0,
         arguments=(*target.args, *target.save_args),
         steps=steps,
+        probe={"stand_ins": _stand_ins(target.project)},
     )
+
+
+def _stand_ins(project: Path) -> list[str]:
+    """The packages that a generated project needs to record its run: the plan uploads and writes
+    nothing. A script decides itself what it does without them.
+    """
+    from ..scaffold.context import PACKAGES
+
+    if spec_file(project) is None:
+        return []
+    return [name for name in PACKAGES.values() if name != SHOWS or find_spec(name) is None]
 
 
 def least_time(

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from scripts import Command, written
+from verified_fsdp2.skill.capacity.made_up_data import planned
 from verified_fsdp2.skill.capacity.settings import OfSpec
 from verified_fsdp2.skill.spec import SpecError, load
 
@@ -140,6 +141,16 @@ def test_spec_check_refuses_what_cannot_fit(tmp_path: Path, command: Command) ->
     ]
     changes = [word for key, value in keys for word in ("--set", f"{key}={value}")]
     assert "plan: fits" in command("spec", "check", path, *changes, code=0).out
+
+
+@pytest.mark.launch
+def test_what_shows_a_run_does_not_keep_it_from_being_planned(tmp_path: Path) -> None:
+    """The peak of the device is unknown, and trackers are not installed."""
+    path = spec_at(tmp_path, 1.6)
+    keys = [f"operation.{key}=true" for key in ("mfu", "progress", "tensorboard", "wandb")]
+    plain, shown = (planned(path, changes, load(path, changes)) for changes in ([], keys))
+    assert plain is not None and plain.refused
+    assert shown is not None and shown.refused and shown.lines() == plain.lines()
 
 
 @pytest.mark.launch
