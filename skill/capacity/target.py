@@ -144,12 +144,14 @@ def least_time(
     `spec`: that of the project; None for a script.
     """
     from ...verifier.analysis.roofline import bound, offloaded
+    from .model_flops import ideal
 
     if gpu is None or record is None or not record.flops:
         return None
     if spec is None:
         return bound(record, gpu)
     tokens, parallel = spec.tokens_per_step, spec["parallel"]
-    found = bound(record, gpu, tokens // ranks if tokens else None)
+    needed = ideal(spec, record.parameters, ranks, gpu)
+    found = bound(record, gpu, tokens // ranks if tokens else None, needed)
     held = (spec.parameters or 0) * parallel["dp_replicate"] * parallel["cp"] // ranks
     return offloaded(found, record, gpu, held) if parallel["cpu_offload"] else found

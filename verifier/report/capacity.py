@@ -174,7 +174,14 @@ def fastest(least: Bound) -> str:
         f"a step on {least.device} ({least.per_node} in a node) takes at least"
         f" {seconds(least.step)}{speed}"
     )
-    return f"{line}, MFU at most {least.mfu:.0%}; {least.limited_by}-bound"
+    return f"{line}, {mfu(least)}; {least.limited_by}-bound"
+
+
+def mfu(least: Bound) -> str:
+    """The bound on MFU, and what it counts."""
+    if least.mfu is None:
+        return f"no bound on MFU below 100% (by {least.mfu_counts})"
+    return f"MFU at most {least.mfu:.0%} (by {least.mfu_counts})"
 
 
 def seconds(amount: float) -> str:

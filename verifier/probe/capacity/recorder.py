@@ -105,6 +105,7 @@ class Recorder:
     # what FSDP is doing, for which module
     purpose: list[tuple[str, str]] = field(default_factory=list)
     vocabularies: set[int] = field(default_factory=set)
+    parameters: int = 0  # of the largest module that the script calls
     total: int = 0
     highest: int = 0  # in this phase
     most: int = 0  # since the script last reset it
@@ -254,6 +255,7 @@ class Recorder:
             self.names.setdefault(id(module), plain(name))
             if isinstance(module, torch.nn.Embedding) and module.num_embeddings >= _FEW:
                 self.vocabularies.add(module.num_embeddings)
+        self.parameters = max(self.parameters, sum(one.numel() for one in root.parameters()))
         for param in root.parameters():
             self.label(
                 param, SHARDED if hasattr(param, "device_mesh") else WHOLE, unless=(GATHERED,)

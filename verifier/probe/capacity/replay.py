@@ -29,6 +29,7 @@ def record(now: Recorder, world_size: int) -> CapacityRecord:
         mesh=now.mesh,
         mesh_ranks=now.mesh_ranks,
         mesh_line=now.mesh_line,
+        parameters=now.parameters,
         tokens=now.tokens[last],
         moved=now.moved[last],
         host_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT,
