@@ -51,6 +51,22 @@ def with_made_up_data(path: Path, changes: Sequence[str]) -> tuple[Spec, list[st
     return spec, list(changes)
 
 
+class DataMissing(UserError):
+    """The data of a spec are not here, and none can be made up in their place."""
+
+
+def missing_data(path: Path, changes: Sequence[str]) -> str:
+    """Why the data of a spec cannot be trained on here; "" if they can."""
+    from ..spec import SpecError, load
+
+    try:
+        load(path, changes)
+    except SpecError as error:
+        found = (one.message for one in error.problems if one.key.startswith("data."))
+        return next(found, "")
+    return ""
+
+
 def ranks_of(spec: Spec | None) -> int:
     """The ranks of a spec."""
     from ..spec.meshes import production
@@ -87,13 +103,16 @@ def of_path(
     from ...verifier.config.target import resolve
 
     if path.suffix in SPECS:
-        spec, made_up = with_made_up_data(path, changes)
-        if len(made_up) > len(changes):
-            log("the plan of a spec takes made-up data: full samples, one after the other")
-        return of_spec(spec, work / "project", nproc or ranks_of(spec), timeout, args)
+        return _made_up(path, changes, nproc, timeout, args, work)
     if changes:
         raise UserError("--set: only for a spec; the arguments of a script go after `--`")
     own = spec_file(path)
+    if own is not None and (lacks := missing_data(own, [])):
+        if names := _edited(path, own):
+            raise DataMissing(
+                f"{lacks}; with your edits ({', '.join(names)}) none are made up: fsdp2 plan {own}"
+            )
+        return _made_up(own, [], nproc, timeout, args, work)
     ranks: int | str | None = nproc
     if ranks is None:
         from ..spec import load
@@ -103,6 +122,32 @@ def of_path(
     return resolve(
         path, {"timeout": timeout, "nproc": ranks, "args": given, "module": module or ""}
     )
+
+
+def _made_up(
+    path: Path,
+    changes: Sequence[str],
+    nproc: str | None,
+    timeout: str,
+    args: Sequence[str],
+    work: Path,
+) -> Target:
+    """The project of a spec, with made-up data. Raises DataMissing."""
+    spec, made_up = with_made_up_data(path, changes)
+    if len(made_up) > len(changes):
+        log("the plan of a spec takes made-up data: full samples, one after the other")
+    elif lacks := missing_data(path, changes):
+        raise DataMissing(f"{lacks}; none can be made up for this model")
+    return of_spec(spec, work / "project", nproc or ranks_of(spec), timeout, args)
+
+
+def _edited(project: Path, spec: Path) -> list[str]:
+    """What a plan runs of a project and is not as its spec has it."""
+    from .. import scaffold
+    from ..spec import load
+
+    names = scaffold.edited(scaffold.render(load(spec, [], offline=True)), project)
+    return [one for one in names if one == spec.name or ("/" not in one and one.endswith(".py"))]
 
 
 def planned(target: Target, steps: int) -> PlannedRun:
@@ -146,7 +191,7 @@ def least_time(
     from ...verifier.analysis.roofline import bound, offloaded
     from .model_flops import ideal
 
-    if gpu is None or record is None or not record.flops:
+    if gpu is None or record is None or not record.flops or not record.steps:
         return None
     if spec is None:
         return bound(record, gpu)

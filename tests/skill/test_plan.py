@@ -203,6 +203,27 @@ def test_a_gpu_holds_the_state_or_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
+def test_data_that_are_not_here_are_made_up_for_a_project_too(
+    tmp_path: Path, command: Command
+) -> None:
+    """As for its spec; with edits there are no figures, and it is no error of the project."""
+    path, words = spec_at(tmp_path), ("--nproc", 2, "--gpu", "h100", "--steps", 1, "--json")
+    command(
+        "new", path, tmp_path / "out", "--offline", "--set", "data={kind: tokens, files: [a.bin]}"
+    )
+    project = tmp_path / "out"
+    plan = command("plan", project, *words, code=0)
+    assert plan.data["trouble"] is None and plan.data["fits"] and "made-up data" in plan.err
+    with (project / "optim.py").open("a") as file:
+        file.write("# mine\n")
+    plan = command("plan", project, *words, code=4)
+    assert plan.data["trouble"]["text"] == "the data are not here"
+    assert "data.files[0] matches no file" in plan.data["trouble"]["unfollowed"]
+    assert "optim.py" in plan.data["trouble"]["unfollowed"]
+    assert (plan.data["fits"], plan.data["bound"], plan.data["rehearsal"]) == (None, None, None)
+
+
+@pytest.mark.launch
 def test_a_script_has_a_grid_of_its_own_arguments(tmp_path: Path, command: Command) -> None:
     text = yaml.safe_dump({**yaml.safe_load(SPEC)})
     command("new", written(tmp_path, text, "spec.yaml"), tmp_path / "out", code=0)

@@ -55,8 +55,12 @@ def headline(found: CapacityPlan, name: str) -> str:
 
 def outcome(found: CapacityPlan) -> str:
     """Whether it fits, without what was planned."""
+    if found.record is None:
+        return "no figures"
     if found.highest is None:
         return "nothing was allocated"
+    if not found.whole and found.fits is None:
+        return f"no whole step was seen; {size(found.highest.bytes)} of tensors until its end"
     peak = (
         f"{size(found.highest.bytes)} of tensors at the peak ({found.highest.phase}),"
         f" {size(found.needed)} with the allocator's part"
@@ -252,7 +256,7 @@ def data(found: CapacityPlan, name: str, least: Bound | None = None) -> dict[str
         "tight": found.tight,
         "device_memory": found.memory,
         "peak": found.highest.bytes if found.highest is not None else None,
-        "needed": found.needed,
+        "needed": found.needed if found.highest is not None else None,
         "reserve": RESERVE,
         "trouble": shown,
         "bound": least.to_dict() if least is not None else None,

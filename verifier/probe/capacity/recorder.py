@@ -75,6 +75,7 @@ class Recorder:
     stream: Callable[[], int]  # the number of the current one
     now: ClassVar[Recorder]  # that of this process
     step: int = 0  # 0: before the first forward
+    whole: int = 0  # steps whose weights were updated
     forwards: int = 0  # of the roots, in this step
     depth: int = 0  # of module calls
     in_backward: bool = False

@@ -85,7 +85,7 @@ class CapacityRecord(Event):
     """
 
     world_size: int
-    steps: int
+    steps: int  # whole ones
     mesh: dict[str, int] = field(default_factory=dict)  # the dims of every mesh
     mesh_ranks: int = 0  # of the largest one, and the line that makes it
     mesh_line: Place | None = None
