@@ -69,7 +69,7 @@ def predicted(seen: Seen, case: Row) -> Row:
             kind: round(size / GIB, 2) for kind, size in later.kinds.items() if size > GIB // 100
         },
         "tokens": round((at_most.tokens_per_second or 0.0) / tp, 1),
-        "mfu": round(100 * at_most.mfu, 1),
+        "mfu": round(100 * at_most.mfu, 1) if at_most.mfu is not None else None,
         "step": round(at_most.step, 4),
         "eager": round((at_most.tokens_per_second or 0.0) * at_most.step / at_most.eager / tp, 1),
         "moved": round(at_most.moved, 4),

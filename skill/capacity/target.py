@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MADE_UP = "data={kind: synthetic}"
 SPECS = (".yaml", ".yml")
+SHOWS = "tqdm"  # other packages use it, too: where it is installed, it stays
 PER_NODE = 8  # ranks of a node, where nothing says it
 
 
@@ -47,6 +49,22 @@ def with_made_up_data(path: Path, changes: Sequence[str]) -> tuple[Spec, list[st
         with contextlib.suppress(SpecError):
             return load(path, [*changes, MADE_UP], offline=True), [*changes, MADE_UP]
     return spec, list(changes)
+
+
+class DataMissing(UserError):
+    """The data of a spec are not here, and none can be made up in their place."""
+
+
+def missing_data(path: Path, changes: Sequence[str]) -> str:
+    """Why the data of a spec cannot be trained on here; "" if they can."""
+    from ..spec import SpecError, load
+
+    try:
+        load(path, changes)
+    except SpecError as error:
+        found = (one.message for one in error.problems if one.key.startswith("data."))
+        return next(found, "")
+    return ""
 
 
 def ranks_of(spec: Spec | None) -> int:
@@ -85,13 +103,16 @@ def of_path(
     from ...verifier.config.target import resolve
 
     if path.suffix in SPECS:
-        spec, made_up = with_made_up_data(path, changes)
-        if len(made_up) > len(changes):
-            log("the plan of a spec takes made-up data: full samples, one after the other")
-        return of_spec(spec, work / "project", nproc or ranks_of(spec), timeout, args)
+        return _made_up(path, changes, nproc, timeout, args, work)
     if changes:
         raise UserError("--set: only for a spec; the arguments of a script go after `--`")
     own = spec_file(path)
+    if own is not None and (lacks := missing_data(own, [])):
+        if names := _edited(path, own):
+            raise DataMissing(
+                f"{lacks}; with your edits ({', '.join(names)}) none are made up: fsdp2 plan {own}"
+            )
+        return _made_up(own, [], nproc, timeout, args, work)
     ranks: int | str | None = nproc
     if ranks is None:
         from ..spec import load
@@ -101,6 +122,32 @@ def of_path(
     return resolve(
         path, {"timeout": timeout, "nproc": ranks, "args": given, "module": module or ""}
     )
+
+
+def _made_up(
+    path: Path,
+    changes: Sequence[str],
+    nproc: str | None,
+    timeout: str,
+    args: Sequence[str],
+    work: Path,
+) -> Target:
+    """The project of a spec, with made-up data. Raises DataMissing."""
+    spec, made_up = with_made_up_data(path, changes)
+    if len(made_up) > len(changes):
+        log("the plan of a spec takes made-up data: full samples, one after the other")
+    elif lacks := missing_data(path, changes):
+        raise DataMissing(f"{lacks}; none can be made up for this model")
+    return of_spec(spec, work / "project", nproc or ranks_of(spec), timeout, args)
+
+
+def _edited(project: Path, spec: Path) -> list[str]:
+    """What a plan runs of a project and is not as its spec has it."""
+    from .. import scaffold
+    from ..spec import load
+
+    names = scaffold.edited(scaffold.render(load(spec, [], offline=True)), project)
+    return [one for one in names if one == spec.name or ("/" not in one and one.endswith(".py"))]
 
 
 def planned(target: Target, steps: int) -> PlannedRun:
@@ -119,7 +166,19 @@ def planned(target: Target, steps: int) -> PlannedRun:
         grace=0.0,
         arguments=(*target.args, *target.save_args),
         steps=steps,
+        probe={"stand_ins": _stand_ins(target.project)},
     )
+
+
+def _stand_ins(project: Path) -> list[str]:
+    """The packages that a generated project needs to record its run: the plan uploads and writes
+    nothing. A script decides itself what it does without them.
+    """
+    from ..scaffold.context import PACKAGES
+
+    if spec_file(project) is None:
+        return []
+    return [name for name in PACKAGES.values() if name != SHOWS or find_spec(name) is None]
 
 
 def least_time(
@@ -130,12 +189,14 @@ def least_time(
     `spec`: that of the project; None for a script.
     """
     from ...verifier.analysis.roofline import bound, offloaded
+    from .model_flops import ideal
 
-    if gpu is None or record is None or not record.flops:
+    if gpu is None or record is None or not record.flops or not record.steps:
         return None
     if spec is None:
         return bound(record, gpu)
     tokens, parallel = spec.tokens_per_step, spec["parallel"]
-    found = bound(record, gpu, tokens // ranks if tokens else None)
+    needed = ideal(spec, record.parameters, ranks, gpu)
+    found = bound(record, gpu, tokens // ranks if tokens else None, needed)
     held = (spec.parameters or 0) * parallel["dp_replicate"] * parallel["cp"] // ranks
     return offloaded(found, record, gpu, held) if parallel["cpu_offload"] else found

@@ -149,7 +149,7 @@ def _planned(
 ) -> tuple[CapacityPlan, Bound | None, Explored | None]:
     """The plan, the least time of a step, and the settings that are compared."""
     from ...verifier.analysis.argparse_errors import usage_error
-    from ...verifier.analysis.capacity import judge
+    from ...verifier.analysis.capacity import judge, without_data
     from ...verifier.launch.capacity import STEPS, run_for_capacity
     from ...verifier.report.redacted import redacted
     from ..capacity import target as targets
@@ -158,9 +158,12 @@ def _planned(
     if options.explore is not None:
         changes += _on_these_ranks(options, limits.per_node, grid)
     given = list(options.script_args or [])
-    target = targets.of_path(
-        options.target, changes, options.nproc, options.timeout, given, work, options.module
-    )
+    try:
+        target = targets.of_path(
+            options.target, changes, options.nproc, options.timeout, given, work, options.module
+        )
+    except targets.DataMissing as missing:
+        return redacted(without_data(str(missing), limits.memory)), None, None
     run = targets.planned(target, int(options.steps or STEPS))
     before = [sys.executable, *target.prepare] if target.prepare else []
     made = run_for_capacity(run, work, sys.executable, limits.per_node, before)

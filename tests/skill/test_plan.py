@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from scripts import Command, written
+from verified_fsdp2.skill.capacity.made_up_data import planned
 from verified_fsdp2.skill.capacity.settings import OfSpec
 from verified_fsdp2.skill.spec import SpecError, load
 
@@ -163,6 +164,16 @@ def test_spec_check_refuses_what_cannot_fit(tmp_path: Path, command: Command) ->
 
 
 @pytest.mark.launch
+def test_what_shows_a_run_does_not_keep_it_from_being_planned(tmp_path: Path) -> None:
+    """The peak of the device is unknown, and trackers are not installed."""
+    path = spec_at(tmp_path, 1.6)
+    keys = [f"operation.{key}=true" for key in ("mfu", "progress", "tensorboard", "wandb")]
+    plain, shown = (planned(path, changes, load(path, changes)) for changes in ([], keys))
+    assert plain is not None and plain.refused
+    assert shown is not None and shown.refused and shown.lines() == plain.lines()
+
+
+@pytest.mark.launch
 def test_new_says_whether_it_fits(tmp_path: Path, command: Command) -> None:
     path = spec_at(tmp_path, 1.6)
     done = command("new", path, tmp_path / "out", code=0)
@@ -209,6 +220,27 @@ def test_a_gpu_holds_the_state_or_is_refused(tmp_path: Path) -> None:
     load(path)
     with pytest.raises(SpecError, match=r"a device has 14\.56"):
         load(path, ["model={kind: decoder, preset: 8b}"])
+
+
+@pytest.mark.launch
+def test_data_that_are_not_here_are_made_up_for_a_project_too(
+    tmp_path: Path, command: Command
+) -> None:
+    """As for its spec; with edits there are no figures, and it is no error of the project."""
+    path, words = spec_at(tmp_path), ("--nproc", 2, "--gpu", "h100", "--steps", 1, "--json")
+    command(
+        "new", path, tmp_path / "out", "--offline", "--set", "data={kind: tokens, files: [a.bin]}"
+    )
+    project = tmp_path / "out"
+    plan = command("plan", project, *words, code=0)
+    assert plan.data["trouble"] is None and plan.data["fits"] and "made-up data" in plan.err
+    with (project / "optim.py").open("a") as file:
+        file.write("# mine\n")
+    plan = command("plan", project, *words, code=4)
+    assert plan.data["trouble"]["text"] == "the data are not here"
+    assert "data.files[0] matches no file" in plan.data["trouble"]["unfollowed"]
+    assert "optim.py" in plan.data["trouble"]["unfollowed"]
+    assert (plan.data["fits"], plan.data["bound"], plan.data["rehearsal"]) == (None, None, None)
 
 
 @pytest.mark.launch

@@ -289,21 +289,27 @@ def test_flops_are_what_torch_counts(load: Generate, tied: str) -> None:
     ("NVIDIA H200 NVL", "bfloat16", None),
     ("NVIDIA H100 PCIe", "float32", None),
     ("NVIDIA H20", "bfloat16", None),
-    (None, "bfloat16", None),
+    ("a CPU", "bfloat16", None),
 )
-def test_peak_of_a_device(
-    load: Generate, monkeypatch: Patch, name: str | None, dtype: str, peak: float | None
-) -> None:
+def test_peak_of_a_device(load: Generate, name: str, dtype: str, peak: float | None) -> None:
     flops = load("flops", "operation.mfu=true", f"precision.param_dtype={dtype}")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: name is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    if peak is not None:
-        assert flops.peak_tflops() == peak
-        return
-    with pytest.raises(
-        flops.SetupError, match=f"the peak of {name or 'a CPU'}: set operation.peak_tflops"
-    ):
-        flops.peak_tflops()
+    assert flops.peak_tflops(name) == peak
+
+
+@cases("interval", 1, 2)
+def test_without_a_peak_a_run_goes_on_without_mfu(
+    load: Generate, tmp_path: Path, capsys: pytest.CaptureFixture[str], interval: int
+) -> None:
+    settings = ["operation.mfu=true", f"train.log_interval={interval}"]
+    ideal = load("flops", *settings).ideal_seconds(None, 8)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "the peak of a CPU is unknown: set operation.peak_tflops" in line
+    module = __import__("metrics")
+    train(module.Metrics(tmp_path, 0, 6, *[interval] * (interval > 1), ideal), range(1, 7))
+    found = records(tmp_path)
+    assert "tokens_per_second" in found[-1]
+    assert not any("mfu" in record for record in found)
+    assert "MFU" not in capsys.readouterr().out
 
 
 def test_mfu_is_the_ideal_time_of_a_step_over_its_own(

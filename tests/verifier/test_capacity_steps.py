@@ -1,12 +1,15 @@
-"""Steps of a capacity run where no optimizer of torch makes them."""
+"""Steps of a capacity run: where no optimizer of torch makes them, and parts of one."""
 
 from pathlib import Path
 
 import pytest
 from test_capacity import PARAMETERS, ROWS, SCRIPT, VOCABULARY, WIDTH, record, tried
 
+from verified_fsdp2.skill.capacity.target import least_time
 from verified_fsdp2.verifier.analysis.capacity import judge
+from verified_fsdp2.verifier.config.devices import device
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.report.capacity import outcome
 
 BY_GRADIENTS = """    loss.backward()
     with torch.no_grad():
@@ -49,3 +52,39 @@ def test_evaluation_alone_is_no_step(launcher: Launcher, tmp_path: Path) -> None
     found = judge(tried(launcher, tmp_path, text), None)
     assert found.trouble is not None and found.trouble.text == "no model was trained"
     assert found.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("break", 4), ("open('more.bin')", 4), ("raise ValueError('no')", 1)],
+)
+def test_part_of_a_step_shows_neither_that_it_fits_nor_a_speed(
+    launcher: Launcher, tmp_path: Path, line: str, code: int
+) -> None:
+    """The optimizer's state is still to come."""
+    text = SCRIPT.replace("    optimizer.step()\n", f"    {line}\n")
+    run = tried(launcher, tmp_path, text)
+    found = judge(run, 80 << 30)
+    assert found.trouble is not None and found.record is not None and found.highest is not None
+    assert (found.record.steps, found.record.flops) == (0, {})
+    assert (found.fits, found.tight, found.exit_code) == (None, False, code)
+    assert "fits" not in outcome(found) and "no whole step was seen" in outcome(found)
+    assert least_time(found.record, device("h100"), None, 64) is None
+    assert judge(run, 1 << 30).fits is False  # less than a part needs
+
+
+def test_one_step_is_a_whole_one(launcher: Launcher, tmp_path: Path) -> None:
+    text = SCRIPT.replace("range(20)", "range(1)")
+    found = judge(tried(launcher, tmp_path, text), 80 << 30)
+    assert (found.trouble, found.fits, found.exit_code) == (None, True, 0)
+    assert least_time(found.record, device("h100"), None, 64) is not None
+
+
+def test_an_error_later_leaves_the_figures_of_whole_steps(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    text = SCRIPT.replace("    loss.backward()\n", "    open('x') if step else loss.backward()\n")
+    found = judge(tried(launcher, tmp_path, text), 80 << 30)
+    assert found.record is not None and found.record.steps == 1 and found.exit_code == 4
+    forward = 2 * ROWS * (PARAMETERS - VOCABULARY * WIDTH)
+    assert sum(one.backward for one in found.record.flops.values()) == 2 * forward

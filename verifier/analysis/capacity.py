@@ -13,6 +13,7 @@ from ..trace.events import CapacityRecord, Collective, End, Peak, Place
 # Bytes that CUDA's context, NCCL and cuBLAS take outside of the allocator; a lower bound, so that
 # "fits" is not promised too early.
 RESERVE = 1 << 30  # bytes that CUDA's context, NCCL and cuBLAS take beside tensors, at least
+FIRST = "first step"  # the phase of that name
 DEVICE, META, MESH, BATCH, OTHER = "device", "meta", "mesh", "batch", "other"
 # Words of torch's errors by what is wrong; the first kind that matches names the error (tried
 # faults (benchmarks/plan/seeded.py)).
@@ -96,33 +97,38 @@ class CapacityPlan:
         return max((max(peak.expandable, peak.bytes) for peak in peaks), default=0) + RESERVE
 
     @property
+    def whole(self) -> bool:
+        """Whether a whole step was seen: what comes after a part of one may need more."""
+        return self.record is not None and self.record.steps > 0
+
+    @property
     def fits(self) -> bool | None:
-        """Whether it fits; None without the memory of a device, or if even that depends on the
-        allocator.
+        """Whether it fits; None without the memory of a device, if even that depends on the
+        allocator, or without a whole step.
         """
         if self.memory is None or self.highest is None:
             return None
-        return True if self.needed <= self.memory else False if self.least > self.memory else None
+        if self.least > self.memory:
+            return False
+        return True if self.whole and self.needed <= self.memory else None
 
     @property
     def tight(self) -> bool:
         """Whether it fits only if the allocator wastes less than by default."""
-        return (
-            self.memory is not None
-            and self.highest is not None
-            and self.least <= self.memory < self.needed
-        )
+        return self.memory is not None and self.whole and self.least <= self.memory < self.needed
 
     @property
     def exit_code(self) -> int:
         """0 it fits, 1 it does not or an error was found, 4 it could not be followed to its end."""
         if self.fits is False or (self.trouble is not None and not self.trouble.unfollowed):
             return FAIL
-        return (
-            INCONCLUSIVE
-            if self.trouble is not None or self.record is None or not self.record.steps
-            else PASS
-        )
+        return INCONCLUSIVE if self.trouble is not None or not self.whole else PASS
+
+
+def without_data(why: str, memory: int | None) -> CapacityPlan:
+    """The plan of what cannot be run: its data are not here."""
+    trouble = Trouble(OTHER, "the data are not here", None, why)
+    return CapacityPlan(None, trouble, memory, 0.0)
 
 
 def judge(run: Run, memory: int | None) -> CapacityPlan:
@@ -160,13 +166,16 @@ def _trouble(run: Run, record: CapacityRecord | None) -> Trouble | None:
             " take no part"
         )
         return Trouble(MESH, text, record.mesh_line)
-    if record is None or not record.steps:
-        why = (
-            "no forward had gradients, or followed an update of the weights, before the script"
-            " ended"
-        )
-        return Trouble(OTHER, "no model was trained", None, why)
-    return None
+    return _without_steps(record) if record is None or not record.steps else None
+
+
+def _without_steps(record: CapacityRecord | None) -> Trouble:
+    """The script ended by itself, and no whole step was seen."""
+    if record is not None and any(peak.phase == FIRST for peak in record.peaks):
+        why = "no optimizer has stepped, and no weights were updated, before the script ended"
+        return Trouble(OTHER, "it ended before the end of its first step", None, why)
+    why = "no forward had gradients, or followed an update of the weights, before the script ended"
+    return Trouble(OTHER, "no model was trained", None, why)
 
 
 def _error(end: End, record: CapacityRecord | None) -> Trouble:

@@ -41,6 +41,7 @@ from ..trace.events import CapacityRecord, Collective, ModuleFlops
 PARAMETERS, GRADIENTS = "parameters", "gradients"  # purposes of FSDP's own collectives
 STATE = "optimizer state"  # a kind of memory
 LINK, NETWORK = "link", "network"
+PRODUCTS = "products, none recomputed or masked"  # what MFU counts where no formula is known
 FLOAT8 = 2  # times as fast as bfloat16
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes
 # bytes/s of PCIe 5.0 x16 in one direction, where the GPU's link is another; superchips have a
@@ -68,10 +69,19 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Ideal:
+    """How long a step lasts at the nominal peak of the GPU, and what that counts of it."""
+
+    seconds: float
+    counts: str
+
+
+@dataclass(frozen=True)
 class Bound:
     """The least seconds of a step, and what they are made of.
 
-    `tokens_per_second` is that of one GPU; both it and `mfu` are at most.
+    `tokens_per_second` is that of one GPU; both it and `mfu` are at most. `mfu_counts`: what is
+    counted of the step's work.
     """
 
     device: str
@@ -86,18 +96,29 @@ class Bound:
     moved: float
     eager: float
     limited_by: str  # compute or communication
-    mfu: float
+    ideal: float  # seconds at the nominal peak
+    mfu_counts: str
     tokens_per_second: float | None
     traffic: tuple[Traffic, ...] = field(default=())
 
+    @property
+    def mfu(self) -> float | None:
+        """The part of the peak at most; None where none below it is known: kernels skip what a
+        count has, such as attention behind a mask.
+        """
+        return self.ideal / self.step if self.step and self.ideal <= self.step else None
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "mfu": self.mfu}
 
 
-def bound(record: CapacityRecord, device: Device, tokens: int | None = None) -> Bound:
+def bound(
+    record: CapacityRecord, device: Device, tokens: int | None = None, ideal: Ideal | None = None
+) -> Bound:
     """The bound on the last step of a capacity run.
 
-    `tokens`: of a step for each GPU, where several ranks read the same ones.
+    `tokens`: of a step for each GPU, where several ranks read the same ones. `ideal`: None for the
+    products that were seen.
     """
     sent = [one for one in record.collectives if one.step == record.steps]
     found = traffic(sent, device)
@@ -113,9 +134,7 @@ def bound(record: CapacityRecord, device: Device, tokens: int | None = None) -> 
     computing, sending = compute + waited + exposed, max(loads.values())
     step = max(computing, sending) + optimizer
     moved = record.moved / device.memory_bandwidth
-    whole = sum(
-        (one.forward + one.backward - one.recompute) / rate(one.dtype, device) for one in modules
-    )
+    ideal = ideal or _of_products(modules, device)
     known = tokens or record.tokens
     return Bound(
         device=device.name,
@@ -132,7 +151,8 @@ def bound(record: CapacityRecord, device: Device, tokens: int | None = None) -> 
         limited_by=(
             "communication" if sending > computing or waited + exposed > compute else "compute"
         ),
-        mfu=whole / step if step else 0.0,
+        ideal=ideal.seconds,
+        mfu_counts=ideal.counts,
         tokens_per_second=known / step if known and step else None,
         traffic=tuple(found),
     )
@@ -163,7 +183,6 @@ def offloaded(least: Bound, record: CapacityRecord, device: Device, parameters: 
         step=step,
         eager=max(computing + least.moved, sending) + optimizer,
         limited_by="communication" if sending > computing else least.limited_by,
-        mfu=least.mfu / times,
         tokens_per_second=least.tokens_per_second / times if least.tokens_per_second else None,
     )
 
@@ -241,6 +260,11 @@ def attained(dtype: str, device: Device) -> float:
 def _executed(one: ModuleFlops) -> int:
     """What a kernel computes: attention skips what a causal mask hides."""
     return one.forward + one.backward - one.masked
+
+
+def _of_products(modules: Iterable[ModuleFlops], device: Device) -> Ideal:
+    needed = ((one.forward + one.backward - one.recompute, one.dtype) for one in modules)
+    return Ideal(sum(amount / rate(dtype, device) for amount, dtype in needed), PRODUCTS)
 
 
 def _purpose(one: Collective) -> str:

@@ -139,6 +139,7 @@ def _request(
         steps=planned.steps,
         timeout=planned.timeout if timeout is None else timeout,
         secret=os.urandom(16).hex(),
+        **planned.probe,
     )
     return request, world
 

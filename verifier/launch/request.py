@@ -44,6 +44,8 @@ class Request:
     # "count": what a capacity run records, of a run on real tensors
     # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
+    # packages that record a run, such as W&B, in the place of which the script gets stand-ins
+    stand_ins: list[str] = field(default_factory=list)
     structure: bool = False  # of a capacity run: record what rules about the structure read, too
     steps: int = 1
     per_node: int = 0  # ranks of a node that torchrun would report; 0: all

@@ -20,6 +20,7 @@ from .substitutes import (
     own_ranks,
     randomness,
     simulation,
+    trackers,
 )
 from .substitutes.cuda_on_cpu import streams
 from .substitutes.cuda_on_cpu.marks import VARIABLE
@@ -51,6 +52,7 @@ def install(session: Session) -> None:
     full_precision.install(session)
     randomness.install(session)
     libraries.install(session)
+    trackers.install(session)
     own_ranks.install(session)
     if session.request.averages or session.request.cuda_on_cpu:
         averages.install(session)

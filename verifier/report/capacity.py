@@ -55,8 +55,12 @@ def headline(found: CapacityPlan, name: str) -> str:
 
 def outcome(found: CapacityPlan) -> str:
     """Whether it fits, without what was planned."""
+    if found.record is None:
+        return "no figures"
     if found.highest is None:
         return "nothing was allocated"
+    if not found.whole and found.fits is None:
+        return f"no whole step was seen; {size(found.highest.bytes)} of tensors until its end"
     peak = (
         f"{size(found.highest.bytes)} of tensors at the peak ({found.highest.phase}),"
         f" {size(found.needed)} with the allocator's part"
@@ -174,7 +178,14 @@ def fastest(least: Bound) -> str:
         f"a step on {least.device} ({least.per_node} in a node) takes at least"
         f" {seconds(least.step)}{speed}"
     )
-    return f"{line}, MFU at most {least.mfu:.0%}; {least.limited_by}-bound"
+    return f"{line}, {mfu(least)}; {least.limited_by}-bound"
+
+
+def mfu(least: Bound) -> str:
+    """The bound on MFU, and what it counts."""
+    if least.mfu is None:
+        return f"no bound on MFU below 100% (by {least.mfu_counts})"
+    return f"MFU at most {least.mfu:.0%} (by {least.mfu_counts})"
 
 
 def seconds(amount: float) -> str:
@@ -245,7 +256,7 @@ def data(found: CapacityPlan, name: str, least: Bound | None = None) -> dict[str
         "tight": found.tight,
         "device_memory": found.memory,
         "peak": found.highest.bytes if found.highest is not None else None,
-        "needed": found.needed,
+        "needed": found.needed if found.highest is not None else None,
         "reserve": RESERVE,
         "trouble": shown,
         "bound": least.to_dict() if least is not None else None,

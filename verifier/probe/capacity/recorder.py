@@ -75,6 +75,7 @@ class Recorder:
     stream: Callable[[], int]  # the number of the current one
     now: ClassVar[Recorder]  # that of this process
     step: int = 0  # 0: before the first forward
+    whole: int = 0  # steps whose weights were updated
     forwards: int = 0  # of the roots, in this step
     depth: int = 0  # of module calls
     in_backward: bool = False
@@ -105,6 +106,7 @@ class Recorder:
     # what FSDP is doing, for which module
     purpose: list[tuple[str, str]] = field(default_factory=list)
     vocabularies: set[int] = field(default_factory=set)
+    parameters: int = 0  # of the largest module that the script calls
     total: int = 0
     highest: int = 0  # in this phase
     most: int = 0  # since the script last reset it
@@ -254,6 +256,7 @@ class Recorder:
             self.names.setdefault(id(module), plain(name))
             if isinstance(module, torch.nn.Embedding) and module.num_embeddings >= _FEW:
                 self.vocabularies.add(module.num_embeddings)
+        self.parameters = max(self.parameters, sum(one.numel() for one in root.parameters()))
         for param in root.parameters():
             self.label(
                 param, SHARDED if hasattr(param, "device_mesh") else WHOLE, unless=(GATHERED,)

@@ -22,20 +22,24 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 def record(now: Recorder, world_size: int) -> CapacityRecord:
     """The record of what was seen so far."""
     peaks, course = _followed(now)
-    last = max((step for step in now.flops if step <= now.step), default=0)
+    # the script may have updated its weights itself since the last forward
+    steps = now.step if now.updated and not now.optimized else now.whole
+    last = max((step for step in now.flops if 0 < step <= steps), default=0)
+    counted = now.flops[last] if last else {}
     return CapacityRecord(
         world_size=world_size,
-        steps=now.step,
+        steps=steps,
         mesh=now.mesh,
         mesh_ranks=now.mesh_ranks,
         mesh_line=now.mesh_line,
+        parameters=now.parameters,
         tokens=now.tokens[last],
         moved=now.moved[last],
         host_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT,
         peaks=peaks,
         course=course,
         collectives=[Collective(**vars(one)) for one in now.sent.values()],
-        flops={name: ModuleFlops(**vars(one)) for name, one in now.flops.get(last, {}).items()},
+        flops={name: ModuleFlops(**vars(one)) for name, one in counted.items()},
         reads=[
             Read(what=key[0], count=count, in_step=key[3], synchronizes=syncs, at_line=place)
             for key, (count, place, syncs) in now.reads.items()

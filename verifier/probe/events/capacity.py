@@ -54,6 +54,7 @@ class Phases:
         """A forward begins outside of another: perhaps that of a new step."""
         now = self.now
         if self.stepped or own or not now.step:
+            now.whole = now.step
             if now.step >= self.session.request.steps:
                 self.session.stop()
             self.stepped = False
@@ -133,6 +134,7 @@ class Phases:
         now.in_optimizer = now.backward_ended = False
         now.optimized = True
         self.stepped = self.stepped or now.step > 0
+        now.whole = now.step
         state = [value for values in optimizer.state.values() for value in values.values()]
         now.label(state, kinds.OPTIMIZER)
 

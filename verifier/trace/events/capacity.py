@@ -85,10 +85,11 @@ class CapacityRecord(Event):
     """
 
     world_size: int
-    steps: int
+    steps: int  # whole ones
     mesh: dict[str, int] = field(default_factory=dict)  # the dims of every mesh
     mesh_ranks: int = 0  # of the largest one, and the line that makes it
     mesh_line: Place | None = None
+    parameters: int = 0  # of the largest module that the script calls
     tokens: int = 0  # integers that this rank gives to its models in one step
     # bytes that operators without matrix products read and write in the last step, each as a kernel
     # of its own

@@ -7,14 +7,14 @@ is a stand-in, with which the script computes on.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...capacity.recorder import Recorder
-from ...compat.names import FLOP_FORMULAS, need
+from ...compat.flops import formula
 from ...compat.operators import schema, tree_map_only
 from . import unknown
 from .collectives import communicate, is_collective
@@ -45,8 +45,6 @@ _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _RESULTS: dict[Any, Any] = {}
 _MOST_RESULTS = 1 << 14
 
-FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
-
 
 def execute(
     func: Any, given: Sequence[Tensor], there: torch.device | None, *args: Any, **kwargs: Any
@@ -59,7 +57,7 @@ def execute(
     result = _executed(func, args, kwargs, given, there)
     if there is None or there.type != "cuda":
         return result
-    if (count := FORMULAS.get(getattr(func, "_overloadpacket", None))) is None:
+    if (count := formula(func)) is None:
         Recorder.now.moves(moved(func, given, result))
     else:
         causal = _causal(func)
