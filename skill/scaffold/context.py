@@ -74,6 +74,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "large": (spec.parameters or 0) >= LARGE,
         "own_modules": spec.own_modules,
         "version": __version__,
+        "ends": _ends_alone(values["model"], values["parallel"]),
         "clip": train["max_norm"] is not None,
         "skip": train["on_nonfinite"] == "skip",
         "every_step": train["log_interval"] == 1,
@@ -249,6 +250,15 @@ def _model(model: Mapping[str, Any], finetune: Mapping[str, Any]) -> dict[str, A
         # the frozen weights are in the folder, bit for bit
         "adapters_only": tuned == "lora" and model.get("pretrained") is not None,
     }
+
+
+def _ends_alone(model: Mapping[str, Any], parallel: Mapping[str, Any]) -> bool:
+    """Whether the embedding and the head of a decoder are groups of FSDP: tied ones are one
+    parameter, with tensor parallelism the loss reads the head's weight itself, and what is
+    offloaded is not overlapped.
+    """
+    untied = model["kind"] == "decoder" and not model["tied_embeddings"]
+    return untied and parallel["tp"] == 1 and not parallel["cpu_offload"]
 
 
 def _parallel(

@@ -209,9 +209,8 @@ def test_odd_folders_of_runs_stay_values(tmp_path: Path, folder: str) -> None:
 def test_each_start_of_a_run_adds_to_one_journal_of_the_guard(tmp_path: Path) -> None:
     made = files(tmp_path, {**ALL, "nodes": 1}, ("operation.guard=true",))
     job = yaml.safe_load(made["launch/kubernetes.yaml"])["spec"]["trainer"]
-    (variable,) = job["env"]
-    assert variable["name"] == "FSDP2_GUARD"
-    assert read(variable["value"]) == Settings(out="/checkpoints/sample/guard.jsonl")
+    variables = {one["name"]: one["value"] for one in job["env"]}
+    assert read(variables["FSDP2_GUARD"]) == Settings(out="/checkpoints/sample/guard.jsonl")
     for engine, out in (
         ("torchrun", "out"),
         ("slurm", "out/job-7"),
@@ -223,6 +222,15 @@ def test_each_start_of_a_run_adds_to_one_journal_of_the_guard(tmp_path: Path) ->
         words = bash("-c", start, env=env).stdout
         assert read(words) == Settings(out=f"{out}/guard.jsonl"), engine
         assert bash("-c", start, env={**env, "FSDP2_GUARD": "off"}).stdout == "off"
+
+
+def test_memory_of_gpus_grows_by_every_engine(tmp_path: Path) -> None:
+    setting = "expandable_segments:True"
+    made = files(tmp_path, {**ALL, "nodes": 1}, ())
+    assert {name for name in FILES.values() if setting in made[name]} == {*FILES.values()}
+    (tmp_path / "cpu").mkdir()
+    made = files(tmp_path / "cpu", {"engines": ["torchrun"], "device": "cpu"}, ())
+    assert setting not in made[FILES["torchrun"]]
 
 
 @cases(

@@ -185,10 +185,10 @@ def lines_that_train(files: dict[str, str]) -> int:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_size_of_an_example(path: Path) -> None:
     assert lines_that_train(scaffold.render(spec.load(path))) <= {
-        "quickstart": 1120,
-        "llama-8b": 1365,
-        "expert-parallel": 1360,
-    }.get(path.stem, 1295)
+        "quickstart": 1130,
+        "llama-8b": 1395,
+        "expert-parallel": 1370,
+    }.get(path.stem, 1305)
 
 
 def test_a_run_of_a_day_can_be_written() -> None:
@@ -202,7 +202,7 @@ def test_a_run_of_a_day_can_be_written() -> None:
 
 
 def test_sizes(rendered: list[dict[str, str]], different: set[tuple[str, str]]) -> None:
-    assert max(map(lines_that_train, rendered)) < 1650  # whatever is on together
+    assert max(map(lines_that_train, rendered)) < 1660  # whatever is on together
     for path, text in different:
         if not path.endswith(".py") or path.startswith("tests/"):
             continue

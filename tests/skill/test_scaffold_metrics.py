@@ -6,7 +6,9 @@ import importlib
 import io
 import json
 import math
+import re
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -85,6 +87,7 @@ def test_lines_are_whole_not_rounded_and_appended(
     found = records(tmp_path)
     assert [record["step"] for record in found] == [1, 2, 3, 3]
     assert [record.get("loss") for record in found] == [1 / 3, 1 / 6, 1 / 9, None]
+    assert abs(found[-1].pop("time") - time.time()) < 60
     assert found[-1] == {"step": 3, "validation_loss": 2 / 7}
     assert found[0]["grad_norm"] == 1 and found[0]["lr"] == 0.1 and found[0]["peak_memory_mib"] > 10
     shown = capsys.readouterr().out.splitlines()
@@ -92,7 +95,7 @@ def test_lines_are_whole_not_rounded_and_appended(
         shown[0].startswith("step      1  loss 0.3333  norm 1.0000  lr 1.00e-01")
         and len(shown) == 4
     )
-    assert shown[3] == "step      3  validation loss 0.2857"
+    assert re.fullmatch(r"step      3  validation loss 0.2857  \d\d:\d\d:\d\d", shown[3])
 
 
 @cases("interval, step, seen", (1, 4, 40), (3, 7, 70), (3, 4, 40), (1, 0, 0))
@@ -253,7 +256,7 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere(
         "step      3  loss 0.1111",
         "step      4  loss 0.0833",
     ]
-    assert shown[-1] == "step      4  validation loss 0.2500"
+    assert shown[-1].startswith("step      4  validation loss 0.2500  ")
     monkeypatch.setattr(sys, "stdout", lines := io.StringIO())
     metrics = module.Metrics(tmp_path, 4, 5)
     train(metrics, range(5, 6))
