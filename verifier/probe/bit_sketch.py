@@ -17,7 +17,7 @@ import zlib
 import torch
 
 from .compat import tensors
-from .compat.cuda import without_modes
+from .compat.cuda import TENSOR_DEVICE, without_modes
 from .tensor_fingerprint import blocks
 
 _MASK = 2**64 - 1
@@ -43,7 +43,7 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor | None:
         part = torch.view_as_real(part) if part.is_complex() else part
         own, offset = (*part.shape,), (*offset, *[0] * (part.dim() - len(offset)))
         if part.numel() == 0:
-            return torch.zeros((), dtype=torch.int64, device=part.device)
+            return torch.zeros((), dtype=torch.int64, device=TENSOR_DEVICE(part))
         bits = part.contiguous().view(_INTEGERS[part.element_size()])
         if not own:
             bits, own, offset = bits.reshape(1), (1,), (0,)
@@ -52,12 +52,13 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _sum(bits: torch.Tensor, offset: tuple[int, ...]) -> torch.Tensor:
     total: torch.Tensor | None = None
-    most = _BLOCK.get(bits.device.type, _BLOCK[""])
+    device = TENSOR_DEVICE(bits)
+    most = _BLOCK.get(device.type, _BLOCK[""])
     for block, corner in blocks(bits, offset, most):
         last = block.dim() - 1
-        part = (block * _weights(last, corner[last], block.shape[last], block.device)).sum(-1)
+        part = (block * _weights(last, corner[last], block.shape[last], device)).sum(-1)
         for dim in reversed(range(last)):
-            part = (part * _weights(dim, corner[dim], block.shape[dim], block.device)).sum(-1)
+            part = (part * _weights(dim, corner[dim], block.shape[dim], device)).sum(-1)
         total = part if total is None else total + part
     assert total is not None
     return total

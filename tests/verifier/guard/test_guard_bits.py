@@ -54,6 +54,15 @@ def test_order_and_place_count() -> None:
     assert value(swapped) != value(tensor)
 
 
+def test_a_device_that_a_tensor_only_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with CUDA on the CPU: what the sketch makes lies where the memory is."""
+    tensor = torch.randn(5, 7)
+    before = value(tensor)
+    monkeypatch.setattr(bits, "_kept", {})
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda tensor: torch.device("cuda")))
+    assert value(tensor) == before
+
+
 def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(300, 700)
     before = value(tensor)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
 
 from verified_fsdp2.verifier.guard.context import Context
 from verified_fsdp2.verifier.guard.epoch import Epoch
@@ -371,6 +372,8 @@ def test_micro_batches_weigh_alike(context: Context, windows: list[list[float]],
 def test_by_what_a_loss_is_divided() -> None:
     loss = torch.ones((), requires_grad=True).exp()
     assert [_divisor(one) for one in (loss / 4, loss * 0.25, loss, loss + 1)] == [4, 4, 1, 1]
+    with FlopCounterMode(display=False):
+        assert [_divisor(one) for one in (loss / 4, loss * 0.25, loss / 2.0)] == [4, 4, 2]
 
 
 def test_a_rate_that_is_written_over(context: Context) -> None:

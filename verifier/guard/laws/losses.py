@@ -14,6 +14,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ...probe.compat.cuda import without_modes
 from ...probe.dispatcher import Call
 from ...probe.events.sharding import DIVIDE
 from ..context import Context
@@ -217,7 +218,8 @@ def _divisor(loss: torch.Tensor) -> float:
     # A number of Python is kept as a tensor on the CPU; one of a device would be waited for.
     if not isinstance(other, torch.Tensor) or other.dim() or other.device.type != "cpu":
         return 1.0
-    value = float(other)
+    with without_modes():  # one that counts operations would be given the number itself
+        value = float(other)
     if not value:
         return 1.0
     return value if kind == "DivBackward0" else 1.0 / value
