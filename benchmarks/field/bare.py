@@ -20,6 +20,7 @@ def install() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["verified_fsdp2"] = module
     spec.loader.exec_module(module)
+    importlib.import_module("torch")  # a guard starts with it, before the session, as in any script
     from verified_fsdp2.verifier.launch.request import Request
     from verified_fsdp2.verifier.probe.frames import Frames
     from verified_fsdp2.verifier.probe.session import Session
@@ -27,9 +28,9 @@ def install() -> None:
     from verified_fsdp2.verifier.trace.writer import Writer
 
     ranks = int(os.environ["WORLD_SIZE"])
-    request = Request("", sys.argv[1], str(Path.cwd()), ranks, cuda_on_cpu=True).as_dict()
+    request = Request("", sys.argv[1], str(Path.cwd()), ranks, cuda_on_cpu=True)
     session = Session(
-        request, int(os.environ["RANK"]), Writer(Path(os.devnull)), Frames(request["project"])
+        request, int(os.environ["RANK"]), Writer(Path(os.devnull)), Frames(request.project)
     )
     cuda_on_cpu.install(session)
     session.dispatcher.install()
