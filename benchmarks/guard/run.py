@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,19 @@ def kill_marked(mark: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def start(command: Sequence[str], timeout: float) -> Ended:
+def start(
+    command: Sequence[str],
+    timeout: float,
+    folder: Path = HERE,
+    more: Mapping[str, str] | None = None,
+) -> Ended:
     """Run a command to its end or to the time limit; nothing that it started is left."""
     mark, ended, begun = uuid.uuid4().hex, Ended(), time.monotonic()
-    variables = os.environ | {MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    own = {MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     process = subprocess.Popen(
         command,
-        cwd=HERE,
-        env=variables,
+        cwd=folder,
+        env=os.environ | dict(more or {}) | own,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -89,7 +94,7 @@ def start(command: Sequence[str], timeout: float) -> Ended:
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            ended.tail = [*ended.tail[-29:], line.rstrip()[:200]]
+            ended.tail = [*ended.tail[-59:], line.rstrip()[:200]]
             if match := STEP_LINE.match(line):
                 ended.logged.append((int(match[1]), time.monotonic()))
         ended.status = process.wait()

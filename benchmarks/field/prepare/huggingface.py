@@ -4,10 +4,11 @@ load from the hub.
     python huggingface.py FOLDER
 
 Run the trainer in FOLDER: `load_dataset("roneneldan/TinyStories")` then finds the folder of that
-name.
+name. FIELD_ROWS in the environment is the number of stories.
 """
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -61,7 +62,7 @@ def story(draw: random.Random) -> str:
 def write(folder: Path) -> None:
     """Write everything below `folder`."""
     draw = random.Random(0)
-    stories = [story(draw) for _ in range(400)]
+    stories = [story(draw) for _ in range(int(os.environ.get("FIELD_ROWS", "400")))]
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel()
