@@ -61,7 +61,8 @@ def variants() -> str:
     rows = result("right")["cases"]
     quiet = sum(not row["breaches"] for row in rows)
     return (
-        f"{quiet} of {len(rows)} right trainings that look like faults (`benchmarks/guard/right.py`)"
+        f"{quiet} of {len(rows)} right trainings that look like faults"
+        " (`benchmarks/guard/right.py`)"
         " had no breach (2 had one before two laws were repaired). "
     )
 
