@@ -75,11 +75,11 @@ def public_trainers() -> str:
     rows = one["trainers"]
     names = ", ".join(f"{row['name']} ({row['steps']:,} steps)" for row in rows)
     broken = sum(bool(row["breaches"]) for row in rows)
-    true = sum(row.get("judgement", "").startswith("true") for row in rows)
+    unjudged = sum(row.get("judgement", "").startswith("not judged") for row in rows)
     other = sum(not row["same_bits"] and row["same_without"] for row in rows)
     return (
-        f" Public trainers on 2 ranks, unmodified: {names}: {broken} with a breach ({true} of them"
-        f" a true one, judged in the file), {other} with other bits than without the guard"
+        f" Public trainers on 2 ranks, unmodified: {names}: {broken} with a breach ({unjudged} not"
+        f" judged yet), {other} with other bits than without the guard"
         " (`benchmarks/guard/trainers.py`)."
     )
 
