@@ -32,7 +32,7 @@ def fsdp2(*command: object, cwd: Path) -> str:
 
 
 def mark(folder: Path) -> None:
-    """Make this copy tell itself from the one that the tests were installed with."""
+    """Give this copy another version than the one that the tests were installed with."""
     file = folder / "__init__.py"
     file.write_text(file.read_text().replace("__version__ = ", "__version__ = 'copy ' + "))
 

@@ -1,4 +1,4 @@
-"""DDP in a class, by dotted names: hooks, a sharded optimizer, joins, norms by hand, compilation, a copy for averages."""
+"""DDP in a class, by dotted names: hooks, a sharded optimizer, joins, manual norms, compilation, a copy for averages."""
 
 import os
 
@@ -36,7 +36,7 @@ class Run:
         )
 
     def norm(self):
-        return sum(p.grad.norm() ** 2 for p in self.model.parameters()) ** 0.5  # -> a norm of gradients by hand
+        return sum(p.grad.norm() ** 2 for p in self.model.parameters()) ** 0.5  # -> a manual norm of gradients
 
     def epoch(self, batches):
         with Join([self.model, self.optimizer]):  # -> Join

@@ -1,4 +1,4 @@
-"""The FLOPs of a plan against a count by hand, and its MFU against that of the project."""
+"""The FLOPs of a plan against a manual count, and its MFU against that of the project."""
 
 from pathlib import Path
 from typing import Any

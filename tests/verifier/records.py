@@ -1,4 +1,4 @@
-"""Runs made by hand, for judging without a launch: say what each rank recorded, get the Run that
+"""Constructed runs, for judging without a launch: say what each rank recorded, get the Run that
 `read_run` would give.
 """
 

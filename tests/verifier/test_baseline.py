@@ -111,7 +111,7 @@ def test_gone_is_what_was_judged_again() -> None:
 
 def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
     """As an earlier version wrote it: no tier, no limits, no counts, other names of roles."""
-    old = report(FAULT, Finding("b", "inconclusive", "no way to tell"))
+    old = report(FAULT, Finding("b", "inconclusive", "undecided"))
     for name in ("tier", "limits", "counts"):
         del old[name]
     run = {"role": "envelope", "world_size": 2, "seconds": 1.0, "completed": True, "exit": {}}

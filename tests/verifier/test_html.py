@@ -158,14 +158,14 @@ def verdict(
 def test_the_page_of_a_failure() -> None:
     cause = Finding("a-rule", "fail", "it broke", 2.0, 1.0, PLACE, "fix it")
     effect = Finding("an-effect", "fail", "so this broke", consequence=True)
-    text = html.render(verdict(cause, effect, Finding("b-rule", "inconclusive", "no way to tell")))
+    text = html.render(verdict(cause, effect, Finding("b-rule", "inconclusive", "undecided")))
     page = sound(text)
     said = " ".join("".join(page.text).split())
     order = ["fail", "a-rule", "it broke", "train.py:7 in main", "opt = AdamW(...)", "fix it"]
     order += [
         "fsdp2 explain a-rule",
         "so this broke",
-        "no way to tell",
+        "undecided",
         "b-rule",
         "all well",
         "Loss of each step",
@@ -184,7 +184,7 @@ def test_the_page_of_a_failure() -> None:
 
 
 def test_what_a_team_left_out_is_reported() -> None:
-    open_ = Finding("b-rule", "inconclusive", "no way to tell", required=False)
+    open_ = Finding("b-rule", "inconclusive", "undecided", required=False)
     skipped = [{"rule": "c-rule", "reason": "one layer", "until": "2030-01-01"}]
     made = replace(verdict(open_), verdict="pass", skipped=skipped)
     said = "".join(sound(html.render(replace(made, target={**TARGET, "name": "pretrain"}))).text)

@@ -171,7 +171,7 @@ def test_runs_do_not_meet_in_a_fixed_folder(
 def test_a_checkpoint_that_was_there_before_is_named(
     write: Write, verify_script: Verify, tmp_path: Path
 ) -> None:
-    """The first run, made by hand, leaves a checkpoint; a verification must not go on from it in
+    """A first run outside of it leaves a checkpoint; a verification must not go on from it in
     silence.
     """
     script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)

@@ -1,4 +1,4 @@
-"""Verdicts made by hand, and the schemas that reports are valid against."""
+"""Constructed verdicts, and the schemas that reports are valid against."""
 
 import json
 from functools import cache

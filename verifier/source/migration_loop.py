@@ -59,7 +59,7 @@ def gradients(scene: Scene) -> Found:
         if event.on is not None and any(
             part.kind == "attr" and part.name == "grad" for part in reach(event.on)
         ):
-            yield "a norm of gradients by hand", event, {}
+            yield "a manual norm of gradients", event, {}
 
 
 def loss(scene: Scene) -> Found:

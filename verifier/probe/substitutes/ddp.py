@@ -307,7 +307,7 @@ def _wrapper(module: nn.Module) -> nn.Module | None:
         gc.collect()  # the reducer removes its hooks from the parameters when it is destroyed
     if id(module) not in wrappers:
         # DDP takes no DTensor and would average over all ranks: beside tensor parallelism gradients
-        # are averaged by hand (zoo/tp_fsdp).
+        # are averaged here (zoo/tp_fsdp).
         beside_tp = tensors.groups_of(_mesh(module)) != [None] or any(
             isinstance(p, DTensor) for p in module.parameters()
         )

@@ -1,4 +1,4 @@
-"""Packages that record or show a run, such as W&B: a capacity run has nothing to tell them, and
+"""Packages that record or show a run, such as W&B: a capacity run has nothing to record, and
 they need not be installed.
 """
 
