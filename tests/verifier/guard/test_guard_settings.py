@@ -101,7 +101,7 @@ def test_a_run_is_the_same_with_and_without(tmp_path: Path) -> None:
     assert plain.returncode == guarded.returncode == 0
     assert plain.stdout == guarded.stdout
     lines = (tmp_path / "guard.jsonl").read_text().splitlines()
-    assert [kind(line) for line in lines] == ["start", *["check"] * 4, "end"]
+    assert [kind(line) for line in lines] == ["start", "note", *["check"] * 4, "end"]
     assert {"loss", "norm", "step_seconds"} <= json.loads(lines[-2]).keys()
 
 

@@ -32,6 +32,7 @@ from . import Law, Posts
 LIMIT = 1 << 16  # rows that all ranks together leave at a check
 COMPARED = 3  # steps after a resume whose samples are compared, at least
 COLUMNS = 4096  # elements of a row that are hashed, evenly spaced
+NOT_CALLED = "no model of FSDP or DDP was called in training mode: samples and layers are not held"
 _MASK = 2**64 - 1
 _WITH_REPEATS = (WeightedRandomSampler,)
 
@@ -104,9 +105,13 @@ class Samples(Law):
             measured.take_vector("rows", torch.cat([one.to(device) for _, _, one in rows]))
         # here: in the guard's thread the process group may be gone
         measured.values["data"] = self.context.scene.data_parallel()
+        measured.values["called"] = next(self.context.scene.roots(), None) is not None
         measured.values["samples"] = [(step, epoch, len(one)) for step, epoch, one in rows]
 
     def local(self, measured: Measured) -> Iterator[Breach]:
+        if not measured.values.get("called", True):
+            # A model that trains in eval mode looks like one that is evaluated.
+            self.context.journal.note(NOT_CALLED)
         same, self._same_order = self._same_order, []
         for place in same:
             yield self.breach(
