@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..capacity.candidates import Knob
     from ..capacity.settings_search import Limits
 
-UNITS = {"": 30, "gib": 30, "g": 30, "mib": 20, "m": 20, "tib": 40}
 EPILOG = """\
 One process runs the script as rank 0 of N, unmodified, on tensors that have shapes and no memory,
 on a device that calls itself CUDA. Numbers that the script reads from tensors, such as a loss,
@@ -282,13 +281,16 @@ def _machine(options: argparse.Namespace) -> tuple[Device | None, int | None, in
     """
     from ...verifier.config.devices import GIB
     from ..capacity import target as targets
-    from ..spec import load
+    from ..spec import load, sizes
     from ..spec.crosschecks_size import device_memory, device_of
 
     gpu = _gpu(options)
     memory, per_node = (gpu.memory, gpu.per_node) if gpu else (None, None)
     if options.device_memory is not None:
-        memory = _memory(options.device_memory)
+        memory = sizes.size(options.device_memory)
+        if not memory:
+            given = repr(options.device_memory)
+            raise UserError(f"--device-memory: expected {sizes.EXPECTED}, found {given}")
     if options.gpus_per_node:
         per_node = _whole("--gpus-per-node", options.gpus_per_node)
     path = targets.spec_file(options.target)
@@ -312,21 +314,6 @@ def _gpu(options: argparse.Namespace) -> Device | None:
         return device(options.gpu)
     network = _above_0("--network", options.network, "Gbit/s above 0, such as 400")
     return device(options.gpu).with_node(network=network)
-
-
-def _memory(text: str) -> int:
-    """Bytes of `80GiB`; a bare number is in GiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in UNITS or not float(match[1]):
-        hint = (
-            "; GiB, MiB and TiB are known, 80GB is 74.5GiB"
-            if match is not None and match[2] not in UNITS
-            else ""
-        )
-        raise UserError(
-            f"--device-memory: expected a size above 0, such as 80GiB, found {text!r}{hint}"
-        )
-    return int(float(match[1]) * (1 << UNITS[match[2]]))
 
 
 def _above_0(name: str, text: str, expected: str) -> float:

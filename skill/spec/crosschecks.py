@@ -22,6 +22,10 @@ Check = Callable[..., Iterator[Fault]]  # (values, the value of each key that it
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
 # those that open data, a tokenizer or weights: not done where these are not
 OF_FILES: set[Check] = set()
+# those that count the ranks of the mesh: what they find where a dimension is refused follows from
+# that
+OF_MESH: set[Check] = set()
+DIMENSIONS = {("parallel", key) for key in ("dp_replicate", "dp_shard", "tp", "cp", "ep")}
 
 
 class Values:
@@ -70,9 +74,16 @@ def faults(values: Values) -> list[Fault]:
         if not (check in OF_FILES and values.elsewhere(inputs[0]))
     ]
     ready = [(inputs, check) for inputs, check in checks if all(key in values for key in inputs)]
+    others = _found(values, [one for one in ready if one[1] not in OF_MESH])
+    if any(fault.key in DIMENSIONS for fault in others):
+        return others
+    return others + _found(values, [one for one in ready if one[1] in OF_MESH])
+
+
+def _found(values: Values, checks: list[tuple[tuple[str, ...], Check]]) -> list[Fault]:
     return [
         fault
-        for inputs, check in ready
+        for inputs, check in checks
         for fault in check(values, *(values[key] for key in inputs))
     ]
 
@@ -94,6 +105,14 @@ def opens_files(check: Check) -> Check:
     leaves it out.
     """
     OF_FILES.add(check)
+    return check
+
+
+def counts_ranks(check: Check) -> Check:
+    """Mark a check that counts the ranks of the mesh: it is left out where a dimension is
+    refused.
+    """
+    OF_MESH.add(check)
     return check
 
 

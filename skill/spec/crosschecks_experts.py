@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...verifier.config.reading.validation import Fault
-from .crosschecks import Values, fault, needs
+from .crosschecks import Values, counts_ranks, fault, needs
 from .crosschecks_parallel import verification_mesh
 from .crosschecks_reshard import shown
 
@@ -39,6 +39,7 @@ def expert_parallelism_divides_shards(values: Values, ep: int, shard: Any) -> It
 
 
 @needs("parallel.ep", "parallel.dp_shard", "model.experts", "verify.nproc", "verify.reshard_to")
+@counts_ranks
 def expert_parallelism_is_verified(
     values: Values, ep: int, shard: Any, experts: Any, _nproc: Any, worlds: list[int]
 ) -> Iterator[Fault]:

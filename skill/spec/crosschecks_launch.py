@@ -5,11 +5,12 @@ number of ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ...verifier.config.reading.problems import dotted
 from ...verifier.config.reading.validation import Fault
-from .crosschecks import Values, fault, needs
-from .crosschecks_parallel import INNER, alike
+from .crosschecks import Values, counts_ranks, fault, needs
+from .crosschecks_parallel import INNER, LAUNCH, alike
 
 NEEDED = {
     "kubernetes_image": "container image that holds the project",
@@ -22,7 +23,7 @@ HOST = 63  # characters of one label of a host name
 @needs("launch.engines")
 def fits_together(values: Values, engines: list[str]) -> Iterator[Fault]:
     if engines:
-        for check in (_of_other_engines, _missing, _ranks, _kubernetes_name):
+        for check in (_of_other_engines, _missing, _kubernetes_name):
             yield from check(values)
     elif not values.written(
         "launch.engines"
@@ -72,17 +73,20 @@ def _missing(values: Values) -> Iterator[Fault]:
             )
 
 
-def _ranks(values: Values) -> Iterator[Fault]:
+@needs(*LAUNCH, "parallel.dp_shard", "parallel.dp_replicate", *INNER)
+@counts_ranks
+def ranks_make_the_mesh(
+    values: Values,
+    engines: list[str],
+    nodes: int,
+    devices: int,
+    shard: Any,
+    replicate: int,
+    *_inner: int,
+) -> Iterator[Fault]:
     """The mesh and the global batch on the ranks of all nodes."""
-    inputs = (
-        "launch.nodes",
-        "launch.devices_per_node",
-        "parallel.dp_shard",
-        "parallel.dp_replicate",
-    )
-    if any(key not in values for key in (*inputs, *INNER)):
+    if not engines:
         return
-    nodes, devices, shard, replicate = (values[key] for key in inputs)
     dim, size = alike(values)
     ranks = nodes * devices
     product = (

@@ -8,12 +8,14 @@ from typing import Any
 
 from ...verifier.config.reading.validation import Fault
 from .build import ffn_size
-from .crosschecks import Values, fault, needs
+from .crosschecks import Values, counts_ranks, fault, needs
 from .crosschecks_reshard import numbers
 from .meshes import Mesh, verified
 from .model import data_ranks
 from .torch_versions import ASYNCHRONOUS, chosen
 
+LAUNCH = ("launch.engines", "launch.nodes", "launch.devices_per_node")
+MESH = ("parallel", "verify.nproc", *LAUNCH)  # the keys that decide the mesh of a verification
 FP8_MULTIPLE = 16
 INNER = ("parallel.tp", "parallel.cp")
 TP_SIZES = ("heads", "kv_heads", "ffn", "vocabulary", "sequence_length")
@@ -21,8 +23,7 @@ TP_SIZES = ("heads", "kv_heads", "ffn", "vocabulary", "sequence_length")
 
 def verification_mesh(values: Values) -> Mesh | None:
     """The mesh of `fsdp2 verify`; None if there is none, or a key that decides it is not valid."""
-    launch = ("launch.engines", "launch.nodes", "launch.devices_per_node")
-    if not all(key in values for key in ("parallel", "verify.nproc", *launch)):
+    if not all(key in values for key in MESH):
         return None
     return verified(values["parallel"], values["launch"], values["verify.nproc"])
 
@@ -40,12 +41,12 @@ def alike(values: Values) -> tuple[str, int]:
     )
 
 
-@needs("parallel.dp_shard", "parallel.dp_replicate", *INNER, "verify.nproc")
-def mesh_is_world(
-    values: Values, shard: Any, replicate: int, _tp: int, _cp: int, nproc: Any
-) -> Iterator[Fault]:
+@needs(*MESH)
+@counts_ranks
+def mesh_is_world(values: Values, parallel: Any, nproc: Any, *_launch: Any) -> Iterator[Fault]:
     if verification_mesh(values) is not None:
         return
+    shard, replicate = parallel["dp_shard"], parallel["dp_replicate"]
     ranks, (dim, size) = 2 if nproc == "auto" else nproc, alike(values)
     if shard == "auto":
         if ranks % replicate:
@@ -73,6 +74,7 @@ def mesh_is_world(
 
 
 @needs("parallel.dp_shard", "parallel.dp_replicate", *INNER, "verify.nproc", "verify.reshard_to")
+@counts_ranks
 def mesh_fits_other_worlds(
     values: Values, shard: Any, replicate: int, _tp: int, _cp: int, nproc: Any, worlds: list[int]
 ) -> Iterator[Fault]:
@@ -104,6 +106,7 @@ def mesh_fits_other_worlds(
 
 
 @needs("train.global_batch", "train.micro_batch", *INNER, "verify.nproc")
+@counts_ranks
 def batch_divides(
     values: Values, batch: int, micro: int, _tp: int, _cp: int, nproc: Any
 ) -> Iterator[Fault]:
@@ -128,6 +131,7 @@ def batch_divides(
     "verify.nproc",
     "verify.reshard_to",
 )
+@counts_ranks
 def batch_divides_in_other_worlds(
     values: Values,
     batch: int,
@@ -179,6 +183,7 @@ def tensor_parallelism_divides(values: Values, tp: int, *sizes: Any) -> Iterator
 
 
 @needs("parallel.reshard_after_forward", "parallel.dp_shard", "parallel.tp", "verify.nproc")
+@counts_ranks
 def reshard_divides(
     values: Values, written: Any, shard: Any, tp: int, nproc: Any
 ) -> Iterator[Fault]:

@@ -11,7 +11,7 @@ from ...verifier.config.devices import GIB, Device, named, table
 from ...verifier.config.reading.validation import Fault
 from ...verifier.config.reading.words import similar
 from .build import debug_model, ffn_size, sized_experts
-from .crosschecks import Values, fault, needs
+from .crosschecks import Values, counts_ranks, fault, needs
 from .crosschecks_parallel import TP_SIZES, verification_mesh
 from .meshes import production
 from .model import decoder_parameters
@@ -32,6 +32,7 @@ SHAPE = (
 
 
 @needs(*(f"model.{key}" for key in SHAPE), "parallel", "launch", "optimizer.kind")
+@counts_ranks
 def devices_hold_the_state(values: Values, *inputs: Any) -> Iterator[Fault]:
     """Weights, gradients and optimizer state alone; activations and gathered blocks come on top."""
     optimizer, launch, parallel = inputs[-1], values["launch"], values["parallel"]

@@ -125,6 +125,9 @@ def _first_sentence(description: str) -> str:
 
 
 def _did_you_mean(key: str, known: list[str]) -> str:
+    if foreign := spec_schema.FORM.foreign(*key.rpartition(".")[::2]):
+        home, what = next(iter(foreign))
+        return (f"; did you mean {shown(home)}?" if home else "") + (f" ({what})" if what else "")
     homes = [name for name in known if name.rpartition(".")[2] == key]
     match = homes[0] if len(homes) == 1 else similar(key, known)
     if not match:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...verifier.config.reading import files
 from ...verifier.config.reading.problems import NotValid, Place
 from ..output import log
-from . import crosschecks, presets, renamed, schema
+from . import crosschecks, presets, pretrained, questions, renamed, schema, sizes
 from . import crosschecks_context as crosschecks_context  # it registers its checks
 from . import crosschecks_data as crosschecks_data  # it registers its checks
 from . import crosschecks_decoder as crosschecks_decoder  # it registers its checks
@@ -66,9 +66,14 @@ def parse(
         apply(found, overrides)
         renamed.apply(found)  # keys and values in an override
         presets.apply(found)
+        pretrained.apply(found, path.parent)
+        sizes.apply(found)
         files.validate(found, schema.FORM)
     filled = schema.filled(found.data)
-    files.note(found, crosschecks.faults(crosschecks.Values(filled, found, path.parent, offline)))
+    values = crosschecks.Values(filled, found, path.parent, offline)
+    files.note(found, crosschecks.faults(values))
+    if not found.problems:
+        found.notes += questions.asked(values)
     for text in found.notes:
         note(text)
     if found.problems:

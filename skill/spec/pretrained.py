@@ -8,7 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ...verifier.config.reading.document import Document
 from .data_content import read_json
+from .data_files import absolute
 
 MAX_CONFIG = 1 << 22
 MAX_HEADER = 100_000_000  # what safetensors itself allows
@@ -47,6 +49,18 @@ def size(config: dict[str, Any], *names: str) -> int | None:
             if isinstance(part.get(name), int):
                 return int(part[name])
     return None
+
+
+def apply(document: Document, base: Path) -> None:
+    """Give a transformers model the vocabulary of its config, where the spec has none."""
+    model = document.data.get("model") if isinstance(document.data, dict) else None
+    if not isinstance(model, dict) or model.get("kind") != "transformers":
+        return
+    source = model.get("config") or model.get("pretrained")
+    if isinstance(source, str):
+        source = read_config(Path(absolute(source, base)))
+    if isinstance(source, dict) and (found := size(source, "vocab_size")) is not None:
+        model.setdefault("vocabulary", found)
 
 
 def weights_fault(folder: Path) -> str:

@@ -24,11 +24,15 @@ def current(path: KeyPath) -> KeyPath:
     return (*new.split("."), *path[2:]) if new else path
 
 
+def position(place: Place) -> str:
+    """The file and the line, or the override, as a note begins with it."""
+    source = place.source
+    return f"{source.name}:{place.line}" if source.is_file else source.name
+
+
 def note(place: Place, old: str, new: str, what: str = "name") -> str:
     """`spec.yaml:4: train.clip_norm is now train.max_norm; the old name is accepted until 0.3`."""
-    source = place.source
-    position = f"{source.name}:{place.line}" if source.is_file else source.name
-    return f"{position}: {old} is now {new}; the old {what} is accepted until {UNTIL}"
+    return f"{position(place)}: {old} is now {new}; the old {what} is accepted until {UNTIL}"
 
 
 def apply(document: Document) -> None:

@@ -18,11 +18,12 @@ from ...verifier.config.reading.schema import (
     required,
     shown,
 )
+from .foreign_names import keys_of
 
 __all__ = ["FORM", "Schema", "at", "branches", "filled", "keys", "kinds_of", "load", "properties"]
 __all__ += ["required", "shown", "walk"]
 
-FORM = Form(__name__, "schema.json", "the spec")
+FORM = Form(__name__, "schema.json", "the spec", keys_of)
 at, walk = FORM.at, FORM.walk
 
 

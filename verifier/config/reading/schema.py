@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,12 +28,14 @@ TYPE_NAMES |= {"array": "a list", "object": "a mapping", "null": "null"}
 class Form:
     """What a kind of file may hold, by the JSON Schema `file` beside a module.
 
-    `noun` is what messages call the file.
+    `noun` is what messages call the file. `foreign`: the keys that a name of other programs,
+    found in a section, can stand for, each with what it is; the likeliest first.
     """
 
     module: str
     file: str
     noun: str
+    foreign: Callable[[str, str], Iterable[tuple[str, str]]] = lambda section, name: ()
 
     @cached_property
     def text(self) -> str:

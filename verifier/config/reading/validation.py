@@ -46,20 +46,23 @@ def faults(data: Any, form: Form) -> list[Fault]:
     for error in _validator(form).iter_errors(data):
         grouped.setdefault(tuple(error.absolute_path), []).append(error)
     found: dict[tuple[KeyPath, bool], Fault] = {}
-    for path, errors in grouped.items():
-        unknown = list(
+    unknown = {
+        path: list(
             _unknown(
                 form, path, [error for error in errors if error.validator == "additionalProperties"]
             )
         )
-        meant = {name for fault, name in unknown}
+        for path, errors in grouped.items()
+    }
+    meant = {key for ones in unknown.values() for fault in ones for key in fault.doubtful}
+    for path, errors in grouped.items():
         missing = _missing(
             form, path, [error for error in errors if error.validator == "required"], meant
         )
         values = [
             error for error in errors if error.validator not in ("additionalProperties", "required")
         ]
-        for fault in (*(fault for fault, _ in unknown), *missing, *_values(form, path, values)):
+        for fault in (*unknown[path], *missing, *_values(form, path, values)):
             found.setdefault((fault.key, fault.on_key), fault)
     return list(found.values())
 
@@ -87,8 +90,8 @@ def _validator(form: Form) -> Any:
     return extend(jsonschema.Draft7Validator, {"pattern": pattern}, type_checker=checker)(form.root)
 
 
-def _unknown(form: Form, path: KeyPath, errors: list[Any]) -> Iterator[tuple[Fault, str | None]]:
-    """Keys that the section does not have, each with the key that was probably meant."""
+def _unknown(form: Form, path: KeyPath, errors: list[Any]) -> Iterator[Fault]:
+    """Keys that the section does not have; in doubt is the key that was probably meant."""
     if not errors:
         return
     narrowest: Schema = min(
@@ -101,17 +104,15 @@ def _unknown(form: Form, path: KeyPath, errors: list[Any]) -> Iterator[tuple[Fau
         message, meant = words.unknown_key(
             form, path, key, section, list(narrowest["properties"]), errors[0].instance
         )
-        doubtful = ((*path, meant),) if meant else ()
-        yield Fault((*path, key), message, (*path, key), on_key=True, doubtful=doubtful), meant
+        doubtful = (meant,) if meant else ()
+        yield Fault((*path, key), message, (*path, key), on_key=True, doubtful=doubtful)
 
 
-def _missing(
-    form: Form, path: KeyPath, errors: list[Any], meant: set[str | None]
-) -> Iterator[Fault]:
-    """Required keys that are not there, unless a misspelt key stands for them."""
+def _missing(form: Form, path: KeyPath, errors: list[Any], meant: set[KeyPath]) -> Iterator[Fault]:
+    """Required keys that are not there, unless a misspelt key or one elsewhere stands for them."""
     for error in errors:
         for key in error.validator_value:
-            if key not in error.instance and key not in meant:
+            if key not in error.instance and (*path, key) not in meant:
                 where = f" in {dotted(path)}" if path else ""
                 wanted = words.wanted(key, form.at((*path, key)))
                 yield Fault((*path, key), f"missing key {key!r}{where}{wanted}", path, on_key=True)

@@ -22,7 +22,7 @@ LIMITS = {
 
 def unknown_key(
     form: Form, path: KeyPath, key: str, section: Schema, known: list[str], written: dict[str, Any]
-) -> tuple[str, str | None]:
+) -> tuple[str, KeyPath | None]:
     """The message for a key that the section does not have, and the key that was probably meant."""
     where = f" in {dotted(path)}" if path else ""
     message = f"unknown key {quoted(key)}{where}"
@@ -35,15 +35,30 @@ def unknown_key(
             ),
             None,
         )
+    if foreign := _foreign(form, path, key):
+        meant, hint = foreign
+        return message + hint, meant
     match = similar(key, [name for name in known if name not in written]) or similar(key, known)
     if match:
-        return f"{message}; did you mean {match!r}?", match
+        return f"{message}; did you mean {match!r}?", (*path, match)
     homes = [
         found.rpartition(".")[0] for found, _, _ in form.walk() if found.rpartition(".")[2] == key
     ]
     if len(homes) == 1 and homes[0]:
-        return f"{message}; it belongs in {homes[0]}", None
+        return f"{message}; it belongs in {homes[0]}", (*homes[0].split("."), key)
     return f"{message}; known keys: {', '.join(known)}", None
+
+
+def _foreign(form: Form, path: KeyPath, key: str) -> tuple[KeyPath | None, str] | None:
+    """The key that another program's name for it stands for, and the hint at it."""
+    home, what = next(iter(form.foreign(dotted(path), key)), (None, ""))
+    if home is None:
+        return None
+    if not home:
+        return None, f"; {what}"
+    meant = tuple(home.split("."))
+    shown = meant[-1] if meant[:-1] == path else home
+    return meant, f"; did you mean {shown!r}?" + (f" ({what})" if what else "")
 
 
 def known_kind(section: Schema, known: list[str]) -> str:
@@ -92,6 +107,9 @@ def value(error: Any, schema: Schema) -> str:
     """What is wrong with a value, as it reads after its key."""
     limit, found = error.validator_value, error.instance
     kind = error.validator
+    other = schema.get("otherNames", {}).get(str(found).lower())
+    if kind in ("type", "enum") and other:
+        return f"must be {expectation(schema)}, found {describe(found)}; {other}"
     if kind == "type":
         infinite = (
             isinstance(found, float) and not math.isfinite(found) and "number" in schema["type"]
