@@ -141,7 +141,6 @@ AXES: dict[str, dict[str, Settings]] = {
     "checkpointing": {
         "none": {},
         "full": {"memory.activation_checkpointing": "full"},
-        "every-nth": {"memory.activation_checkpointing": "every-nth"},
         "op-selective": {"memory.activation_checkpointing": "op-selective"},
     },
     "schedule": {
@@ -183,7 +182,7 @@ AXES: dict[str, dict[str, Settings]] = {
     "operation": {
         "plain": {},
         "watched": {
-            "operation": {"progress": True, "plot": True, "profile": True},
+            "operation": {"progress": True, "profile": True},
             "memory.gc_interval": 2,
         },
     },

@@ -33,7 +33,6 @@ _LEFT_OUT = {
         "mixture",
         "muon",
         "offload",
-        "reshard-blocks",
         "reshard-int",
         "transformers-tp",
         "two-nodes",

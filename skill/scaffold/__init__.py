@@ -52,7 +52,6 @@ def files(spec: Spec) -> dict[str, str]:
         "record.py": operation["record"],
         "flops.py": operation["mfu"],
         "profiling.py": operation["profile"],
-        "plot.py": operation["plot"],
         "distributed.py": True,
         "export.py": spec["checkpoint"]["export"],
         "generate.py": spec["checkpoint"]["generate"],

@@ -13,7 +13,6 @@ from ... import __version__
 from ..spec import Spec, pretrained
 from ..spec.build import debug_shape
 from ..spec.crosschecks_model import CONV1D
-from ..spec.crosschecks_reshard import numbers, runs
 from ..spec.torch_versions import GROUPED_MM, SET_TIMEOUT, STAGER_SERVES_ONCE, chosen
 from ..spec.urls import packages as url_packages
 from .data import data_context
@@ -155,7 +154,6 @@ def _packages(values: Mapping[str, Any], of_data: list[str], urls: list[str]) ->
             *of_data,
             *url_packages(urls),
             *packages,
-            *["matplotlib"] * operation["plot"],
             *["verified-fsdp2"] * operation["guard"],
             *["torchao"] * torchao,
         ],
@@ -267,8 +265,6 @@ def _parallel(
     """Which steps `parallelize` takes."""
     inner = next((key for key in INNER if parallel[key] > 1), "")
     reshard = parallel["reshard_after_forward"]
-    sizes = numbers(reshard)
-    by_block = runs(reshard) if isinstance(reshard, list) else []
     ahead = {f"prefetch_{way}": number > 0 for way, number in parallel["prefetch"].items()}
     kind = memory["activation_checkpointing"]
     return {
@@ -280,17 +276,14 @@ def _parallel(
         "ep": parallel["ep"] > 1,
         "inner": inner,
         "inner_words": INNER.get(inner, ""),
-        "reshard_to_ranks": bool(sizes),
-        "reshard_sizes": sizes,
-        "reshard_runs": by_block,
-        "reshard_given": sum(int(number) for number, _ in by_block if number != "rest"),
+        "reshard_to_ranks": not isinstance(reshard, bool),
         "offload": parallel["cpu_offload"],
         "bf16": precision["param_dtype"] == "bfloat16",
         "fp8": precision["fp8"],
         "checkpointing": kind != "none",
         "op_selective": kind == "op-selective",
         "model_settings": (
-            bool(sizes) or any(ahead.values()) or kind in ("every-nth", "op-selective")
+            not isinstance(reshard, bool) or any(ahead.values()) or kind == "op-selective"
         ),
         "collect": memory["gc_interval"] is not None,
         "chunked_loss": memory["chunked_loss"],

@@ -9,7 +9,6 @@ from typing import Any
 
 from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, fault, needs
-from .crosschecks_reshard import numbers
 
 ALONE: dict[str, Any] = {  # the one value that each of these keys may have
     "parallel.tp": 1,
@@ -57,7 +56,7 @@ def context_parallelism_recomputes_blocks(values: Values, cp: int, kind: str) ->
     `causal_lower_right` raises.
     """
     if cp > 1 and kind == "op-selective":
-        message = f"must be none, full or every-nth with parallel.cp {cp}, found {kind!r}"
+        message = f"must be none or full with parallel.cp {cp}, found {kind!r}"
         yield fault("memory.activation_checkpointing", message)
 
 
@@ -72,9 +71,9 @@ def context_parallelism_has_no_documents(
 
 @needs("parallel.cp", "parallel.reshard_after_forward")
 def context_parallelism_reshards_whole(values: Values, cp: int, reshard: Any) -> Iterator[Fault]:
-    if cp > 1 and (sizes := numbers(reshard)):
+    if cp > 1 and not isinstance(reshard, bool):
         key = "parallel.reshard_after_forward"
-        yield fault(key, f"must be true or false with parallel.cp {cp}, found {sizes[0]}")
+        yield fault(key, f"must be true or false with parallel.cp {cp}, found {reshard}")
 
 
 def _alone(key: str, only: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, counts_ranks, fault, needs
 from .crosschecks_parallel import verification_mesh
-from .crosschecks_reshard import shown
 
 ALONE: dict[str, Any] = {  # the one value that each of these keys may have
     "memory.compile": False,
@@ -76,7 +75,7 @@ def expert_parallelism_is_verified(
 def expert_parallelism_reshards_whole(values: Values, ep: int, reshard: Any) -> Iterator[Fault]:
     if ep > 1 and not isinstance(reshard, bool):
         key = "parallel.reshard_after_forward"
-        yield fault(key, f"must be true or false with parallel.ep {ep}, found {shown(reshard)}")
+        yield fault(key, f"must be true or false with parallel.ep {ep}, found {reshard}")
 
 
 @needs("parallel.ep", "memory.activation_checkpointing")
@@ -85,7 +84,7 @@ def expert_parallelism_recomputes_blocks(values: Values, ep: int, kind: str) -> 
     backward but not found".
     """
     if ep > 1 and kind == "op-selective":
-        message = f"must be none, full or every-nth with parallel.ep {ep}, found {kind!r}"
+        message = f"must be none or full with parallel.ep {ep}, found {kind!r}"
         yield fault("memory.activation_checkpointing", message)
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 from ...verifier.config.reading.validation import Fault
 from .build import ffn_size
 from .crosschecks import Values, counts_ranks, fault, needs
-from .crosschecks_reshard import numbers
 from .meshes import Mesh, verified
 from .model import data_ranks
 from .torch_versions import ASYNCHRONOUS, chosen
@@ -188,10 +186,10 @@ def reshard_divides(
     values: Values, written: Any, shard: Any, tp: int, nproc: Any
 ) -> Iterator[Fault]:
     key = "parallel.reshard_after_forward"
-    if not (sizes := numbers(written)):
+    if isinstance(written, bool):
         return
     if tp > 1:
-        message = f"must be true or false with parallel.tp {tp}, found {sizes[0]}"
+        message = f"must be true or false with parallel.tp {tp}, found {written}"
         yield fault(key, f"{message} (torch makes the smaller mesh over the whole world)")
         return
     if (mesh := verification_mesh(values)) is None:
@@ -199,12 +197,13 @@ def reshard_divides(
     others = (
         values["verify.reshard_to"] if "verify.reshard_to" in values and shard == "auto" else ()
     )
-    for world, number in product((mesh.ranks, *others), sizes):
+    for world in (mesh.ranks, *others):
         shards = world // mesh.dp_replicate
-        if world > 1 and world % mesh.dp_replicate == 0 and shards > 1 and shards % number:
+        if world > 1 and world % mesh.dp_replicate == 0 and shards > 1 and shards % written:
             of = f"{shards} ranks that share a copy of the model on {world} ranks"
             yield fault(
-                key, f"must divide the {of}, found {number}; set verify.nproc and verify.reshard_to"
+                key,
+                f"must divide the {of}, found {written}; set verify.nproc and verify.reshard_to",
             )
             return
 
@@ -239,15 +238,6 @@ def prefetch_gathers(values: Values, backward: int, reshard: Any) -> Iterator[Fa
             " until backward)"
         )
         yield fault("parallel.prefetch.backward", message)
-
-
-@needs("memory.activation_checkpointing", "memory.every")
-def every_is_of_every_nth(values: Values, kind: str, every: int) -> Iterator[Fault]:
-    if not values.is_default("memory.every") and kind != "every-nth":
-        message = (
-            f"does nothing with memory.activation_checkpointing: {kind}; write every-nth there"
-        )
-        yield fault("memory.every", message)
 
 
 @needs("optimizer.kind", "parallel.tp", "parallel.cpu_offload")

@@ -79,7 +79,7 @@ MEANT = (
     (
         "memory.activation_checkpointing",
         "gradient_checkpointing activation_checkpoint ac recompute",
-        "none, full, every-nth or op-selective",
+        "none, full or op-selective",
     ),
     ("memory.compile", "torch_compile", ""),
     ("optimizer", "optim", ""),

@@ -1,10 +1,8 @@
 """Old names of keys and values: read as the new ones, with a note for each, until a version that
-refuses them.
+refuses them. What was taken out is refused, unless it asked for nothing.
 """
 
 from __future__ import annotations
-
-import yaml
 
 from ...verifier.config.reading.document import Document
 from ...verifier.config.reading.problems import KeyPath, Place, Problem, dotted
@@ -15,7 +13,11 @@ KEYS = {
     "verify.ranks": "verify.nproc",
 }  # both are in the same section
 VALUES = {"launch.device": {"gpu": "cuda"}}
-GATHERED, RESHARD = "parallel.gathered_blocks", "parallel.reshard_after_forward"
+REMOVED = {  # the value with which it did nothing, and what to write instead
+    "memory.every": (2, "memory.activation_checkpointing: full"),
+    "operation.plot": (False, "operation.tensorboard: true or operation.wandb: true"),
+    "parallel.gathered_blocks": (0, "parallel.reshard_after_forward: false"),
+}
 
 
 def current(path: KeyPath) -> KeyPath:
@@ -49,46 +51,21 @@ def apply(document: Document) -> None:
             values[name] = renamed[found]
             place = document.place((section, name))
             document.notes.append(note(place, f"{key}: {found}", f"{key}: {values[name]}", "value"))
-    _move_gathered_blocks(document)
+    for key, (nothing, instead) in REMOVED.items():
+        _remove_key(document, key, nothing, instead)
 
 
-def resharding(gathered: int) -> str:
-    """What `parallel.reshard_after_forward` says where so many of the last blocks stay gathered."""
-    return (
-        f"[{{blocks: rest, reshard: true}}, {{blocks: {gathered}, reshard: false}}]"
-        if gathered
-        else "true"
-    )
-
-
-def _move_gathered_blocks(document: Document) -> None:
-    values, path, new = (
-        _section(document, "parallel"),
-        tuple(GATHERED.split(".")),
-        tuple(RESHARD.split(".")),
-    )
+def _remove_key(document: Document, key: str, nothing: object, instead: str) -> None:
+    path = tuple(key.split("."))
+    values = _section(document, path[0])
     if path[1] not in values:
         return
-    place, gathered = document.place(path, on_key=True), values.pop(path[1])
-    if (
-        type(gathered) is not int
-        or gathered < 0
-        or (gathered and values.get(new[1], True) is not True)
-    ):
-        number = gathered if type(gathered) is int and gathered > 0 else 1
-        message = (
-            f"{GATHERED} is now a part of {RESHARD}; write {resharding(number)} there and remove"
-            f" {GATHERED}"
-        )
-        document.problems.append(Problem(place, message, GATHERED))
-        return
-    if gathered:
-        values[new[1]] = yaml.safe_load(resharding(gathered))
-        for places in (document.keys, document.values):
-            places[new] = places.pop(path)
-    document.notes.append(
-        note(place, f"{GATHERED}: {gathered}", f"{RESHARD}: {resharding(gathered)}")
-    )
+    place, value = document.place(path, on_key=True), values.pop(path[1])
+    if type(value) is type(nothing) and value == nothing:
+        document.notes.append(f"{position(place)}: {key} is no key any more; remove it")
+    else:
+        message = f"{key} is no key any more; write {instead}"
+        document.problems.append(Problem(place, message, key))
 
 
 def _rename_key(document: Document, old: str, new: str) -> None:

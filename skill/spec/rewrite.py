@@ -47,7 +47,7 @@ def with_new_names(text: str) -> str:
         if isinstance(node, yaml.ScalarNode) and node.value in values:
             edits.append((node, values[node.value]))
     for start, end, new in sorted(
-        [(*_span(node), name) for node, name in edits] + _moved(root, text), reverse=True
+        [(*_span(node), name) for node, name in edits] + [*_removed(root, text)], reverse=True
     ):
         text = text[:start] + new + text[end:]
     return text
@@ -57,31 +57,15 @@ def _span(node: Any) -> tuple[int, int]:
     return node.start_mark.index, node.end_mark.index
 
 
-def _moved(root: Any, text: str) -> list[tuple[int, int, str]]:
-    """`gathered_blocks` as a value of `reshard_after_forward`, in block style."""
-    section, key = _node(root, ("parallel",)), renamed.GATHERED.partition(".")[2]
-    pairs = (
-        section.value if isinstance(section, yaml.MappingNode) and not section.flow_style else []
-    )
-    names = {name.value: (name, value) for name, value in pairs}
-    if len(names) < 2 or key not in names or not names[key][1].value.isdecimal():
-        return []
-    (name, value), other = names[key], names.get(renamed.RESHARD.partition(".")[2])
-    gathered = int(value.value)
-    if gathered and other is None:
-        return [
-            (
-                name.start_mark.index,
-                value.end_mark.index,
-                f"reshard_after_forward: {renamed.resharding(gathered)}",
-            )
-        ]
-    start, end = (
-        name.start_mark.index - name.start_mark.column,
-        text.find("\n", value.end_mark.index) + 1,
-    )
-    changed = [(*_span(other[1]), renamed.resharding(gathered))] if gathered and other else []
-    return [*changed, (start, end or len(text), "")]
+def _removed(root: Any, text: str) -> Iterator[tuple[int, int, str]]:
+    """The lines of keys that were taken out, where other keys of their section stay."""
+    for key in renamed.REMOVED:
+        section = _node(root, (key.partition(".")[0],))
+        value = _node(root, tuple(key.split(".")))
+        if not isinstance(value, yaml.ScalarNode) or section.flow_style or len(section.value) < 2:
+            continue
+        start = text.rfind("\n", 0, value.start_mark.index) + 1
+        yield start, text.find("\n", value.end_mark.index) + 1 or len(text), ""
 
 
 def _differences(before: Any, after: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

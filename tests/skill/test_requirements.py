@@ -34,8 +34,8 @@ def made(tmp_path: Path, *settings: str, **sections: object) -> dict[str, str]:
         ({}, set()),
         ({"model": OWN}, set()),
         (
-            {"operation": {"progress": True, "plot": True, "tensorboard": True}},
-            {"matplotlib", "tensorboard", "tqdm"},
+            {"operation": {"progress": True, "tensorboard": True}},
+            {"tensorboard", "tqdm"},
         ),
         ({"model": TRANSFORMERS}, {"transformers"}),
         ({"operation": {"guard": True}}, {"verified-fsdp2"}),

@@ -31,7 +31,6 @@ ASIDE = {
     "chat.py",
     "flops.py",
     "profiling.py",
-    "plot.py",
     "record.py",
     "export.py",
     "generate.py",

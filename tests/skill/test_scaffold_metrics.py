@@ -1,8 +1,7 @@
-"""The generated metrics.py, flops.py, profiling.py and plot.py: imported, and once launched on two
+"""The generated metrics.py, flops.py and profiling.py: imported, and once launched on two
 ranks.
 """
 
-import importlib
 import io
 import json
 import math
@@ -11,7 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from records import Capsys, Patch, cases
 from scripts import TORCHRUN, python
-from trees import SMALL, Generate, code_of, write_project
+from trees import SMALL, Generate, write_project
 
 Clock = SimpleNamespace
 SPEC = {
@@ -389,39 +388,6 @@ def test_time_of_an_operator_without_what_it_calls(load: Generate) -> None:
     assert found == pytest.approx({"aten::linear": 20e-6, "aten::mm": 45e-6})
 
 
-def lines(*values: dict[str, Any]) -> str:
-    return "".join(json.dumps(value) + "\n" for value in values)
-
-
-GOOD = lines(
-    {"step": 1, "loss": 4.0, "lr": 0.1},
-    {"step": 2, "loss": None, "lr": 0.2, "tokens_per_second": 10.0, "grad_norm": 1.0},
-    {"step": 3, "loss": 0.3, "lr": 0.2, "tokens_per_second": 11.0},
-    {"step": 3, "validation_loss": 0.4},
-)
-
-
-@pytest.fixture
-def plot(load: Generate, tmp_path: Path, monkeypatch: Patch) -> ModuleType:
-    """The generated module, in the folder of the runs."""
-    monkeypatch.chdir(tmp_path)
-    return load("plot", "operation.plot=true")
-
-
-def test_a_picture_of_the_newest_run_and_of_several(plot: ModuleType, tmp_path: Path) -> None:
-    for number in (1, 2):
-        run = tmp_path / "out" / f"run-00{number}"
-        run.mkdir(parents=True)
-        (run / "metrics.jsonl").write_text(GOOD + '{"step": 4, "lo')
-    assert code_of(plot) == 0
-    assert (tmp_path / "out/run-002/metrics.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert code_of(plot, "out/run-001", "out/run-002", "--out", "both.png") == 0
-    assert (tmp_path / "both.png").stat().st_size > 10_000
-    curves = plot.read_curves(Path("out/run-001"))
-    assert curves["loss"] == ([1, 2, 3], [4.0, pytest.approx(math.nan, nan_ok=True), 0.3])
-    assert curves["validation_loss"] == ([3], [0.4])
-
-
 SETS = (
     (
         "data={kind: text, files: ['{stdlib}/abc.py'], validation: {wiki: '{stdlib}/this.py', code:"
@@ -431,13 +397,13 @@ SETS = (
 )
 
 
-def test_each_set_of_validation_has_its_values_its_row_and_its_curve(
+def test_each_set_of_validation_has_its_values_and_its_row(
     load: Generate, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "out/run-001"
     run.mkdir(parents=True)
-    metrics = load("metrics", "operation.plot=true", *SETS).Metrics(run, 0, 4)
+    metrics = load("metrics", *SETS).Metrics(run, 0, 4)
     train(metrics, range(1, 3))
     metrics.validation(2, {"wiki": 2.0, "code": 800.0})
     train(metrics, range(3, 5))
@@ -450,44 +416,6 @@ def test_each_set_of_validation_has_its_values_its_row_and_its_curve(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["wiki", "2.5000", "12.18", "2.0000", "2"] in rows
     assert ["code", "800.0000", "inf", "800.0000", "2"] in rows
-    drawn = importlib.import_module("plot")
-    assert code_of(drawn) == 0 and (run / "metrics.png").read_bytes().startswith(b"\x89PNG")
-    steps, losses = drawn.read_curves(run)["validation_loss/wiki"]
-    assert (steps, losses) == ([2, 4], [2.0, 2.5])
-
-
-@cases(
-    "content, said",
-    (None, "No such file or directory"),
-    ("", "holds no step"),
-    (lines({"step": 1, "validation_loss": 1.0}), "holds no step"),
-    ("\x00\n", "metrics.jsonl:1 is no line of metrics"),
-    (GOOD + "[]\n", "metrics.jsonl:5 is no line of metrics"),
-    (lines({"loss": 1.0}), "metrics.jsonl:1 is no line of metrics"),
-    (lines({"step": 1, "loss": "x"}), "metrics.jsonl:1 is no line of metrics"),
-)
-def test_a_bad_file_of_metrics_is_one_line(
-    plot: ModuleType, capsys: Capsys, content: str | None, said: str
-) -> None:
-    if content is not None:
-        Path("metrics.jsonl").write_text(content)
-    assert code_of(plot, Path.cwd()) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: ") and said in error
-
-
-def test_no_run_no_package_and_no_place_to_write(
-    plot: ModuleType, monkeypatch: Patch, capsys: Capsys
-) -> None:
-    assert code_of(plot) == 2
-    Path("metrics.jsonl").write_text(GOOD)
-    assert code_of(plot, ".", "--out", "absent/a.png") == 2
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert code_of(plot, ".") == 2
-    first, second, third = capsys.readouterr().err.splitlines()
-    assert first.startswith("error: out ")
-    assert second.startswith("error: [Errno 2] No such file") and "absent" in second
-    assert third == "error: a package is missing: pip install matplotlib"
 
 
 @pytest.mark.full

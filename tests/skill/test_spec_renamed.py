@@ -33,6 +33,7 @@ def test_the_table_is_of_the_schema() -> None:
     for old, new in renamed.KEYS.items():
         assert schema.at(tuple(new.split("."))) and not schema.at(tuple(old.split(".")))
         assert old.partition(".")[0] == new.partition(".")[0]
+    assert not any(schema.at(tuple(key.split("."))) for key in renamed.REMOVED)
     for key, values in renamed.VALUES.items():
         choices = (schema.at(tuple(key.split("."))) or {})["enum"]
         assert {*values.values()} <= {*choices} and not {*values} & {*choices}
@@ -64,46 +65,69 @@ def test_a_problem_is_placed_at_the_old_name(tmp_path: Path) -> None:
     assert (problem.key, problem.place.line, problem.place.column) == ("train.max_norm", 5, 14)
 
 
-LIST = [{"blocks": "rest", "reshard": True}, {"blocks": 2, "reshard": False}]
-DEEP = SPEC.replace("layers: 1", "layers: 3")
+@cases(
+    "text, overrides",
+    ("parallel: {gathered_blocks: 0}\n", []),
+    ("memory: {every: 2}\n", []),
+    ("operation:\n  plot: false\n", []),
+    ("", ["operation.plot=false"]),
+)
+def test_what_was_taken_out_and_did_nothing_is_noted(
+    tmp_path: Path, capsys: Capsys, text: str, overrides: list[str]
+) -> None:
+    assert load(write(tmp_path, SPEC + text), overrides) == load(write(tmp_path, SPEC))
+    (line,) = notes(capsys)
+    assert "is no key any more; remove it" in line
 
 
 @cases(
-    "text, overrides, expected",
-    ("parallel: {gathered_blocks: 2}\n", [], LIST),
-    ("parallel: {gathered_blocks: 2, reshard_after_forward: true}\n", [], LIST),
-    ("parallel: {gathered_blocks: 0, reshard_after_forward: false}\n", [], False),
-    ("parallel: {gathered_blocks: 2}\n", ["parallel.reshard_after_forward=2"], 2),
-    ("", ["parallel.gathered_blocks=2"], LIST),
+    "text, line, message",
+    (
+        "parallel:\n  tp: 1\n  gathered_blocks: 2\n",
+        7,
+        "parallel.gathered_blocks is no key any more; write parallel.reshard_after_forward: false",
+    ),
+    (
+        "memory: {activation_checkpointing: full, every: 3}\n",
+        5,
+        "memory.every is no key any more; write memory.activation_checkpointing: full",
+    ),
+    (
+        "operation: {plot: 0}\n",
+        5,
+        "operation.plot is no key any more; write operation.tensorboard: true or"
+        " operation.wandb: true",
+    ),
+    (
+        "memory: {activation_checkpointing: every-nth}\n",
+        5,
+        "memory.activation_checkpointing must be 'none', 'full' or 'op-selective'",
+    ),
+    (
+        "parallel: {reshard_after_forward: [true, false]}\n",
+        5,
+        "parallel.reshard_after_forward must be true or false or a whole number, found a list",
+    ),
 )
-def test_gathered_blocks_are_a_list(
-    tmp_path: Path, capsys: Capsys, text: str, overrides: list[str], expected: object
+def test_what_was_taken_out_is_refused_with_what_to_write(
+    tmp_path: Path, text: str, line: int, message: str
 ) -> None:
-    assert (
-        load(write(tmp_path, DEEP + text), overrides)["parallel"]["reshard_after_forward"]
-        == expected
-    )
-    (line,) = notes(capsys)
-    assert "parallel.gathered_blocks: " in line and "accepted until 0.3" in line
+    with pytest.raises(SpecError) as caught:
+        load(write(tmp_path, SPEC + text))
+    (problem,) = caught.value.problems
+    assert message in problem.message and problem.place.line == line
 
 
 @cases(
     "before, after",
-    (
-        "reshard_after_forward: true\n  gathered_blocks: 2\n  tp: 1",
-        f"reshard_after_forward: {renamed.resharding(2)}\n  tp: 1",
-    ),
-    (
-        "gathered_blocks: 2  # mine\n  tp: 1",
-        f"reshard_after_forward: {renamed.resharding(2)}  # mine\n  tp: 1",
-    ),
+    ("gathered_blocks: 0  # mine\n  tp: 1", "tp: 1"),
     ("tp: 1\n  gathered_blocks: 0", "tp: 1"),
 )
-def test_gathered_blocks_are_rewritten(
+def test_lines_of_what_was_taken_out_go(
     tmp_path: Path, capsys: Capsys, before: str, after: str
 ) -> None:
-    text = rewrite.with_new_names(f"{DEEP}parallel:\n  {before}\n")
-    assert text == f"{DEEP}parallel:\n  {after}\n"
+    text = rewrite.with_new_names(f"{SPEC}parallel:\n  {before}\n")
+    assert text == f"{SPEC}parallel:\n  {after}\n"
     load(write(tmp_path, text))
     assert not notes(capsys)
 
