@@ -24,7 +24,7 @@ def install() -> None:
     from verified_fsdp2.verifier.launch.request import Request
     from verified_fsdp2.verifier.probe.frames import Frames
     from verified_fsdp2.verifier.probe.session import Session
-    from verified_fsdp2.verifier.probe.substitutes import cuda_on_cpu
+    from verified_fsdp2.verifier.probe.substitutes import averages, cuda_on_cpu
     from verified_fsdp2.verifier.trace.writer import Writer
 
     ranks = int(os.environ["WORLD_SIZE"])
@@ -32,6 +32,7 @@ def install() -> None:
     session = Session(
         request, int(os.environ["RANK"]), Writer(Path(os.devnull)), Frames(request.project)
     )
+    averages.install(session)
     cuda_on_cpu.install(session)
     session.dispatcher.install()
 

@@ -1,11 +1,11 @@
-"""What the guard costs: the same training with and without it, in turn, window by window.
+"""What the guard costs: the same training with and without it, in turn.
 
     python benchmarks/guard/cost.py --out benchmarks/results/guard_cost.json
 
-Two launches of 2 ranks live side by side; one trains a window of steps while the other waits, in an
-order drawn for each pair, so that the load of the machine meets both alike. Every window has one
-comparison (`--every` is the window's length: shorter than the default, so the cost at the default
-is less). The ratio is the median over pairs; memory is the peak of each rank; the start is the time
+Two launches of 2 ranks live side by side; one trains a few steps while the other waits, in an order
+drawn for each turn, so that the load of the machine meets both alike. A pair is a window of as many
+steps of each as lie between two comparisons (`--every` is the window's length), the sum of its
+turns. The ratio is the median over pairs; memory is the peak of each rank; the start is the time
 that installing takes.
 """
 
@@ -27,13 +27,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-WIDTH, DEPTH, ROWS = 512, 6, 96
+WIDTH, DEPTH, ROWS = 512, 6, 80
+TURN = 5  # steps that one launch trains while the other waits
 WARM = 6  # steps before the first window
 POLL = 0.002
 
 
-def train(folder: Path, window: int) -> None:
-    """One rank of one launch: trains a window whenever its turn comes."""
+def train(folder: Path) -> None:
+    """One rank of one launch: trains whenever its turn comes."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -72,7 +73,7 @@ def train(folder: Path, window: int) -> None:
         if (folder / "stop").exists():
             break
         begun, used = time.perf_counter(), time.process_time()
-        for _ in range(window):
+        for _ in range(TURN):
             step()
         dist.barrier()
         if rank == 0:
@@ -88,7 +89,7 @@ def train(folder: Path, window: int) -> None:
 def launch(folder: Path, window: int, guarded: bool) -> subprocess.Popen[bytes]:
     torchrun = Path(sys.executable).with_name("torchrun")
     command = [str(torchrun), "--standalone", "--nproc-per-node", "2", str(HERE / "cost.py")]
-    command += ["--rank-of", str(folder), "--window", str(window)]
+    command += ["--rank-of", str(folder)]
     if guarded:
         watch = [sys.executable, "-m", "verified_fsdp2.skill", "guard", "--every", str(window)]
         command = [*watch, "--out", str(folder / "guard.jsonl"), "--", *command]
@@ -96,7 +97,7 @@ def launch(folder: Path, window: int, guarded: bool) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, start_new_session=True)
 
 
-def one_window(folder: Path, number: int) -> dict[str, float]:
+def one_turn(folder: Path, number: int) -> dict[str, float]:
     wait_for(folder / f"ready{number}")
     (folder / f"go{number}").touch()
     done = folder / f"done{number}"
@@ -120,15 +121,21 @@ def measure(pairs: int, window: int) -> dict[str, Any]:
         for folder in folders.values():
             folder.mkdir()
         running = [launch(folder, window, kind == "guarded") for kind, folder in folders.items()]
-        for number in range(pairs):
-            kinds = list(folders)
-            random.Random(number).shuffle(kinds)
-            rows.append({kind: one_window(folders[kind], number) for kind in kinds})
+        turns = window // TURN
+        for pair in range(pairs):
+            total = {kind: {"seconds": 0.0, "cpu": 0.0} for kind in folders}
+            for number in range(pair * turns, (pair + 1) * turns):
+                kinds = list(folders)
+                random.Random(number).shuffle(kinds)
+                for kind in kinds:
+                    for what, value in one_turn(folders[kind], number).items():
+                        total[kind][what] += value
+            rows.append(total)
             print(json.dumps(rows[-1]), flush=True)
         for folder in folders.values():
-            wait_for(folder / f"ready{pairs}")
+            wait_for(folder / f"ready{pairs * turns}")
             (folder / "stop").touch()
-            (folder / f"go{pairs}").touch()
+            (folder / f"go{pairs * turns}").touch()
         for process in running:
             process.wait(120)
         peaks = {
@@ -187,12 +194,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--window", type=int, default=20, help="steps of a window")
+    parser.add_argument("--window", type=int, default=100, help="steps of a window")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of is not None:
-        train(options.rank_of, options.window)
+        train(options.rank_of)
         return 0
     found = measure(options.pairs, options.window)
     print(json.dumps(found, indent=1))
