@@ -1,7 +1,7 @@
 """Every two of 17 features together: what `spec check` refuses, and the verdict of what it allows.
 
     python benchmarks/feature_pairs.py                  # the table of refusals, a minute
-    python benchmarks/feature_pairs.py --run --minutes 60 --out benchmarks/results/feature_pairs.json
+    python benchmarks/feature_pairs.py --run --out benchmarks/results/feature_pairs.json
 
 With `--run`, each allowed pair is generated, linted, trained and verified as `examples.py` does it:
 on one rank, as DDP, and on the ranks of its mesh, resumed on others. The rows of the file stay, and
@@ -68,6 +68,7 @@ BASE: dict[str, Any] = {
         "tied_embeddings": False,
     },
     "data": {"kind": "synthetic"},
+    "precision": {"param_dtype": "float32"},
     "train": {"steps": 12, "global_batch": 16, "micro_batch": 2, "validate_interval": 6},
 }
 MESH = ("hsdp", "tp", "cp")

@@ -3,10 +3,14 @@
     python benchmarks/guard/cost.py --out benchmarks/results/guard_cost.json
 
 Two launches of 2 ranks live side by side; one trains a few steps while the other waits, in an order
-drawn for each turn, so that the load of the machine meets both alike. A pair is a window of as many
-steps of each as lie between two comparisons (`--every` is the window's length), the sum of its
-turns. The ratio is the median over pairs; memory is the peak of each rank; the start is the time
-that installing takes.
+drawn for each turn, so that the load of the machine meets both alike. A pair is a window of steps
+of each, as many as lie between two comparisons: the sum of its turns. The ratio is the median over
+pairs; memory is the peak of each rank; the start is the time that installing takes.
+
+What a step costs that is not compared does not depend on the size of the model: it is measured
+where it is a large part of a step, with a small one and no comparison:
+
+    python benchmarks/guard/cost.py --width 8 --rows 8 --window 100 --turn 50 --every 100000
 """
 
 from __future__ import annotations
@@ -27,13 +31,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-WIDTH, DEPTH, ROWS = 512, 6, 80
-TURN = 5  # steps that one launch trains while the other waits
+DEPTH = 6
 WARM = 6  # steps before the first window
 POLL = 0.002
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, width: int, rows: int, turn: int) -> None:
     """One rank of one launch: trains whenever its turn comes."""
     import torch
     import torch.distributed as dist
@@ -45,7 +48,7 @@ def train(folder: Path) -> None:
     rank = dist.get_rank()
     torch.manual_seed(0)
     blocks = [
-        nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         for _ in range(DEPTH)
     ]
     model = nn.Sequential(*blocks)
@@ -53,7 +56,7 @@ def train(folder: Path) -> None:
         fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batch = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(rank))
+    batch = torch.randn(rows, width, generator=torch.Generator().manual_seed(rank))
 
     def step() -> None:
         loss = model(batch).square().mean()
@@ -73,7 +76,7 @@ def train(folder: Path) -> None:
         if (folder / "stop").exists():
             break
         begun, used = time.perf_counter(), time.process_time()
-        for _ in range(TURN):
+        for _ in range(turn):
             step()
         dist.barrier()
         if rank == 0:
@@ -86,12 +89,21 @@ def train(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def launch(folder: Path, window: int, guarded: bool) -> subprocess.Popen[bytes]:
+def launch(folder: Path, options: argparse.Namespace, guarded: bool) -> subprocess.Popen[bytes]:
     torchrun = Path(sys.executable).with_name("torchrun")
     command = [str(torchrun), "--standalone", "--nproc-per-node", "2", str(HERE / "cost.py")]
     command += ["--rank-of", str(folder)]
+    for key in ("width", "rows", "turn"):
+        command += [f"--{key}", str(getattr(options, key))]
     if guarded:
-        watch = [sys.executable, "-m", "verified_fsdp2.skill", "guard", "--every", str(window)]
+        watch = [
+            sys.executable,
+            "-m",
+            "verified_fsdp2.skill",
+            "guard",
+            "--every",
+            str(options.every),
+        ]
         command = [*watch, "--out", str(folder / "guard.jsonl"), "--", *command]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, start_new_session=True)
@@ -114,14 +126,15 @@ def wait_for(path: Path, seconds: float = 300) -> None:
         time.sleep(POLL)
 
 
-def measure(pairs: int, window: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    pairs, window, turn = options.pairs, options.window, options.turn
     rows: list[dict[str, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as name:
         folders = {kind: Path(name) / kind for kind in ("plain", "guarded")}
         for folder in folders.values():
             folder.mkdir()
-        running = [launch(folder, window, kind == "guarded") for kind, folder in folders.items()]
-        turns = window // TURN
+        running = [launch(folder, options, kind == "guarded") for kind, folder in folders.items()]
+        turns = window // turn
         for pair in range(pairs):
             total = {kind: {"seconds": 0.0, "cpu": 0.0} for kind in folders}
             for number in range(pair * turns, (pair + 1) * turns):
@@ -143,23 +156,28 @@ def measure(pairs: int, window: int) -> dict[str, Any]:
             for kind, folder in folders.items()
         }
         lines = (folders["guarded"] / "guard.jsonl").read_text().splitlines()
-    return summary(rows, window, peaks, [json.loads(line) for line in lines])
+    return summary(rows, options, peaks, [json.loads(line) for line in lines])
 
 
 def summary(
     rows: list[dict[str, dict[str, float]]],
-    window: int,
+    options: argparse.Namespace,
     peaks: dict[str, float],
     lines: list[dict[str, Any]],
 ) -> dict[str, Any]:
     def ratio(what: str) -> float:
         return statistics.median(row["guarded"][what] / row["plain"][what] for row in rows)
 
+    window = options.window
     plain = statistics.median(row["plain"]["seconds"] for row in rows) / window
+    more = [row["guarded"]["seconds"] - row["plain"]["seconds"] for row in rows]
     return {
         "pairs": len(rows),
-        "steps_between_comparisons": window,
-        "step_seconds": round(plain, 4),
+        "steps_between_comparisons": options.every,
+        "steps": window,
+        "width": options.width,
+        "step_seconds": round(plain, 5),
+        "more_seconds_a_step": round(statistics.median(more) / window, 6),
         "ratio_of_seconds": round(ratio("seconds"), 4),
         "ratio_of_processor_time": round(ratio("cpu"), 4),
         "peak_mb": {kind: round(value, 1) for kind, value in peaks.items()},
@@ -194,14 +212,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--window", type=int, default=100, help="steps of a window")
+    parser.add_argument("--window", type=int, default=100, help="steps of a pair, of each kind")
+    parser.add_argument("--every", type=int, default=100, help="that of the guard")
+    parser.add_argument("--width", type=int, default=512, help="of the model: a step of 0.3 s")
+    parser.add_argument("--rows", type=int, default=80, help="of a batch")
+    parser.add_argument(
+        "--turn", type=int, default=5, help="steps that one trains while the other waits"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of is not None:
-        train(options.rank_of)
+        train(options.rank_of, options.width, options.rows, options.turn)
         return 0
-    found = measure(options.pairs, options.window)
+    found = measure(options)
     print(json.dumps(found, indent=1))
     if options.out:
         write(options.out, {"environment": environment(), **found})

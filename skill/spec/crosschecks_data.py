@@ -41,9 +41,9 @@ def chat_tokenizer_fits(
         )
 
 
-@needs("data.packing", "data.kind", "model.kind", "parallel.tp")
+@needs("data.packing", "data.kind", "model.kind")
 def model_takes_positions(
-    values: Values, packing: bool | str, kind: str, model: str, tp: int
+    values: Values, packing: bool | str, kind: str, model: str
 ) -> Iterator[Fault]:
     masked = packing == "documents" or (kind == "chat" and packing is True)
     shown = f"{packing!r}" if isinstance(packing, str) else "true"
@@ -53,8 +53,6 @@ def model_takes_positions(
             f" scaffold), found {shown}"
         )
         yield fault("data.packing", message)
-    elif masked and tp > 1:
-        yield fault("data.packing", f"must be false with parallel.tp {tp}, found {shown}")
 
 
 @needs("data.packing", "data.too_long", "data.kind")
