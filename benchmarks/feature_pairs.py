@@ -42,7 +42,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "cpu-offload": {"parallel.cpu_offload": True},
     "muon": {"optimizer": {"kind": "muon", "lr": 2.0e-3}},
     "adamw8bit": {"optimizer": {"kind": "adamw8bit", "lr": 2.0e-3}},
-    "lora": {"finetune": {**LORA, "targets": ["query", "value"]}},
+    "lora": {"finetune": {**LORA, "targets": ["query", "output", "down"]}},
     "packing": {
         "data": {
             "kind": "jsonl",
