@@ -69,7 +69,7 @@ def add_offline(parser: Any) -> None:
 
 def add_no_plan(parser: Any) -> None:
     """`--no-plan`."""
-    text = "no plan on the device that launch names, which takes seconds for a large model"
+    text = "nothing about the memory of the device that launch names"
     parser.add_argument("--no-plan", dest="plan", action="store_false", help=text)
 
 

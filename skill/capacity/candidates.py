@@ -1,5 +1,6 @@
 """Which of many combinations of settings are tried: the given one, each change of it alone,
-then those that promise most.
+then those that promise most. Where the given one does not fit, the combinations that need least
+come first, and what fits of them is where the changes start from.
 
 What a combination promises follows from the changes alone, by factors, from the nearest combination
 that was tried. It only decides the order: no figure that is shown comes from it.
@@ -13,12 +14,18 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from ...verifier.analysis.capacity import RESERVE
-from ...verifier.analysis.roofline import STATE
-from ...verifier.analysis.settings_search import ALLOWANCE, Candidate, frontier, recommended
+from ...verifier.analysis.capacity import RESERVE, SHARDED, STATE
+from ...verifier.analysis.settings_search import (
+    ALLOWANCE,
+    EXPANDABLE,
+    YES,
+    Candidate,
+    frontier,
+    recommended,
+)
 
 KEPT = (
-    "sharded parameters",
+    SHARDED,
     "gradients",
     STATE,
 )  # kinds of memory that the mesh decides, not the batch
@@ -61,7 +68,9 @@ class Promise:
 class Search:
     """The combinations of these knobs.
 
-    `last`: a knob that is tried beside others only if nothing else fits `memory`.
+    `last`: a knob that is tried beside others only if nothing else fits `memory`. `extremes`: what
+    needs least, tried one after the other, until one fits, where the given one does not. `given`:
+    that one, if it was tried before.
     """
 
     knobs: Sequence[Knob]
@@ -70,6 +79,8 @@ class Search:
     at_once: int
     memory: int | None = None
     last: str = ""
+    extremes: Sequence[Choice] = ()
+    given: Candidate | None = None
     done: dict[Point, Candidate] = field(default_factory=dict)
     last_too: bool = False
 
@@ -81,17 +92,34 @@ class Search:
     def run(self) -> list[Candidate]:
         """Those that were tried, the given one first."""
         given = (0,) * len(self.knobs)
+        if self.given is not None:
+            self.done[given] = self.given
         everything = list(product(*(range(len(knob.values)) for knob in self.knobs)))
         if len(everything) <= self.most and not self.last:
             self._do(everything)
             return list(self.done.values())
         self._do([given])
-        self._do(list(self._alone(given)))
+        origin = self._origin(given)
+        self._do(list(self._alone(origin)))
         for _ in range(self.most):
-            due = self._next(everything, given)
+            due = self._next(everything, origin)
             if not due or not self._do(due):
                 break
         return list(self.done.values())
+
+    def _origin(self, given: Point) -> Point:
+        """Where changes start from: the given choice, or the first of the extremes that fits."""
+        if self.memory is None or given not in self.done or _fits(self.done[given]):
+            return given
+        for extreme in self.extremes:
+            point = tuple(
+                knob.values.index(extreme[knob.name]) if knob.name in extreme else 0
+                for knob in self.knobs
+            )
+            self._do([point])
+            if point in self.done and _fits(self.done[point]):
+                return point
+        return given
 
     def _do(self, points: Sequence[Point]) -> int:
         """Try them, as far as number and time allow; how many were."""
@@ -108,20 +136,21 @@ class Search:
             for knob, position in zip(self.knobs, point, strict=True)
         }
 
-    def _alone(self, given: Point) -> Iterator[Point]:
+    def _alone(self, origin: Point) -> Iterator[Point]:
         for number, knob in enumerate(self.knobs):
-            for position in range(1, len(knob.values)):
-                yield (*given[:number], position, *given[number + 1 :])
+            for position in range(len(knob.values)):
+                if position != origin[number]:
+                    yield (*origin[:number], position, *origin[number + 1 :])
 
-    def _next(self, everything: Sequence[Point], given: Point) -> list[Point]:
+    def _next(self, everything: Sequence[Point], origin: Point) -> list[Point]:
         """What promises to fit and to be faster than all that does, then what promises to be on the
         frontier.
         """
-        if given not in self.done or self.done[given].measured is None:
+        if origin not in self.done or self.done[origin].measured is None:
             return []
         found = list(self.done.values())
         promised = {
-            p: one for p in self._open(everything) if (one := self._promise(p, given)) is not None
+            p: one for p in self._open(everything) if (one := self._promise(p, origin)) is not None
         }
         front = frontier(found)
         leaner = [
@@ -143,7 +172,7 @@ class Search:
             if leanest or self.last_too or not self.last:
                 return sorted(leanest, key=lambda p: promised[p].memory)[: self.at_once]
             self.last_too = True
-            return self._next(everything, given)
+            return self._next(everything, origin)
         leaner = [p for p in leaner if promised[p].memory <= self.memory]
         half = max(1, self.at_once // 2)
         return list(dict.fromkeys([*faster[:half], *leaner, *faster[half:]]))[: self.at_once]
@@ -164,14 +193,14 @@ class Search:
             if point not in self.done and (last is None or not point[last])
         ]
 
-    def _promise(self, point: Point, given: Point) -> Promise | None:
+    def _promise(self, point: Point, origin: Point) -> Promise | None:
         """From the nearest combination that was tried, by the changes alone; None if one of
         these is not possible.
         """
         singles = {}
         for number, position in enumerate(point):
-            for one in {position, 0}:
-                alone = self.done.get((*given[:number], one, *given[number + 1 :]))
+            for one in {position, origin[number]}:
+                alone = self.done.get((*origin[:number], one, *origin[number + 1 :]))
                 if alone is None or alone.measured is None:
                     return None
                 singles[number, one] = _seen(alone)
@@ -180,11 +209,15 @@ class Search:
         found = _seen(self.done[near])
         for number, (old, new) in enumerate(zip(near, point, strict=True)):
             if old != new:
-                before = self.done.get((*given[:number], old, *given[number + 1 :]))
+                before = self.done.get((*origin[:number], old, *origin[number + 1 :]))
                 if before is None or before.measured is None:
                     return None
                 found = found.times(_seen(before), singles[number, new])
         return found
+
+
+def _fits(one: Candidate) -> bool:
+    return one.fits(ALLOWANCE) in (YES, EXPANDABLE)
 
 
 def _seen(one: Candidate) -> Promise:

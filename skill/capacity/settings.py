@@ -27,6 +27,8 @@ SIZES = (1, 2, 4, 8, 16, 32)  # of a micro-batch
 NEAREST = 3  # of these are compared beside the given one
 REPLICAS = 3
 DEGREES = (1, 2, 4, 8)
+# sections of a spec whose values decide how a step is computed, not what
+NEUTRAL = ("parallel", "memory", "checkpoint", "operation", "verify", "launch")
 # forward passes of a step that is tried; more are counted (verifier/analysis/settings_search.py)
 TWO = 2
 
@@ -59,24 +61,24 @@ class OfSpec:
         knobs = [Knob(name, tuple(dict.fromkeys(values))) for name, values in found.items()]
         return [knob for knob in knobs if len(knob.values) > 1]
 
-    def savers(self) -> list[Knob]:
-        """Those of the knobs that save memory on the same mesh."""
-        given = self._value(MICRO)
-        kept = {
-            CHECKPOINTING: ("op-selective", "full"),
-            MICRO: range(1, given),
-            CHUNKED: (True,),
-            OFFLOAD: (True,),
-        }
-        found = [
-            Knob(
-                knob.name,
-                (knob.values[0], *(value for value in knob.values[1:] if value in kept[knob.name])),
-            )
-            for knob in self.knobs()
-            if knob.name in kept
-        ]
-        return [knob for knob in found if len(knob.values) > 1]
+    def extremes(self) -> list[dict[str, Any]]:
+        """The choices that need least memory, the one that costs least first."""
+        knobs = {knob.name: knob.values for knob in self.knobs()}
+        found: list[dict[str, Any]] = []
+        for more in (
+            {
+                CHECKPOINTING: "full",
+                CHUNKED: True,
+                RESHARD: True,
+                MICRO: min(knobs.get(MICRO, [1])),
+            },
+            {REPLICATE: 1},
+            {OFFLOAD: True},
+        ):
+            known = {key: value for key, value in more.items() if value in knobs.get(key, ())}
+            if known:
+                found.append({**(found[-1] if found else {}), **known})
+        return found
 
     def written(self, choice: Choice) -> dict[str, str]:
         """The keys that differ from the spec, as text for `--set`: the mesh and the nodes follow
@@ -121,18 +123,6 @@ class OfSpec:
                 first = first or error
         assert first is not None
         raise first
-
-    def tried(self, spec: Spec) -> tuple[Spec, int]:
-        """The spec to try, and the forward passes of its step: more than TWO are not run one
-        by one.
-        """
-        parallel, train = spec["parallel"], spec["train"]
-        readers = self.ranks // (parallel["tp"] * parallel["cp"])
-        passes, rest = divmod(train["global_batch"], train["micro_batch"] * readers)
-        if rest or passes <= TWO:
-            return spec, min(passes, TWO)
-        small = {**train, "global_batch": TWO * train["micro_batch"] * readers}
-        return replace(spec, values={**spec.values, "train": small}), passes
 
     def _value(self, key: str) -> Any:
         section, name = key.split(".")
@@ -217,6 +207,27 @@ class OfSpec:
                 else []
             ),
         ]
+
+
+def shortened(spec: Spec, ranks: int) -> tuple[Spec, int]:
+    """The spec to try, and the forward passes of its step: more than TWO are not run one by one."""
+    parallel, train = spec["parallel"], spec["train"]
+    readers = max(1, ranks // (parallel["tp"] * parallel["cp"]))
+    passes, rest = divmod(train["global_batch"], train["micro_batch"] * readers)
+    if rest or passes <= TWO:
+        return spec, min(passes, TWO)
+    small = {**train, "global_batch": TWO * train["micro_batch"] * readers}
+    return replace(spec, values={**spec.values, "train": small}), passes
+
+
+def check_grid(grid: Sequence[Knob]) -> None:
+    """Raise UserError where a key of a spec is compared of which another value is another
+    training.
+    """
+    for knob in grid:
+        if knob.name.partition(".")[0] not in NEUTRAL and knob.name != MICRO:
+            message = "another value is another training; compared is what changes no mathematics"
+            raise UserError(f"--explore {knob.name}: {message} (plan the others by --set)")
 
 
 def of_arguments(texts: Sequence[str]) -> list[Knob]:

@@ -17,8 +17,9 @@ from ...verifier.analysis.settings_search import Candidate, Explored, accumulate
 from ...verifier.isolation.leftovers import remove
 from ...verifier.launch.capacity import CapacityRuns
 from . import target as targets
-from .candidates import Choice, Knob, Search
-from .settings import OFFLOAD, TWO, OfSpec, as_arguments
+from .candidates import Choice, Knob, Measure, Search
+from .lower_bound import least, mesh_on
+from .settings import OFFLOAD, TWO, OfSpec, as_arguments, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,28 +61,45 @@ class Due:
 
 
 def explore_spec(
-    of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] = (), own: bool = False
+    of: OfSpec,
+    limits: Limits,
+    work: Path,
+    grid: Sequence[Knob] = (),
+    given: CapacityPlan | None = None,
 ) -> Explored:
-    """Settings of a spec that change no mathematics: these, or all.
+    """Settings of a spec that change no mathematics: all, or the user's own `grid` of its keys.
 
-    `own`: the user's own grid of its keys.
+    `given`: the plan of the spec as it is, if there is one.
     """
 
     def due(choice: Choice, folder: Path) -> Due | str:
         from ..spec import SpecError
 
-        keys = _shown(choice) if own else of.written(choice)
+        keys = _shown(choice) if grid else of.written(choice)
         try:
             spec, keys = of.read(keys)
-            small, passes = of.tried(spec)
         except SpecError as error:
             return error.problems[0].message
+        bound = least(spec, mesh_on(spec, of.ranks))
+        if bound is not None and limits.memory is not None and bound.bytes > limits.memory:
+            return "surely more than a device has, without a rehearsal"
+        small, passes = shortened(spec, of.ranks)
         target = targets.of_spec(
             small, folder / "project", of.ranks, max(limits.until - time.monotonic(), 1.0)
         )
         return Due(keys, targets.planned(target, TWO), passes, spec)
 
-    return _explored(knobs or of.knobs(), due, limits, work, "" if own or limits.gpu else OFFLOAD)
+    def search(measure: Measure) -> Search:
+        if grid:
+            return Search(grid, measure, limits.most, limits.at_once, limits.memory)
+        last = "" if limits.gpu else OFFLOAD
+        first = None
+        if given is not None:
+            first = _judged(of.written({}), given, of.spec, of.ranks, limits)
+        knobs, most, at_once = of.knobs(), limits.most, limits.at_once
+        return Search(knobs, measure, most, at_once, limits.memory, last, of.extremes(), first)
+
+    return _explored(search, due, limits, work)
 
 
 def explore_script(
@@ -98,23 +116,24 @@ def explore_script(
         run = targets.planned(target, steps)
         return Due(given, replace(run, arguments=(*run.arguments, *as_arguments(choice))))
 
-    return _explored(knobs, due, limits, work, "")
+    def search(measure: Measure) -> Search:
+        return Search(knobs, measure, limits.most, limits.at_once, limits.memory)
+
+    return _explored(search, due, limits, work)
 
 
 def _explored(
-    knobs: Sequence[Knob],
+    plan: Callable[[Measure], Search],
     due: Callable[[Choice, Path], Due | str],
     limits: Limits,
     work: Path,
-    last: str,
 ) -> Explored:
     """Search, with the launcher and its folders."""
     work.mkdir()
     with CapacityRuns(
         work, sys.executable, limits.per_node, limits.at_once, limits.until, limits.prepared
     ) as runs:
-        measure = _Trials(due, limits, runs, work).measure
-        search = Search(knobs, measure, limits.most, limits.at_once, limits.memory, last)
+        search = plan(_Trials(due, limits, runs, work).measure)
         found = search.run()
     name = limits.gpu.name if limits.gpu else ""
     return Explored(tuple(found), search.possible, limits.memory, name, runs.left <= 0)
@@ -168,12 +187,16 @@ def _candidate(one: Due, run: Run | None, limits: Limits) -> Candidate | None:
     if run is None:
         return None
     found = tried(judge(run, limits.memory), one.passes)
+    return _judged(one.settings, found, one.spec, one.run.world_size, limits)
+
+
+def _judged(
+    settings: Mapping[str, str], found: CapacityPlan, spec: Spec | None, ranks: int, limits: Limits
+) -> Candidate:
     gpu = limits.gpu.with_node(limits.per_node) if limits.gpu is not None else None
-    least = targets.least_time(found.record, gpu, one.spec, one.run.world_size)
-    offload = one.spec is not None and bool(one.spec["parallel"]["cpu_offload"])
-    return Candidate(
-        one.settings, found, least, offload, found.trouble.text if found.trouble else ""
-    )
+    bound = targets.least_time(found.record, gpu, spec, ranks)
+    offload = spec is not None and bool(spec["parallel"]["cpu_offload"])
+    return Candidate(settings, found, bound, offload, found.trouble.text if found.trouble else "")
 
 
 def tried(found: CapacityPlan, passes: int) -> CapacityPlan:

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...verifier.errors import UserError
 from ..output import log
+from .settings import TWO, shortened
 
 if TYPE_CHECKING:
+    from ...verifier.analysis.capacity import CapacityPlan
     from ...verifier.analysis.roofline import Bound
     from ...verifier.config.devices import Device
     from ...verifier.config.target import Target
@@ -98,8 +101,10 @@ def of_path(
     args: Sequence[str],
     work: Path,
     module: str | None = None,
-) -> Target:
-    """What the user names, with its arguments of production."""
+) -> tuple[Target, int]:
+    """What the user names, with its arguments of production, and the forward passes of its step if
+    fewer of them are run.
+    """
     from ...verifier.config.target import resolve
 
     if path.suffix in SPECS:
@@ -119,9 +124,10 @@ def of_path(
 
         ranks = ranks_of(load(own, [], offline=True) if own is not None else None)
     given = [*(["--out", "{checkpoint}"] if own is not None else []), *args]
-    return resolve(
+    target = resolve(
         path, {"timeout": timeout, "nproc": ranks, "args": given, "module": module or ""}
     )
+    return target, TWO
 
 
 def _made_up(
@@ -131,14 +137,18 @@ def _made_up(
     timeout: str,
     args: Sequence[str],
     work: Path,
-) -> Target:
-    """The project of a spec, with made-up data. Raises DataMissing."""
+) -> tuple[Target, int]:
+    """The project of a spec, with made-up data and at most two forward passes in a step, and how
+    many it has. Raises DataMissing.
+    """
     spec, made_up = with_made_up_data(path, changes)
     if len(made_up) > len(changes):
         log("the plan of a spec takes made-up data: full samples, one after the other")
     elif lacks := missing_data(path, changes):
         raise DataMissing(f"{lacks}; none can be made up for this model")
-    return of_spec(spec, work / "project", nproc or ranks_of(spec), timeout, args)
+    ranks = int(nproc or ranks_of(spec))
+    small, passes = shortened(spec, ranks) if not args else (spec, TWO)
+    return of_spec(small, work / "project", ranks, timeout, args), passes
 
 
 def _edited(project: Path, spec: Path) -> list[str]:
@@ -179,6 +189,26 @@ def _stand_ins(project: Path) -> list[str]:
     if spec_file(project) is None:
         return []
     return [name for name in PACKAGES.values() if name != SHOWS or find_spec(name) is None]
+
+
+def with_copy(found: CapacityPlan, spec: Spec | None, ranks: int, per_node: int) -> CapacityPlan:
+    """With what a save beside training copies to the host, where the spec has such saves."""
+    from ...verifier.analysis.capacity import SHARDED, STATE, HostCopy
+    from .lower_bound import bytes_of_state, mesh_on
+
+    if spec is None or spec["checkpoint"]["mode"] == "sync" or not found.whole:
+        return found
+    peaks = found.record.peaks if found.record is not None else []
+    weights, state = (max(peak.kinds.get(key, 0) for peak in peaks) for key in (SHARDED, STATE))
+    mesh = mesh_on(spec, ranks)
+    if spec["parallel"]["cpu_offload"] and mesh is not None and found.record is not None:
+        weights, state = bytes_of_state(spec, mesh, found.record.parameters)
+    if spec["finetune"]["kind"] == "lora" and spec["model"].get("pretrained"):
+        weights = state // 2  # the adapters alone, whose moments are twice as large
+    if spec["optimizer"]["kind"] == "schedule_free":
+        weights *= 2  # the mean of the steps, too
+    copy = HostCopy(spec["checkpoint"]["mode"], weights + state, min(per_node, ranks))
+    return replace(found, copy=copy)
 
 
 def least_time(

@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
     """Try, print, return the exit code."""
     from ...verifier.launch.preparation import FOLDER
     from .. import reports
-    from ..capacity.settings import of_arguments
+    from ..capacity.settings import check_grid, of_arguments
     from ..capacity.settings_search import Limits
 
     started = time.monotonic()
@@ -131,6 +131,8 @@ def run(options: argparse.Namespace) -> int:
             _whole(name, text)
     until = started + _above_0("--timeout", options.timeout, "seconds above 0, such as 600")
     grid = of_arguments([text for text in options.explore or [] if text])
+    if _compared_spec(options, grid) is not None:
+        check_grid(grid)
     work = temporary("plan")
     try:
         world = work / FOLDER / "world"
@@ -152,14 +154,17 @@ def _planned(
     from ...verifier.launch.capacity import STEPS, run_for_capacity
     from ...verifier.report.redacted import redacted
     from ..capacity import target as targets
+    from ..capacity.settings_search import tried
 
     changes = list(options.set)
     if options.explore is not None:
         changes += _on_these_ranks(options, limits.per_node, grid)
     given = list(options.script_args or [])
+    # half of the time is for the settings that are compared
+    timeout = float(options.timeout) / (2 if options.explore is not None else 1)
     try:
-        target = targets.of_path(
-            options.target, changes, options.nproc, options.timeout, given, work, options.module
+        target, passes = targets.of_path(
+            options.target, changes, options.nproc, f"{timeout:g}", given, work, options.module
         )
     except targets.DataMissing as missing:
         return redacted(without_data(str(missing), limits.memory)), None, None
@@ -170,14 +175,15 @@ def _planned(
         raise UserError(f"the script rejects its arguments: {words}")
     for error in made.probe_errors:
         log(f"a fault of fsdp2 in the capacity run: {error}")
-    found = redacted(judge(made, limits.memory))
+    found = redacted(tried(judge(made, limits.memory), passes))
     explored = None
     if options.explore is not None:
-        explored = redacted(_explored(options, target, limits, grid, work))
+        explored = redacted(_explored(options, target, limits, grid, work, found))
     path, spec = targets.spec_file(options.target), None
     if path is not None and not given:
         spec, _ = targets.with_made_up_data(path, changes if path == options.target else [])
     gpu = limits.gpu.with_node(limits.per_node) if limits.gpu else None
+    found = targets.with_copy(found, spec, target.nproc, limits.per_node)
     return found, targets.least_time(found.record, gpu, spec, target.nproc), explored
 
 
@@ -226,10 +232,15 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _explored(
-    options: argparse.Namespace, target: Target, limits: Limits, grid: Sequence[Knob], work: Path
+    options: argparse.Namespace,
+    target: Target,
+    limits: Limits,
+    grid: Sequence[Knob],
+    work: Path,
+    found: CapacityPlan,
 ) -> Explored:
     """The settings that are compared: of the spec by themselves, of a script as the user gives
-    them.
+    them. `found`: the plan of the target as it is.
     """
     from .. import scaffold
     from ..capacity import target as targets
@@ -240,10 +251,12 @@ def _explored(
     if path is None:
         return explore_script(target, grid, limits, work / "explored")
     spec, changes = targets.with_made_up_data(path, options.set)
-    if path != options.target and (own := scaffold.edited(scaffold.render(spec), options.target)):
+    own = scaffold.edited(scaffold.render(spec), options.target) if path != options.target else []
+    if own:
         log(f"compared are projects of {path}: your edits of {', '.join(own)} are not in them")
     of = OfSpec(path, tuple(changes), spec, target.nproc, limits.per_node)
-    return explore_spec(of, limits, work / "explored", grid, own=bool(grid))
+    given = found if not own and not options.script_args else None
+    return explore_spec(of, limits, work / "explored", grid, given)
 
 
 def _compared_spec(options: argparse.Namespace, grid: Sequence[Knob]) -> Path | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from ..output import (
 )
 
 if TYPE_CHECKING:
-    from ..spec import Spec
+    from ..spec import Problem, Spec
 
 EXAMPLES = """\
 examples:
@@ -39,7 +40,7 @@ examples:
   fsdp2 spec check spec.yaml --json
   fsdp2 spec check examples/*.yaml
   fsdp2 spec check spec.yaml --offline       where data, tokenizer and weights are not
-  fsdp2 spec check spec.yaml --no-plan       without the capacity plan
+  fsdp2 spec check spec.yaml --no-plan       without the least memory of a step
 
 --json prints {"ok": bool, "offline": bool, "problems": [{"file", "line", "column", "message",
 "key"}]}
@@ -105,22 +106,21 @@ def add_parser(commands: Any) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from ..capacity import made_up_data
+    from ..capacity import lower_bound
     from ..spec import SpecError, load
 
     errors: list[SpecError] = []
     for path in args.specs:
         try:
             spec = load(path, args.set, args.offline)
-            plan = made_up_data.planned(path, args.set, spec, explore=True) if args.plan else None
-            if plan is not None and plan.refused:
-                raise SpecError([made_up_data.problem(path, args.set, plan)])
+            if args.plan and (why := lower_bound.refusal(spec)):
+                raise SpecError([_too_small(path, args.set, spec, why)])
         except SpecError as error:
             errors.append(error)
             continue
         if not args.json:
             say(f"{path}: ok: {_summary(spec)}")
-            for line in plan.lines() if plan is not None else ():
+            for line in _memory(path, spec) if args.plan else ():
                 say(f"  {line}")
             say_not_looked_at(args.offline, spec.urls)
     if args.json:
@@ -130,6 +130,32 @@ def _check(args: argparse.Namespace) -> int:
     if errors:
         raise UserError("\n".join(map(str, errors)))
     return PASS
+
+
+def _memory(path: Path, spec: Spec) -> list[str]:
+    """What is known of the memory of the device that the spec names: that a plan is to be made."""
+    from ..capacity import lower_bound
+    from ..spec.crosschecks_size import device_memory
+
+    memory, found = device_memory(spec["launch"]), lower_bound.of_launch(spec)
+    if memory is None:
+        return []
+    plan = f"whether it fits says `fsdp2 plan {shlex.quote(str(path))}`"
+    if found is None:
+        return [f"memory: not estimated for this model; {plan}"]
+    return [f"memory: a step needs at least {found}, a device has {memory:.4g}; {plan}"]
+
+
+def _too_small(path: Path, changes: Sequence[str], spec: Spec, why: str) -> Problem:
+    """What is said of a spec that cannot fit, at the key that names the device."""
+    from ..capacity.made_up_data import KEYS
+    from ..spec import Problem
+    from ..spec.loading import place
+
+    key = next(key for key in KEYS if spec["launch"][key.partition(".")[2]])
+    message = f"{key} {spec['launch'][key.partition('.')[2]]}: {why}"
+    advice = f"`fsdp2 plan {shlex.quote(str(path))} --explore` looks for settings that fit"
+    return Problem(place(path, changes, key), f"{message}; {advice}", key)
 
 
 def _show(args: argparse.Namespace) -> int:

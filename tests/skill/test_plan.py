@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 from scripts import Command, written
+from verified_fsdp2.skill.capacity import lower_bound
 from verified_fsdp2.skill.capacity.made_up_data import planned
-from verified_fsdp2.skill.capacity.settings import OfSpec
+from verified_fsdp2.skill.capacity.settings import OfSpec, shortened
 from verified_fsdp2.skill.spec import SpecError, load
+from verified_fsdp2.verifier.analysis.capacity import RESERVE
 
 SPEC = """
 version: 1
@@ -85,6 +87,23 @@ def test_the_mesh_and_the_nodes_follow(tmp_path: Path) -> None:
     }
 
 
+def test_the_extremes_need_least(tmp_path: Path) -> None:
+    lean = {
+        "memory.activation_checkpointing": "full",
+        "memory.chunked_loss": True,
+        "parallel.reshard_after_forward": True,
+        "train.micro_batch": 1,
+    }
+    found = of(spec_at(tmp_path), 64, "train.micro_batch=2", "parallel.dp_replicate=2")
+    assert found.extremes() == [
+        lean,
+        {**lean, "parallel.dp_replicate": 1},
+        {**lean, "parallel.dp_replicate": 1, "parallel.cpu_offload": True},
+    ]
+    keys = [choice for knob in found.knobs() for choice in ((knob.name, v) for v in knob.values)]
+    assert all(item in keys for item in found.extremes()[-1].items())
+
+
 def test_what_the_spec_refuses_is_not_possible(tmp_path: Path) -> None:
     found = of(spec_at(tmp_path), 8)
     with pytest.raises(SpecError, match="micro_batch"):
@@ -95,27 +114,29 @@ def test_what_the_spec_refuses_is_not_possible(tmp_path: Path) -> None:
 
 def test_many_forward_passes_are_counted_not_run(tmp_path: Path) -> None:
     found = of(spec_at(tmp_path), 2, "train.micro_batch=4")
-    small, passes = found.tried(found.spec)
+    small, passes = shortened(found.spec, 2)
     assert (small["train"]["global_batch"], passes) == (16, 16)
     assert found.spec["train"]["global_batch"] == 128
-    whole, passes = of(found.path, 2).tried(load(found.path))
+    whole, passes = shortened(load(found.path), 2)
     assert (whole["train"]["global_batch"], passes) == (128, 2)
 
 
 @pytest.mark.launch
 def test_counted_passes_are_those_of_a_whole_step(tmp_path: Path, command: Command) -> None:
-    """8 forward passes, run one by one and counted from two."""
-    path = spec_at(tmp_path)
+    """8 forward passes, run one by one by a project, and counted from two for its spec."""
+    path, project = spec_at(tmp_path), tmp_path / "out"
     keys = ("--set", "train.micro_batch=8", "--set", "parallel.dp_replicate=2")
-    grid = ("--explore", "train.micro_batch=8,16", "--steps", 2)
-    whole = command(
-        "plan", path, "--nproc", 2, "--gpu", "h100", *keys, *grid, "--json", code=0
-    ).data
+    words = ("--nproc", 2, "--gpu", "h100", "--steps", 2, "--json")
+    command("new", path, project, *keys, code=0)
+    record = (whole := command("plan", project, *words, code=0).data)["rehearsal"]
+    grid = ("--explore", "train.micro_batch=8,16")
+    counted = command("plan", path, *words, *keys, *grid, code=0).data
     row = next(
-        row for row in whole["explored"]["rows"] if row["settings"] == {"train.micro_batch": "8"}
+        row for row in counted["explored"]["rows"] if row["settings"] == {"train.micro_batch": "8"}
     )
-    record = whole["rehearsal"]
     assert row["peak"] == whole["peak"] and row["needed"] == whole["needed"]
+    assert counted["peak"] == whole["peak"]
+    assert counted["bound"]["step"] == pytest.approx(whole["bound"]["step"])
     assert row["sent_bytes"] == sum(
         one["count"] * one["bytes"]
         for one in record["collectives"]
@@ -145,22 +166,44 @@ def test_a_step_that_is_not_logged_waits_for_no_device(
     assert found["rehearsal"]["steps"] == 4
 
 
-@pytest.mark.launch
-def test_spec_check_refuses_what_cannot_fit(tmp_path: Path, command: Command) -> None:
+def test_spec_check_refuses_what_cannot_fit(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By arithmetic: nothing is launched, and that something fits is not said."""
+    from verified_fsdp2.verifier.launch import client
+
+    monkeypatch.setattr(client.Launcher, "__init__", None)
     path = spec_at(tmp_path, 1.6)
-    done = command("spec", "check", path, "--json", code=2)
-    (problem,) = done.data["problems"]
+    (problem,) = command("spec", "check", path, "--json", code=2).data["problems"]
     assert problem["key"] == "launch.device_memory" and problem["line"] == path.read_text().count(
         "\n"
     )
-    assert "it fits with" in problem["message"]
+    assert "needs at least" in problem["message"] and "--explore" in problem["message"]
     assert command("spec", "check", path, "--no-plan", code=0).out.startswith(str(path))
-    keys = [
-        one.split(": ")
-        for one in problem["message"].partition("it fits with ")[2].rpartition(" (")[0].split(", ")
-    ]
-    changes = [word for key, value in keys for word in ("--set", f"{key}={value}")]
-    assert "plan: fits" in command("spec", "check", path, *changes, code=0).out
+    said = command("spec", "check", path, "--set", "train.micro_batch=4", code=0).out
+    assert "needs at least" in said and "fsdp2 plan" in said and "fits in" not in said
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ((), 0.7),
+        (("memory.activation_checkpointing=full", "optimizer.kind=adamw8bit"), 0.6),
+        (("memory.activation_checkpointing=op-selective", "memory.chunked_loss=true"), 0.5),
+        (("precision.param_dtype=float32", "parallel.tp=2"), 0.4),
+    ],
+)
+def test_the_least_is_less_than_the_plan(
+    tmp_path: Path, changes: tuple[str, ...], part: float
+) -> None:
+    """And not much less, where few buffers are left out."""
+    path = spec_at(tmp_path, 80)
+    spec = load(path, changes)
+    found, plan = lower_bound.of_launch(spec), planned(path, changes, spec)
+    assert found is not None and plan is not None and plan.found is not None
+    assert plan.found.highest is not None
+    assert part * plan.found.highest.bytes < found.bytes - RESERVE <= plan.found.highest.bytes
 
 
 @pytest.mark.launch
@@ -179,10 +222,13 @@ def test_new_says_whether_it_fits(tmp_path: Path, command: Command) -> None:
     done = command("new", path, tmp_path / "out", code=0)
     plan = [line for line in done.out.splitlines() if line.startswith("plan: ")]
     assert len(plan) == 1 and "does not fit" in plan[0] and "--explore" in done.out
-    data = command(
-        "new", path, tmp_path / "b", "--json", "--set", "train.micro_batch=4", code=0
-    ).data
-    assert data["plan"]["fits"] is True
+    keys = ("--set", "train.micro_batch=4", "--set", "checkpoint.mode=thread")
+    plan = command("new", path, tmp_path / "b", "--json", *keys, code=0).data["plan"]
+    assert plan["fits"] is True
+    # the shard of this rank, with two moments, in float32
+    whole = 12 * (load(path).parameters or 0)
+    assert plan["host_copy"]["mode"] == "thread" and plan["host_copy"]["per_node"] == 2
+    assert plan["host_copy"]["bytes"] == pytest.approx(whole / 2, rel=0.01)
 
 
 def test_without_a_device_nothing_is_planned(
@@ -263,6 +309,8 @@ def test_a_script_has_a_grid_of_its_own_arguments(tmp_path: Path, command: Comma
         (("train.py", "--nproc", "2", "--explore"), "'--batch 1,2,4'"),
         (("train.py", "--nproc", "2", "--explore", "--batch 1"), "two values"),
         (("spec.yaml", "--nproc", "2", "--html", "."), "--html"),
+        (("spec.yaml", "--nproc", "2", "--explore", "optimizer.lr=1e-3,1e-4"), "another training"),
+        (("spec.yaml", "--nproc", "2", "--explore", "train.steps=20,40"), "another training"),
     ],
 )
 def test_bad_input_is_refused(

@@ -262,6 +262,40 @@ def test_the_search_finds_the_best_that_fits(memory: float, expected: dict[str, 
     assert sum(choice["offload"] for choice in world.asked) == 1  # alone, to be shown
 
 
+EXTREMES = ({"ac": "full", "micro": 1}, {"ac": "full", "micro": 1, "offload": True})
+
+
+@pytest.mark.parametrize(("memory", "tried"), [(15.5, 2), (6, 3)])
+def test_the_cheapest_extreme_is_tried_first_where_the_given_one_does_not_fit(
+    memory: float, tried: int
+) -> None:
+    world = World(memory, most=14)
+    world.search.extremes = EXTREMES
+    found = world.search.run()
+    asked = [{key: choice[key] for key in EXTREMES[-1]} for choice in world.asked]
+    assert asked[1:tried] == [{"offload": False, **one} for one in EXTREMES[: tried - 1]]
+    best = recommended(found)
+    every = recommended(
+        [world.one(choice) for choice in map(world.search.choice, _points(world.search))]
+    )
+    assert best is not None and every is not None and best.cost() == every.cost()
+
+
+def test_an_extreme_helps_where_the_given_one_cannot_be_tried() -> None:
+    world = World(15.5, most=14, refuses=[{"micro": 4}])
+    world.search.extremes = EXTREMES
+    assert recommended(world.search.run()) is not None
+    assert {"ac": "full", "micro": 1, "tp": 1, "offload": False} in world.asked[:2]
+
+
+def test_the_given_one_is_not_tried_again() -> None:
+    world = World(30, most=24)
+    given = world.one(world.search.choice((0, 0, 0, 0)))
+    world.search.given = given
+    found = world.search.run()
+    assert found[0] is given and len(world.asked) == len(found) - 1 == 23
+
+
 def test_offload_beside_others_comes_last() -> None:
     world = World(6, most=20, last="offload")
     best = recommended(world.search.run())

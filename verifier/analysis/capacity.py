@@ -13,6 +13,8 @@ from ..trace.events import CapacityRecord, Collective, End, Peak, Place
 # Bytes that CUDA's context, NCCL and cuBLAS take outside of the allocator; a lower bound, so that
 # "fits" is not promised too early.
 RESERVE = 1 << 30  # bytes that CUDA's context, NCCL and cuBLAS take beside tensors, at least
+STATE = "optimizer state"  # a kind of memory, and the parameters that the optimizer updates
+SHARDED = "sharded parameters"
 FIRST = "first step"  # the phase of that name
 DEVICE, META, MESH, BATCH, OTHER = "device", "meta", "mesh", "batch", "other"
 # Words of torch's errors by what is wrong; the first kind that matches names the error (tried
@@ -62,16 +64,27 @@ class Trouble:
 
 
 @dataclass(frozen=True)
+class HostCopy:
+    """What a save that goes on beside training copies of a rank to the memory of its host."""
+
+    mode: str  # checkpoint.mode
+    bytes: int
+    per_node: int  # ranks that share a host
+
+
+@dataclass(frozen=True)
 class CapacityPlan:
     """The judged capacity run.
 
-    `needed`: bytes of the device at the peak, with the allocator's part and RESERVE.
+    `needed`: bytes of the device at the peak, with the allocator's part and RESERVE. `copy`: None
+    where no save is known to go on beside training.
     """
 
     record: CapacityRecord | None
     trouble: Trouble | None
     memory: int | None  # bytes of the device; None if they were not given
     seconds: float
+    copy: HostCopy | None = None
 
     @property
     def highest(self) -> Peak | None:

@@ -37,9 +37,9 @@ from typing import Any
 
 from ..config.devices import Device
 from ..trace.events import CapacityRecord, Collective, ModuleFlops
+from .capacity import STATE
 
 PARAMETERS, GRADIENTS = "parameters", "gradients"  # purposes of FSDP's own collectives
-STATE = "optimizer state"  # a kind of memory
 LINK, NETWORK = "link", "network"
 PRODUCTS = "products, none recomputed or masked"  # what MFU counts where no formula is known
 FLOAT8 = 2  # times as fast as bfloat16

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from ..analysis.capacity import RESERVE, CapacityPlan, by_part, totals
+from ..analysis.capacity import RESERVE, CapacityPlan, HostCopy, by_part, totals
 from ..analysis.roofline import Bound
 from ..trace.events import CapacityRecord, Peak, Place
 from .wrapping import wrapped
@@ -28,6 +29,7 @@ def text(found: CapacityPlan, name: str, least: Bound | None = None) -> str:
     lines += ["", *_peaks(record.peaks)] if record.peaks else []
     if (top := found.highest) is not None:
         lines += [f"highest at {place(top.at_line)}" + (f", in {top.module}" if top.module else "")]
+    lines += wrapped(host_copy(found.copy), "", "  ") if found.copy is not None else []
     lines += ["", *_collectives(record)] if record.collectives else []
     lines += ["", *_flops(record)] if record.flops else []
     lines += ["", *_bound(least)] if least is not None else []
@@ -76,6 +78,15 @@ def outcome(found: CapacityPlan) -> str:
         else f"does not fit in {size(found.memory)}, {size(-gap)} too much"
     )
     return f"{verdict}: {peak}"
+
+
+def host_copy(copy: HostCopy) -> str:
+    """What the host must hold beside training."""
+    node = f"{size(copy.bytes * copy.per_node)} on a node of {copy.per_node}"
+    return (
+        f"host memory: checkpoint.mode {copy.mode} copies {size(copy.bytes)} of each rank for a"
+        f" save, {node}, into pinned memory"
+    )
 
 
 def size(amount: float) -> str:
@@ -259,6 +270,7 @@ def data(found: CapacityPlan, name: str, least: Bound | None = None) -> dict[str
         "needed": found.needed if found.highest is not None else None,
         "reserve": RESERVE,
         "trouble": shown,
+        "host_copy": asdict(found.copy) if found.copy is not None else None,
         "bound": least.to_dict() if least is not None else None,
         "seconds": found.seconds,
         # the key that `fsdp2 plan --json` has had from the beginning

@@ -11,7 +11,7 @@ from ..analysis.roofline import Bound
 from ..analysis.settings_search import Explored, frontier, ordered, recommended
 from ..trace.events import CapacityRecord, Peak, Place
 from . import capacity_plots, settings_search
-from .capacity import flops, mfu, outcome, place, seconds, size
+from .capacity import flops, host_copy, mfu, outcome, place, seconds, size
 from .html import SIZES, environment
 from .html_tables import Table
 from .sanitize import in_xml
@@ -63,6 +63,7 @@ def render(
             size=size,
             seconds=seconds,
             mfu=mfu,
+            host_copy=host_copy,
             reserve=RESERVE,
             bound=least,
             tables=tables(found, least, compared),

@@ -185,22 +185,6 @@ def _nothing_fits(found: Explored) -> list[str]:
     )
 
 
-def remedy(found: Explored) -> str:
-    """What to set, in one line."""
-    best, least = recommended(found.candidates), smallest(found.candidates)
-    if best is not None and best.measured is not None:
-        keys = ", ".join(f"{key}: {value}" for key, value in best.settings.items())
-        setting = f" and {SETTING}" if best.fits(ALLOWANCE) == EXPANDABLE else ""
-        return f"it fits with {keys}{setting} ({size(best.memory)})"
-    if least is None:
-        return "no other setting could be tried"
-    keys = ", ".join(f"{key}: {value}" for key, value in least.settings.items()) or GIVEN
-    return (
-        f"of {count(len(found.candidates), 'setting')} none fits, least needs {keys}"
-        f" ({size(least.memory)}): shard over more ranks"
-    )
-
-
 def edit(keys: Mapping[str, str]) -> list[str]:
     """The keys as the lines of a spec."""
     sections: dict[str, dict[str, str]] = {}
