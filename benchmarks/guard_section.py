@@ -73,13 +73,14 @@ def public_trainers() -> str:
     if one is None:
         return ""
     rows = one["trainers"]
-    names = ", ".join(f"{row['name']} ({row['steps']:,} steps)" for row in rows)
+    names = ", ".join(f"{row['name']} ({row['last_step']:,} steps)" for row in rows)
     broken = sum(bool(row["breaches"]) for row in rows)
-    unjudged = sum(row.get("judgement", "").startswith("not judged") for row in rows)
+    judged = sum(row.get("judgement", "").startswith("true") for row in rows)
     other = sum(not row["same_bits"] and row["same_without"] for row in rows)
     return (
-        f" Public trainers on 2 ranks, unmodified: {names}: {broken} with a breach ({unjudged} not"
-        f" judged yet), {other} with other bits than without the guard"
+        f" Public trainers on 2 ranks, unmodified: {names}: {broken} with a breach ({judged} of"
+        " them true by a measurement: norms whose updates float32 rounds to nothing),"
+        f" {other} with other bits than without the guard"
         " (`benchmarks/guard/trainers.py`)."
     )
 
