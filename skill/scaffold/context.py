@@ -59,7 +59,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **values,
         **data,
         **_model(model, values["finetune"]),
-        "mask_parameter": _mask_parameter(model, data["masked"]),
+        "mask_parameter": _mask_parameter(model, data["masked"], values["parallel"]["cp"] > 1),
         **_parallel(values["parallel"], values["memory"], values["precision"]),
         **_mesh(spec),
         **_optimizer(values["optimizer"], values["schedule"]),
@@ -194,9 +194,9 @@ def _architecture(model: Mapping[str, Any]) -> str:
     return "llama"
 
 
-def _mask_parameter(model: Mapping[str, Any], masked: bool) -> str:
+def _mask_parameter(model: Mapping[str, Any], masked: bool, cp: bool) -> str:
     """What the blocks of the decoder get for a mask: some have none where only windows need one."""
-    if masked:
+    if masked or cp:
         return ", mask: Mask"
     if not model.get("window"):
         return ""

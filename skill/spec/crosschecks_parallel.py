@@ -254,7 +254,7 @@ def muon_gathers_rows(values: Values, kind: str, tp: int, offload: bool) -> Iter
 
 @needs(
     "optimizer.kind",
-    *INNER,
+    "parallel.tp",
     "parallel.ep",
     "parallel.cpu_offload",
     "checkpoint.mode",
@@ -267,7 +267,7 @@ def eight_bits_alone(values: Values, kind: str, *found: Any) -> Iterator[Fault]:
     if kind != "adamw8bit":
         return
     allowed = {
-        **dict.fromkeys((*INNER, "parallel.ep"), 1),
+        **dict.fromkeys(("parallel.tp", "parallel.ep"), 1),
         "parallel.cpu_offload": False,
         "checkpoint.mode": "sync",
     }

@@ -16,6 +16,7 @@ from trees import SMALL, write_project
 
 OWN = (
     "distributed",
+    "context_parallel",
     "expert_parallel",
     "experts",
     "lora",

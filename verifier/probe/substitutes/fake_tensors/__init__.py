@@ -14,7 +14,7 @@ from ...session import Session
 from ...tensor_fingerprint import Values
 from .. import simulation
 from ..cuda_on_cpu import marks, placement
-from . import files, kernels, reads, storages
+from . import files, flex, kernels, reads, storages
 from .operators import execute
 from .storage import is_hollow
 
@@ -23,6 +23,7 @@ def install(session: Session) -> None:
     """From now on no tensor of CUDA, and no large one of the CPU, has memory."""
     install_as_cpu(session)
     kernels.install(session)
+    flex.install(session)
 
 
 def install_as_cpu(session: Session) -> None:

@@ -44,7 +44,19 @@ def _attended(call: Call, proceed: Callable[[], Any]) -> Any:
     if torch.is_autocast_enabled("cpu"):
         low = torch.get_autocast_dtype("cpu")
         q, k, v = (one.to(low) if one.is_floating_point() else one for one in (q, k, v))
-    scale = call.kwargs.get("scale")
+    return attended(q, k, v, mask, drop, causal, call.kwargs.get("scale"))
+
+
+def attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    drop: float,
+    causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """By the kernel that CUDA takes for these."""
     if q.dtype in _HALF and mask is None and q.shape[-1] <= _WIDEST and q.shape[-1] == v.shape[-1]:
         return flash_attention(q, k, v, drop, causal, scale)
     if q.shape[-3] != k.shape[-3]:  # groups of queries: the kernel with masks has none
