@@ -31,10 +31,13 @@ def expert_parallelism_divides_experts(
         )
 
 
-@needs("parallel.ep", "parallel.dp_shard")
-def expert_parallelism_divides_shards(values: Values, ep: int, shard: Any) -> Iterator[Fault]:
-    if ep > 1 and shard != "auto" and shard % ep:
-        yield fault("parallel.ep", f"must divide parallel.dp_shard {shard}, found {ep}")
+@needs("parallel.ep", "parallel.dp_shard", "parallel.cp")
+def expert_parallelism_divides_shards(
+    values: Values, ep: int, shard: Any, cp: int
+) -> Iterator[Fault]:
+    if ep > 1 and shard != "auto" and shard * cp % ep:
+        shown = f"{shard} x cp {cp}" if cp > 1 else shard
+        yield fault("parallel.ep", f"must divide parallel.dp_shard {shown}, found {ep}")
 
 
 @needs("parallel.ep", "parallel.dp_shard", "model.experts", "verify.nproc", "verify.reshard_to")
@@ -45,7 +48,7 @@ def expert_parallelism_is_verified(
     """On fewer ranks of a copy than `ep`, all of them share the experts."""
     if ep == 1 or experts is None or (mesh := verification_mesh(values)) is None:
         return
-    if mesh.dp_shard < 2:
+    if mesh.dp_shard * mesh.cp < 2:
         message = (
             f"is not verified on the mesh {mesh}, which shards over 1 rank; set verify.nproc"
             f" {2 * mesh.ranks}"
