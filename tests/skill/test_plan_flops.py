@@ -69,6 +69,26 @@ def test_routed_experts_cost_their_products(tmp_path: Path, command: Command, dt
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize(
+    "change, blocks",
+    [
+        ("parallel.cp=2", 2 * 18),  # rank 0 has the first two rows of blocks and the last two
+        pytest.param("model.window=128", 15, marks=pytest.mark.full),
+    ],
+)
+def test_attention_costs_the_blocks_that_its_mask_leaves(
+    tmp_path: Path, command: Command, change: str, blocks: float
+) -> None:
+    length = 1024  # 8 x 8 blocks
+    plan = planned(command, tmp_path, change, f"model.sequence_length={length}")
+    found = plan["rehearsal"]["flops"]
+    forward = 4 * SAMPLES * length * WIDTH * length * blocks / 64
+    assert found["blocks.0.attention"]["forward"] == pytest.approx(forward, rel=0.01)
+    assert found["blocks.0.attention"]["recompute"] == pytest.approx(forward, rel=0.01)
+    assert plan["bound"]["mfu"] < 1
+
+
+@pytest.mark.launch
 def test_chunks_of_a_loss_cost_what_the_whole_does(tmp_path: Path, command: Command) -> None:
     """They write the gradients in place, in the forward."""
     plan = planned(command, tmp_path, "memory.chunked_loss=true")
