@@ -14,7 +14,6 @@ ALONE: dict[str, Any] = {  # the one value that each of these keys may have
     "parallel.tp": 1,
     "memory.compile": False,
 }
-WORDS = {None: "left out", False: "false"}
 
 
 @needs("parallel.cp", "model.kind")
@@ -41,7 +40,7 @@ def _alone(key: str, only: Any) -> None:
     def context_parallelism_alone(values: Values, cp: int, found: Any) -> Iterator[Fault]:
         if cp > 1 and found != only:
             shown = "true" if found is True else repr(found)
-            yield fault(key, f"must be {WORDS.get(only, only)} with parallel.cp {cp}, found {shown}")
+            yield fault(key, f"must be {str(only).lower()} with parallel.cp {cp}, found {shown}")
 
 
 for _key, _only in ALONE.items():

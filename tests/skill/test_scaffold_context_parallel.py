@@ -66,8 +66,11 @@ def test_each_rank_attends_to_what_one_process_does(
         for part in range(3):
             monkeypatch.setattr(parallel, "sequence_part", lambda part=part: (part, 3))
             found = getattr(model, name)(given, *window)
-            rows, columns = parallel.own_part(place[None])[0], parallel.all_parts(place[None])[0]
-            assert torch.equal(found.expand(2, 1, len(rows), LENGTH)[1, 0], wanted[rows][:, columns])
+            rows, columns = (
+                part(place[None])[0] for part in (parallel.own_part, parallel.all_parts)
+            )
+            found = found.expand(2, 1, len(rows), LENGTH)[1, 0]
+            assert torch.equal(found, wanted[rows][:, columns])
             seen += rows.tolist()
             monkeypatch.setattr(model, "compiled", lambda function: function)
             like = SimpleNamespace(shape=(1, LENGTH), device="cpu", is_cuda=True)
