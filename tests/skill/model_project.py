@@ -25,7 +25,6 @@ OWN = (
     "checkpoint",
     "runs",
     "export",
-    "huggingface",
     "generate",
     "corpus",
     "data",

@@ -33,7 +33,6 @@ ASIDE = {
     "profiling.py",
     "record.py",
     "export.py",
-    "huggingface.py",
     "generate.py",
     "launch/ray_train.py",
 }  # not what trains
