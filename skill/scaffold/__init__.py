@@ -15,7 +15,7 @@ from .. import atomic_write
 from ..spec import Spec
 from ..spec.dump import to_yaml
 from . import manifest
-from .context import context
+from .context import context, reads_llama
 from .data import data_files
 from .imports import used_imports
 from .launch import launch_files
@@ -54,6 +54,7 @@ def files(spec: Spec) -> dict[str, str]:
         "profiling.py": operation["profile"],
         "distributed.py": True,
         "export.py": spec["checkpoint"]["export"],
+        "huggingface.py": spec["checkpoint"]["export"] == "huggingface" or reads_llama(spec),
         "generate.py": spec["checkpoint"]["generate"],
         **dict.fromkeys(("verify.yaml", "spec.yaml", "README.md"), True),
     }

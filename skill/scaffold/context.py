@@ -65,10 +65,11 @@ def context(spec: Spec) -> dict[str, Any]:
         **_optimizer(values["optimizer"], values["schedule"]),
         **_checkpoint(values["checkpoint"], model),
         **_verification(spec),
-        **_packages(values, data["data_packages"], spec.urls),
+        **_packages(values, data["data_packages"], spec.urls, reads_llama(spec)),
         **_torch(chosen(values["torch"]), values["precision"]),
         **launch_context(spec),
         "spec": spec.as_written(),
+        "reads_llama": reads_llama(spec),
         "urls": spec.urls,
         "large": (spec.parameters or 0) >= LARGE,
         "own_modules": spec.own_modules,
@@ -120,6 +121,16 @@ def _checkpoint(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> dict
     }
 
 
+def reads_llama(spec: Spec) -> bool:
+    """Whether the decoder can start with weights of transformers, whose experts are not stacked."""
+    model = spec["model"]
+    return (
+        model["kind"] == "decoder"
+        and not model["experts"]
+        and spec["train"]["init_from"] is not None
+    )
+
+
 def _verification(spec: Spec) -> dict[str, Any]:
     """What `fsdp2 verify` runs: the smaller model, the step that is saved, the other ranks."""
     verify = spec["verify"]
@@ -142,7 +153,9 @@ def _verification(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _packages(values: Mapping[str, Any], of_data: list[str], urls: list[str]) -> dict[str, Any]:
+def _packages(
+    values: Mapping[str, Any], of_data: list[str], urls: list[str], reads: bool
+) -> dict[str, Any]:
     """The packages that the project needs beside torch."""
     operation = values["operation"]
     packages = [package for key, package in PACKAGES.items() if operation[key]]
@@ -156,6 +169,7 @@ def _packages(values: Mapping[str, Any], of_data: list[str], urls: list[str]) ->
             *packages,
             *["verified-fsdp2"] * operation["guard"],
             *["torchao"] * torchao,
+            *["safetensors"] * reads,
         ],
     }
 

@@ -33,6 +33,8 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
     if not values["launch"]["engines"]:
         values["launch"] = spec_schema.filled({}, spec_schema.at(("launch",)))
     model, schedule, data = values["model"], values["schedule"], values["data"]
+    if model["kind"] == "decoder":
+        model["config"] = None  # its keys have the values
     if schedule.get("decay_steps") == "auto":
         schedule["decay_steps"] = wsd_decay_steps(values["train"]["steps"])
     if data["workers"] == "auto":

@@ -119,9 +119,10 @@ def weights_can_be_loaded(values: Values, name: str | None, kind: str) -> Iterat
         return
     folder = path_of(values, name)
     of_run, of_transformers = (folder / ".metadata").is_file(), any(folder.glob("*.safetensors"))
-    if of_transformers and not of_run and kind != "transformers":
+    if of_transformers and not of_run and kind == "import":
         message = (
-            f"holds weights of transformers, which only model.kind: transformers can load: {name!r}"
+            "holds weights of transformers, which model.kind: transformers and decoder can load:"
+            f" {name!r}"
         )
         yield fault("train.init_from", message)
     elif not of_run and not of_transformers:

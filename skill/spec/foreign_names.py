@@ -37,6 +37,7 @@ MEANT = (
         " context_length max_position_embeddings cutoff_len",
         "",
     ),
+    ("model.norm_eps", "rms_norm_eps layer_norm_epsilon norm_epsilon", ""),
     ("model.tied_embeddings", "tie_word_embeddings weight_tying", ""),
     ("model.window", "sliding_window", ""),
     ("model.experts.number", "num_experts num_local_experts n_routed_experts", ""),

@@ -19,6 +19,7 @@ from . import crosschecks_launch as crosschecks_launch  # it registers its check
 from . import crosschecks_model as crosschecks_model  # it registers its checks
 from . import crosschecks_parallel as crosschecks_parallel  # it registers its checks
 from . import crosschecks_size as crosschecks_size  # it registers its checks
+from . import crosschecks_weights as crosschecks_weights  # it registers its checks
 from . import urls as urls  # it registers its checks
 from .build import build
 from .model import Spec
@@ -64,7 +65,7 @@ def parse(
         renamed.apply(found)
         apply(found, overrides)
         renamed.apply(found)  # keys and values in an override
-        presets.apply(found)
+        presets.apply(found, path.parent)
         pretrained.apply(found, path.parent)
         sizes.apply(found)
         files.validate(found, schema.FORM)

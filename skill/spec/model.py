@@ -15,8 +15,10 @@ from .meshes import Mesh, verified
 from .presets import values_of
 
 # not written to the spec of a project
-OFF = [(key, None) for key in ("preset", "window", "full_attention_every", "experts")] + [
-    ("qk_norm", False)
+OFF = [
+    *((key, None) for key in ("config", "preset", "window", "full_attention_every", "experts")),
+    ("qk_norm", False),
+    ("norm_eps", 1e-5),
 ]
 
 

@@ -45,12 +45,15 @@ def _adapters_of_random_weights(values: Values) -> Iterator[tuple[KeyPath, str]]
     model = values["model"]
     if (
         values["finetune"]["kind"] == "lora"
-        and model["kind"] == "transformers"
-        and model["pretrained"] is None
+        and model["kind"] != "import"
+        and model.get("pretrained") is None
         and values["train"]["init_from"] is None
     ):
+        sources = "train.init_from"
+        if model["kind"] == "transformers":
+            sources = "model.pretrained or train.init_from"
         message = (
-            "are adapters of random weights meant? The model has a config alone, and its own"
-            " weights are not trained; weights come from model.pretrained or train.init_from"
+            "are adapters of random weights meant? The model has none yet, and its own are not"
+            f" trained; they come from {sources}"
         )
         yield ("finetune", "kind"), message

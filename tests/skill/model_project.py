@@ -25,6 +25,7 @@ OWN = (
     "checkpoint",
     "runs",
     "export",
+    "huggingface",
     "generate",
     "corpus",
     "data",

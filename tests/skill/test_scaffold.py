@@ -33,6 +33,7 @@ ASIDE = {
     "profiling.py",
     "record.py",
     "export.py",
+    "huggingface.py",
     "generate.py",
     "launch/ray_train.py",
 }  # not what trains

@@ -54,10 +54,10 @@ def saved(modules: dict[str, ModuleType], model: Any, run: Path) -> Path:
 @NEEDED
 @pytest.mark.usefixtures("alone")
 @pytest.mark.filterwarnings("ignore")  # those of transformers
-@pytest.mark.parametrize("limit", [None, 9000], ids=["one file", "several"])
+@pytest.mark.parametrize("limit", [None, 9e-6], ids=["one file", "several"])
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_computes_the_same_logits(
-    tmp_path: Path, name: str, limit: int | None
+    tmp_path: Path, name: str, limit: float | None
 ) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -70,9 +70,8 @@ def test_transformers_computes_the_same_logits(
             for name, buffer in model.named_buffers():
                 buffer.add_(torch.randn_like(buffer) if name.endswith("experts.bias") else 0)
         checkpoint = saved(modules, model, tmp_path / "run")
-        if limit:
-            modules["export"].__dict__["SHARD_BYTES"] = limit
-        assert code_of(modules["export"], checkpoint, out) == 0
+        shards = ["--shard-size", limit] if limit else []
+        assert code_of(modules["export"], checkpoint, out, *shards) == 0
         with torch.no_grad():
             wanted = model(TOKENS)
     opened = AutoModelForCausalLM.from_pretrained(out)
@@ -104,8 +103,7 @@ def test_adapters_are_merged(tmp_path: Path, name: str, base: str) -> None:
         for part, parameter in model.named_parameters():
             parameter.data.add_(0.1 * torch.randn_like(parameter) if ".lora_" in part else 0.0)
         checkpoint = saved(modules, model, tmp_path / "run")
-        modules["export"].__dict__["SHARD_BYTES"] = 9000
-        assert code_of(modules["export"], checkpoint, out) == 0
+        assert code_of(modules["export"], checkpoint, out, "--shard-size", 9e-6) == 0
         weights = {part: value.full_tensor().float() for part, value in model.named_parameters()}
     opened = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     layer = weights["blocks.1.attention.query.weight"]
@@ -251,3 +249,31 @@ def test_text_is_continued_with_adapters(tmp_path: Path, capsys: Capsys) -> None
             code_of(modules["generate"], checkpoint, "def", "--tokens", 9, "--temperature", 0) == 0
         )
     assert capsys.readouterr().out == f"{wanted}\n"
+
+
+@NEEDED
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore")  # those of transformers
+@pytest.mark.parametrize("name", ["grouped", "experts"])
+def test_in_bfloat16(tmp_path: Path, name: str) -> None:
+    """The same model with its weights rounded, but for what chooses the experts."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    out = tmp_path / "exported"
+    with imported(write(tmp_path, MODELS[name], EXPORT)) as modules:
+        model = built(modules)
+        checkpoint = saved(modules, model, tmp_path / "run")
+        assert code_of(modules["export"], checkpoint, out, "--dtype", "bfloat16") == 0
+        for parameter in model.parameters():
+            parameter.data.copy_(parameter.data.bfloat16())
+        with torch.no_grad():
+            wanted = model(TOKENS)
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1  # whoever reads one, reads all
+    stored = load_file(out / "model.safetensors")
+    wide = {key for key, tensor in stored.items() if tensor.dtype == torch.float32}
+    assert wide == {key for key in stored if key.endswith("e_score_correction_bias")}
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
+    opened = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(opened(TOKENS).logits, wanted, rtol=1e-5, atol=1e-5)

@@ -126,6 +126,8 @@ def test_adapters_of_random_weights_are_asked_about(tmp_path: Path, capsys: Caps
     load(path, [lora, "train.init_from=weights"], offline=True)
     load(path)
     assert not capsys.readouterr().err
+    load(written(tmp_path, SPEC, "decoder.yaml"), ["finetune={kind: lora, targets: [query]}"])
+    assert "they come from train.init_from" in capsys.readouterr().err
 
 
 def test_the_vocabulary_is_that_of_the_config(tmp_path: Path) -> None:
