@@ -11,10 +11,6 @@ from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, counts_ranks, fault, needs
 from .crosschecks_parallel import verification_mesh
 
-ALONE: dict[str, Any] = {  # the one value that each of these keys may have
-    "memory.compile": False,
-}
-
 
 @needs("parallel.ep", "model.kind", "model.experts")
 def expert_parallelism_divides_experts(
@@ -79,25 +75,10 @@ def expert_parallelism_reshards_whole(values: Values, ep: int, reshard: Any) -> 
 
 
 @needs("parallel.ep", "parallel.tp", "model.experts", "memory.activation_checkpointing")
-def expert_parallelism_recomputes_blocks(
+def split_blocks_recompute_whole(
     values: Values, ep: int, tp: int, experts: Any, kind: str
 ) -> Iterator[Fault]:
-    """Measured on 2.13.0: selective checkpointing raises "invocation index 2 encountered during
-    backward but not found".
-    """
-    if (ep > 1 or (experts and tp > 1)) and kind == "op-selective":
-        key, size = ("ep", ep) if ep > 1 else ("tp", tp)
-        message = f"must be none or full with parallel.{key} {size}, found {kind!r}"
+    """The parts that are recomputed beside experts are those of a block with `ep`."""
+    if experts and tp > 1 and ep == 1 and kind == "op-selective":
+        message = f"must be none or full for experts with parallel.tp {tp}, found {kind!r}"
         yield fault("memory.activation_checkpointing", message)
-
-
-def _alone(key: str, only: Any) -> None:
-    @needs("parallel.ep", key)
-    def expert_parallelism_alone(values: Values, ep: int, found: Any) -> Iterator[Fault]:
-        if ep > 1 and found != only:
-            shown = "true" if found is True else repr(found)
-            yield fault(key, f"must be {str(only).lower()} with parallel.ep {ep}, found {shown}")
-
-
-for _key, _only in ALONE.items():
-    _alone(_key, _only)

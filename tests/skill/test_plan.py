@@ -166,15 +166,6 @@ def test_a_step_that_is_not_logged_waits_for_no_device(
     assert found["rehearsal"]["steps"] == 4
 
 
-<<<<<<< HEAD
-def test_spec_check_refuses_what_cannot_fit(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By arithmetic: nothing is launched, and that something fits is not said."""
-    from verified_fsdp2.verifier.launch import client
-
-    monkeypatch.setattr(client.Launcher, "__init__", None)
-=======
 @pytest.mark.launch
 def test_expert_parallelism_waits_once_in_a_layer_and_pass(
     tmp_path: Path, command: Command
@@ -195,9 +186,13 @@ def test_expert_parallelism_waits_once_in_a_layer_and_pass(
     assert wait["count"] == 3 * layers * passes * micro_batches
 
 
-@pytest.mark.launch
-def test_spec_check_refuses_what_cannot_fit(tmp_path: Path, command: Command) -> None:
->>>>>>> ab9ae7db (Combine experts with tp, Muon, float8, offload, LoRA and 8-bit moments)
+def test_spec_check_refuses_what_cannot_fit(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By arithmetic: nothing is launched, and that something fits is not said."""
+    from verified_fsdp2.verifier.launch import client
+
+    monkeypatch.setattr(client.Launcher, "__init__", None)
     path = spec_at(tmp_path, 1.6)
     (problem,) = command("spec", "check", path, "--json", code=2).data["problems"]
     assert problem["key"] == "launch.device_memory" and problem["line"] == path.read_text().count(
