@@ -77,6 +77,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "ends": _ends_alone(values["model"], values["parallel"]),
         "clip": train["max_norm"] is not None,
         "skip": train["on_nonfinite"] == "skip",
+        "spikes": train["skip_spikes"],
         "every_step": train["log_interval"] == 1,
         "wandb_online": operation["wandb"] == "online",
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,

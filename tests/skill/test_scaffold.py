@@ -30,6 +30,7 @@ ASIDE = {
     "remote.py",
     "chat.py",
     "flops.py",
+    "devices.py",
     "profiling.py",
     "record.py",
     "export.py",
@@ -105,6 +106,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
             "experts",
             "windows",
             "schedule_free",
+            "long_run",
             "context_parallel",
             "reshard",
             "adamw8bit",
@@ -113,6 +115,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         for settings in GIVEN[kind]
     )
     yield (IMPORTED, GIVEN["reshard"][0])
+    yield from ((IMPORTED, settings) for settings in GIVEN["long_run"])
     yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
     yield from (
         (specs["transformers"], settings)
