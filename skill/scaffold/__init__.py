@@ -15,7 +15,7 @@ from .. import atomic_write
 from ..spec import Spec
 from ..spec.dump import to_yaml
 from . import manifest
-from .context import context, reads_llama
+from .context import averages, context, reads_llama
 from .data import data_files
 from .imports import used_imports
 from .launch import launch_files
@@ -46,6 +46,7 @@ def files(spec: Spec) -> dict[str, str]:
         "spikes.py": bool(spec["train"]["skip_spikes"]),
         "adamw8bit.py": spec["optimizer"]["kind"] == "adamw8bit",
         "muon.py": spec["optimizer"]["kind"] == "muon",
+        "average.py": averages(spec["optimizer"]),
         "schedule_free.py": spec["optimizer"]["kind"] == "schedule_free",
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py"), True),

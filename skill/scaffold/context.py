@@ -92,6 +92,7 @@ def _optimizer(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> dic
         words = "linear warm-up, then " + words
     return {
         **{one: kind == one for one in ("adamw", "adamw8bit", "muon", "schedule_free")},
+        "averages": averages(optimizer),
         "found_inf_unread": kind != "adamw",  # only torch's fused ones leave out an update
         "betas": kind != "sgd",
         "decay": decay,
@@ -100,6 +101,11 @@ def _optimizer(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> dic
         "warmup": schedule["warmup_steps"] > 0,
         "schedule_words": words[0].upper() + words[1:] + ".",
     }
+
+
+def averages(optimizer: Mapping[str, Any]) -> bool:
+    """Whether validation and exports take a mean of the weights."""
+    return optimizer["kind"] == "schedule_free" or optimizer.get("average_decay") is not None
 
 
 def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:

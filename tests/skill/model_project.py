@@ -32,6 +32,7 @@ OWN = (
     "loss",
     "starting",
     "muon",
+    "average",
     "schedule_free",
     "settings",
     "record",
