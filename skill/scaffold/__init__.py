@@ -15,7 +15,7 @@ from .. import atomic_write
 from ..spec import Spec
 from ..spec.dump import to_yaml
 from . import manifest
-from .context import averages, context, reads_llama
+from .context import averages, context, reads_llama, retains
 from .data import data_files
 from .imports import used_imports
 from .launch import launch_files
@@ -50,6 +50,7 @@ def files(spec: Spec) -> dict[str, str]:
         "schedule_free.py": spec["optimizer"]["kind"] == "schedule_free",
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py"), True),
+        "retention.py": retains(spec["checkpoint"]),
         "starting.py": spec["train"]["init_from"] is not None,
         "record.py": operation["record"],
         "flops.py": operation["mfu"],

@@ -121,6 +121,7 @@ def _checkpoint(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> dict
         "ignored_out": out if plain else None,
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
+        "retention": retains(checkpoint),
         "as_llama": checkpoint["export"] == "huggingface",
         "exported_as": architecture,
         "exported_words": ARCHITECTURES[architecture],
@@ -136,6 +137,11 @@ def reads_llama(spec: Spec) -> bool:
         and not model["experts"]
         and spec["train"]["init_from"] is not None
     )
+
+
+def retains(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether other checkpoints than the newest are kept."""
+    return bool(checkpoint["keep_every"] or checkpoint["keep_best"])
 
 
 def _verification(spec: Spec) -> dict[str, Any]:

@@ -37,6 +37,8 @@ OWN = (
     "settings",
     "record",
     "metrics",
+    "retention",
+    "spikes",
 )
 
 
