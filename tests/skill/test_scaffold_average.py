@@ -18,10 +18,10 @@ DECAY = "optimizer.average_decay=0.3"
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "sgd", "sgd, momentum: 0"])
 def test_the_mean_of_four_steps(tmp_path: Path, kind: str) -> None:
     """Its formula in float64; a forward in between leaves nothing gathered."""
-    with imported(write(tmp_path, DECODER, f"optimizer.kind={kind}", DECAY)) as modules:
+    with imported(write(tmp_path, DECODER, f"optimizer={{kind: {kind}}}", DECAY)) as modules:
         model, average = built(modules), modules["average"]
         optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
         average.keep_average(optimizer)
