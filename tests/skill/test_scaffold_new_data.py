@@ -22,17 +22,17 @@ def taken(out: Path, step: int) -> tuple[int, str]:
 
 def test_mid_training_on_other_data(tmp_path: Path) -> None:
     """Steps, schedule and the optimizer's state go on; a second start finds its place again."""
-    first, late, out = (tmp_path / name for name in ("first", "late", "out"))
-    for folder in (first, late):
+    first, other, late, out = (tmp_path / name for name in ("first", "other", "late", "out"))
+    for folder in (first, other, late):
         folder.mkdir()
-    project = write_project(first, SPEC)
-    run(project, 2, out, 4)
-    other = {**SPEC, "data": {"kind": "synthetic", "samples": 64}}
-    project = write_project(late, other)
+    before = write_project(first, SPEC)
+    run(before, 2, out, 4)
+    spec = {**SPEC, "data": {"kind": "synthetic", "samples": 64}}
+    project = write_project(other, spec)
     refused = python("train.py", "--out", out, "--resume", cwd=project, status=2)
     assert "training samples, the data have" in refused.stderr
 
-    project = write_project(late, other, "data.name=late")
+    project = write_project(late, spec, "data.name=late")
     shown = forked(project, 2, "--out", out, "--steps", 6, "--resume")
     assert "new data, late after data without a name" in shown and "step      5  loss" in shown
     assert taken(out, 6) == (16, "late")
@@ -42,5 +42,5 @@ def test_mid_training_on_other_data(tmp_path: Path) -> None:
     assert [line["step"] for line in found] == [*range(1, 9)]
 
     again = tmp_path / "again"
-    run(write_project(first, SPEC), 1, again, 4)
+    run(before, 1, again, 4)
     assert_close(run(project, 1, again, 8, "--resume"), found, 5e-5)
