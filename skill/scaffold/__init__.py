@@ -15,7 +15,7 @@ from .. import atomic_write
 from ..spec import Spec
 from ..spec.dump import to_yaml
 from . import manifest
-from .context import context, reads_llama
+from .context import averages, context, reads_llama, retains
 from .data import data_files
 from .imports import used_imports
 from .launch import launch_files
@@ -32,7 +32,7 @@ CI = {"github": ".github/workflows/verify.yml", "gitlab": ".gitlab-ci.yml"}
 
 def files(spec: Spec) -> dict[str, str]:
     """The files of the project, path to template: only what the spec asks for."""
-    operation, ci = spec["operation"], spec["verify"]["ci"]
+    operation, ci, launch = spec["operation"], spec["verify"]["ci"], spec["launch"]
     wanted = {
         "train.py": True,
         "model.py": True,
@@ -43,15 +43,19 @@ def files(spec: Spec) -> dict[str, str]:
         "context_parallel.py": spec["parallel"]["cp"] > 1,
         "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,
+        "spikes.py": bool(spec["train"]["skip_spikes"]),
         "adamw8bit.py": spec["optimizer"]["kind"] == "adamw8bit",
         "muon.py": spec["optimizer"]["kind"] == "muon",
+        "average.py": averages(spec["optimizer"]),
         "schedule_free.py": spec["optimizer"]["kind"] == "schedule_free",
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py"), True),
+        "retention.py": retains(spec["checkpoint"]),
         "starting.py": spec["train"]["init_from"] is not None,
         "record.py": operation["record"],
         "flops.py": operation["mfu"],
         "profiling.py": operation["profile"],
+        "devices.py": launch["device"] == "cuda" and bool(launch["engines"]),
         "distributed.py": True,
         "export.py": spec["checkpoint"]["export"],
         "huggingface.py": spec["checkpoint"]["export"] == "huggingface" or reads_llama(spec),
@@ -66,7 +70,7 @@ def files(spec: Spec) -> dict[str, str]:
     found["tests/test_train.py"] = "test_train.py.j2"
     if ci in CI:
         found[CI[ci]] = f"ci_{ci}.yml.j2"
-    return {**found, **launch_files(spec["launch"]), **HYGIENE}
+    return {**found, **launch_files(launch), **HYGIENE}
 
 
 def render(spec: Spec) -> dict[str, str]:

@@ -78,6 +78,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "ends": _ends_alone(values["model"], values["parallel"]),
         "clip": train["max_norm"] is not None,
         "skip": train["on_nonfinite"] == "skip",
+        "spikes": train["skip_spikes"],
         "every_step": train["log_interval"] == 1,
         "wandb_online": operation["wandb"] == "online",
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
@@ -92,6 +93,7 @@ def _optimizer(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> dic
         words = "linear warm-up, then " + words
     return {
         **{one: kind == one for one in ("adamw", "adamw8bit", "muon", "schedule_free")},
+        "averages": averages(optimizer),
         "found_inf_unread": kind != "adamw",  # only torch's fused ones leave out an update
         "betas": kind != "sgd",
         "decay": decay,
@@ -100,6 +102,11 @@ def _optimizer(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> dic
         "warmup": schedule["warmup_steps"] > 0,
         "schedule_words": words[0].upper() + words[1:] + ".",
     }
+
+
+def averages(optimizer: Mapping[str, Any]) -> bool:
+    """Whether validation and exports take a mean of the weights."""
+    return optimizer["kind"] == "schedule_free" or optimizer.get("average_decay") is not None
 
 
 def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
@@ -115,6 +122,7 @@ def _checkpoint(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> dict
         "ignored_out": out if plain else None,
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
+        "retention": retains(checkpoint),
         "as_llama": checkpoint["export"] == "huggingface",
         "exported_as": architecture,
         "exported_words": ARCHITECTURES[architecture],
@@ -130,6 +138,11 @@ def reads_llama(spec: Spec) -> bool:
         and not model["experts"]
         and spec["train"]["init_from"] is not None
     )
+
+
+def retains(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether other checkpoints than the newest are kept."""
+    return bool(checkpoint["keep_every"] or checkpoint["keep_best"])
 
 
 def _verification(spec: Spec) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def launch_context(spec: Spec) -> dict[str, Any]:
         "several_nodes": launch["nodes"] > 1,
         "nodes_restart": launch["nodes"] > 1 and bool({"torchrun", "slurm"} & {*launch["engines"]}),
         "gpu": launch["device"] == "cuda",
+        "on_gpus": launch["device"] == "cuda" and bool(launch["engines"]),
         "node_cpus": launch["devices_per_node"] * launch["cpus_per_device"],
         "ray_resources": {
             "CPU": launch["cpus_per_device"],

@@ -19,6 +19,7 @@ from .model import decoder_parameters
 # of a parameter: float32 weight, gradient, and Adam's two moments (of 32 or 8 bits) or one momentum
 BYTES = {"adamw": 16, "adamw8bit": 10, "sgd": 12, "muon": 12, "schedule_free": 16}
 BLOCK = 64  # numbers that share a scale in moments of 8 bits
+MEAN_BYTES = 4  # of a parameter, with optimizer.average_decay: its mean in float32
 SHAPE = (
     "layers",
     "width",
@@ -42,10 +43,13 @@ def devices_hold_the_state(values: Values, *inputs: Any) -> Iterator[Fault]:
     if memory is None or mesh is None or parallel["cpu_offload"] or not trains_all:
         return
     count, ranks = decoder_parameters(_sizes(values["model"])), mesh.dp_shard * mesh.alike
-    needed = count * BYTES[optimizer] / ranks / GIB
+    size, parts = BYTES[optimizer], f"weight, gradient, {optimizer}"
+    if values.get("optimizer.average_decay"):
+        size, parts = size + MEAN_BYTES, f"{parts}, mean"
+    needed = count * size / ranks / GIB
     if needed > memory:
-        state = f"{count:,} parameters x {BYTES[optimizer]} bytes (weight, gradient, {optimizer})"
-        least = -(-count * BYTES[optimizer] // int(memory * GIB))
+        state = f"{count:,} parameters x {size} bytes ({parts})"
+        least = -(-count * size // int(memory * GIB))
         message = (
             f"on the mesh {mesh}: {state} / {ranks} ranks of a copy = {needed:.1f} GiB, a device"
             f" has {memory:.4g}"

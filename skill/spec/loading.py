@@ -18,6 +18,7 @@ from . import crosschecks_experts as crosschecks_experts  # it registers its che
 from . import crosschecks_launch as crosschecks_launch  # it registers its checks
 from . import crosschecks_model as crosschecks_model  # it registers its checks
 from . import crosschecks_parallel as crosschecks_parallel  # it registers its checks
+from . import crosschecks_run as crosschecks_run  # it registers its checks
 from . import crosschecks_size as crosschecks_size  # it registers its checks
 from . import crosschecks_weights as crosschecks_weights  # it registers its checks
 from . import urls as urls  # it registers its checks

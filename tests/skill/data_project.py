@@ -26,6 +26,7 @@ MODULES = (
     "settings",
     "loss",
     "muon",
+    "average",
     "schedule_free",
     "starting",
 )

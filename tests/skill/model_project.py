@@ -33,10 +33,13 @@ OWN = (
     "loss",
     "starting",
     "muon",
+    "average",
     "schedule_free",
     "settings",
     "record",
     "metrics",
+    "retention",
+    "spikes",
 )
 
 

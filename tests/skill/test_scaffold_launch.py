@@ -140,6 +140,34 @@ def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ctrl_c_saves_and_a_second_one_ends_it(ranks: int, tmp_path: Path) -> None:
+    """torchrun sends SIGINT to its ranks, and SIGTERM for the second one."""
+    folder = write_project(tmp_path, SPEC)
+    process = start(folder, ranks, tmp_path / "out", "--steps", "1000000")
+    shown = shown_until(process, 3)
+    process.send_signal(signal.SIGINT)
+    shown += finish(process, status=ranks - 1)
+    assert "KeyboardInterrupt" not in shown and ("Traceback" in shown) == (ranks > 1)
+    last = steps_of(tmp_path / "out")[-1]["step"]
+    saved, ended = re.findall(r"^(?:saved|stopped) .*$", shown, flags=re.MULTILINE)
+    assert saved.startswith(f"saved step_{last:08d}, ") and ended.startswith("stopped by a signal")
+
+    text = (folder / "checkpoint.py").read_text()
+    assert text.count("        dcp.save(") == 1
+    slow = '        print("saving", flush=True)\n        time.sleep(600)\n        dcp.save('
+    (folder / "checkpoint.py").write_text(text.replace("        dcp.save(", slow))
+    process = start(folder, ranks, tmp_path / "again", "--steps", "1000000")
+    shown_until(process, 1)
+    process.send_signal(signal.SIGINT)
+    for line in process.stdout or ():
+        if line == "saving\n":
+            break
+    process.send_signal(signal.SIGINT)
+    assert "stopped" not in finish(process, status=-signal.SIGINT if ranks == 1 else 1)
+    assert not [*(tmp_path / "again/run-001/checkpoints").iterdir()]
+
+
 @pytest.mark.full
 def test_ranks_that_torchrun_restarts_go_on_by_themselves(
     straight: list[dict[str, Any]], tmp_path: Path

@@ -131,6 +131,36 @@ def test_nothing_waits_for_the_device_between_two_lines(
     assert Scalar.reads == 2 and len(records(tmp_path)) == 1
 
 
+@cases("interval", 1, 3)
+def test_each_device_and_the_retries_of_its_allocator(
+    load: Generate, tmp_path: Path, clock: Clock, monkeypatch: Patch, interval: int
+) -> None:
+    """Projects that are launched on GPUs have them; where nothing was tried again, no line says
+    so.
+    """
+    module = load("metrics", "launch.engines=[torchrun]", f"train.log_interval={interval}")
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    counts = iter([0.0, 3.0, 0.0] * 3)
+    monkeypatch.setattr(module, "allocator_retries", lambda: next(counts))
+    train(module.Metrics(tmp_path, 0, 9, *[interval] * (interval > 1)), range(1, 10), clock)
+    found = records(tmp_path)
+    assert [record.get("alloc_retries") for record in found[:3]] == [None, 3.0, None]
+    assert found[1]["tokens_per_second_per_device"] == 5.0 / 4 and found[1]["step_seconds"] == 2.0
+
+
+def test_retries_are_counted_anew_and_so_is_the_peak(load: Generate, monkeypatch: Patch) -> None:
+    module, calls = load("devices", "launch.engines=[torchrun]"), list[str]()
+    assert (module.allocator_retries(), module.device_name(torch.device("cpu"))) == (0.0, "cpu")
+    tensor = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda value, device: tensor(value))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 2})
+    for name in ("reset_accumulated_memory_stats", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: calls.append(name))
+    assert module.allocator_retries() == 2.0
+    assert calls == ["reset_accumulated_memory_stats", "reset_peak_memory_stats"]
+
+
 def test_what_is_not_finite_is_null(load: Generate, tmp_path: Path, capsys: Any) -> None:
     metrics = load("metrics").Metrics(tmp_path, 0, 9)
     metrics.train_step(1, 0.1, Scalar(math.nan), 10, Scalar(math.inf))

@@ -54,7 +54,7 @@ def test_four_steps_as_the_paper_has_them(tmp_path: Path) -> None:
                 z[name] = z[name] - lr * (grad / (unbiased.sqrt() + 1e-8) + decay * y)
                 x[name] = (1 - lr**2 / total) * x[name] + lr**2 / total * z[name]
         trained = values(model)
-        with modules["schedule_free"].averaged(model, optimizer):
+        with modules["average"].averaged(model, optimizer):
             mean = values(model)
         after = values(model)
     for name in x:
@@ -77,7 +77,7 @@ def test_a_forward_in_between_leaves_nothing_gathered(tmp_path: Path) -> None:
             for _ in range(3):
                 step(model, optimizer, LR)
         before = model(TOKENS)
-        with modules["schedule_free"].averaged(model, optimizer):
+        with modules["average"].averaged(model, optimizer):
             mean = model(TOKENS)
         assert torch.equal(model(TOKENS), before) and not torch.equal(mean, before)
 
