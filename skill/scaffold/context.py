@@ -13,6 +13,7 @@ from ... import __version__
 from ..spec import Spec, pretrained
 from ..spec.build import debug_shape
 from ..spec.crosschecks_model import CONV1D
+from ..spec.model import LARGE
 from ..spec.torch_versions import GROUPED_MM, SET_TIMEOUT, STAGER_SERVES_ONCE, chosen
 from ..spec.urls import packages as url_packages
 from .data import data_context
@@ -44,8 +45,6 @@ ARCHITECTURES = {  # of transformers: model_type and the name of its classes
 }
 # whose ranks read the same samples
 INNER = {"tp": "tensor parallelism", "cp": "context parallelism"}
-# parameters of which no device keeps a whole gradient from one micro-batch to the next
-LARGE = 10**9
 # what a run needs for operation.KEY
 PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}
 
@@ -71,6 +70,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "spec": spec.as_written(),
         "reads_llama": reads_llama(spec),
         "urls": spec.urls,
+        "laptop": ", on a laptop too" if spec.on_a_laptop else "",
         "large": (spec.parameters or 0) >= LARGE,
         "own_modules": spec.own_modules,
         "version": __version__,
@@ -149,6 +149,7 @@ def _verification(spec: Spec) -> dict[str, Any]:
         "debug": verify["model"] and debug_shape(verify["model"], spec["model"]),
         "reshard_to": suited,
         "unsuited": [world for world in verify["reshard_to"] if world not in suited],
+        "whole_batch": (spec.small_batch if verify["model"] else spec["train"])["global_batch"],
         "save_step": verify["steps"] // 2 + 1,
     }
 
@@ -223,6 +224,7 @@ def _mesh(spec: Spec) -> dict[str, Any]:
         "production_words": " x ".join(sizes),
         "mesh_fields": fixed + inner,
         "mesh_flags": spec.verification_flags,
+        "small_flags": " ".join(spec.small_flags),
         "mesh_words": str(spec.verification_mesh),
     }
 

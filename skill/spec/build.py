@@ -14,6 +14,7 @@ from . import data_files
 from . import schema as spec_schema
 from .meshes import verified
 from .model import Spec
+from .small_model import auto_model
 
 PATHS = {("data", key) for key in ("files", "folder", "tokenizer", "validation")}
 PATHS |= {("model", "config"), ("model", "pretrained"), ("train", "init_from")}
@@ -55,6 +56,8 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         mesh := verified(values["parallel"], values["launch"], "auto")
     ):
         values["verify"]["nproc"] = mesh.ranks
+    if values["verify"]["model"] == "auto":
+        values["verify"]["model"] = auto_model(values)
     if values["verify"]["model"] is not None:
         values["verify"]["model"] = debug_model(values["verify"]["model"], model)
     return Spec(values, auto)

@@ -46,6 +46,15 @@ def test_writes_the_project_and_says_what_next(tmp_path: Path, run: Command) -> 
     assert "train.py" in said and "torchrun --standalone --nproc-per-node 2 train.py" in said
 
 
+def test_a_large_model_is_tried_as_a_small_one_on_a_laptop(run: Command) -> None:
+    large = ["--set", "model={kind: decoder, preset: 8b}", "--set", "train.global_batch=64"]
+    said = run("--no-plan", *large, code=0).out
+    assert "next, on this machine (a laptop will do):" in said
+    assert "python train.py --debug-model --global-batch 8 --micro-batch 1" in said
+    said = run("--no-plan", *large, "--set", "verify.model=null", out="whole", code=0).out
+    assert "laptop" not in said and "python train.py\n" in said
+
+
 def test_data_that_need_tokens_have_one_command_more(tmp_path: Path, run: Command) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n' * 40)
     words = ("--set", "data={kind: jsonl, files: [a.jsonl]}", "--set", "model.vocabulary=256")
