@@ -156,7 +156,7 @@ def _edited(project: Path, spec: Path) -> list[str]:
     from .. import scaffold
     from ..spec import load
 
-    names = scaffold.edited(scaffold.render(load(spec, [], offline=True)), project)
+    names = scaffold.edited(scaffold.render(load(spec, [], offline=True), project), project)
     return [one for one in names if one == spec.name or ("/" not in one and one.endswith(".py"))]
 
 

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from ..capacity import made_up_data
 
     loaded = spec.load(args.spec, args.set, args.offline)
-    files = scaffold.render(loaded)
+    files = scaffold.render(loaded, args.out)
     edited = scaffold.edited(files, args.out) if args.force else []
     (scaffold.check_target if args.dry_run else scaffold.write)(files, args.out, args.force)
     plan = made_up_data.planned(args.spec, args.set, loaded) if args.plan else None

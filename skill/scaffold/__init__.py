@@ -20,6 +20,7 @@ from .data import data_files
 from .imports import used_imports
 from .launch import launch_files
 from .literals import FILTERS
+from .paths import relative
 from .requirements import requirements
 
 if TYPE_CHECKING:
@@ -69,9 +70,13 @@ def files(spec: Spec) -> dict[str, str]:
     return {**found, **launch_files(spec["launch"]), **HYGIENE}
 
 
-def render(spec: Spec) -> dict[str, str]:
-    """The files of the project, path to text: the same bytes for the same spec."""
+def render(spec: Spec, out: Path | None = None) -> dict[str, str]:
+    """The files of the project, path to text: the same bytes for the same spec.
+
+    In the folder `out` they name its data from there, where the spec names them from its own.
+    """
     wanted, values = files(spec), {**context(spec), "ci_file": CI.get(spec["verify"]["ci"])}
+    values = relative(values, spec, out) if out is not None else values
     for name in spec.own_modules:
         if f"{name}.py" in wanted:
             raise UserError(f"import: the scaffold has a module {name!r} of its own; rename yours")

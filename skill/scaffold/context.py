@@ -67,6 +67,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **_packages(values, data["data_packages"], spec.urls, reads_llama(spec)),
         **_torch(chosen(values["torch"]), values["precision"]),
         **launch_context(spec),
+        "relative_files": False,
         "spec": spec.as_written(),
         "reads_llama": reads_llama(spec),
         "urls": spec.urls,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import lcm
+from pathlib import Path
 from typing import Any
 
 from .data_files import is_url
@@ -32,11 +33,15 @@ class Spec:
 
     Which keys there are is said by schema.json alone.
 
-    `auto` names the keys (section, key) whose value was `auto`. Do not change what is in `values`.
+    `auto` names the keys (section, key) whose value was `auto`; `relative` has the paths that were
+    written relative to the folder `base`: absolute path to written one. Do not change what is in
+    `values`.
     """
 
     values: dict[str, Any]
     auto: frozenset[tuple[str, str]] = field(default=frozenset(), compare=False)
+    base: Path = field(default=Path(), compare=False)
+    relative: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
