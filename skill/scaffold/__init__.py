@@ -49,6 +49,7 @@ def files(spec: Spec) -> dict[str, str]:
         "schedule_free.py": spec["optimizer"]["kind"] == "schedule_free",
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py"), True),
+        "shape.py": operation["shape_flags"],
         "starting.py": spec["train"]["init_from"] is not None,
         "record.py": operation["record"],
         "flops.py": operation["mfu"],

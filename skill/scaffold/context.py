@@ -18,6 +18,7 @@ from ..spec.torch_versions import GROUPED_MM, SET_TIMEOUT, STAGER_SERVES_ONCE, c
 from ..spec.urls import packages as url_packages
 from .data import data_context
 from .launch import launch_context
+from .shape import shape_context
 
 SCHEDULES = {
     "cosine": "a cosine down to MIN_LR_RATIO at schedule_steps",
@@ -61,6 +62,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "mask_parameter": _mask_parameter(model, data["masked"]),
         **_parallel(values["parallel"], values["memory"], values["precision"]),
         **_mesh(spec),
+        **shape_context(values),
         **_optimizer(values["optimizer"], values["schedule"]),
         **_checkpoint(values["checkpoint"], model),
         **_verification(spec),
@@ -94,6 +96,7 @@ def _optimizer(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> dic
         **{one: kind == one for one in ("adamw", "adamw8bit", "muon", "schedule_free")},
         "found_inf_unread": kind != "adamw",  # only torch's fused ones leave out an update
         "betas": kind != "sgd",
+        "has_momentum": kind in ("sgd", "muon") and bool(optimizer.get("momentum")),
         "decay": decay,
         "grouped": decay and optimizer["decay_only_matrices"],
         "groups": {group["match"]: _own_settings(group) for group in optimizer.get("groups", [])},
