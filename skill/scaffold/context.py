@@ -211,6 +211,8 @@ def _mask_parameter(model: Mapping[str, Any], masked: bool) -> str:
 def _fits(spec: Spec, world: int) -> bool:
     """Whether the mesh of the verification can be built on this many ranks."""
     mesh = spec.verification_mesh
+    if spec["parallel"]["dp_replicate"] == "auto":
+        return world == 1 or world % (mesh.dp_shard * mesh.alike) == 0
     if spec["parallel"]["dp_shard"] == "auto":
         return world == 1 or world % (mesh.dp_replicate * mesh.alike) == 0
     return world in (1, mesh.ranks)
@@ -220,11 +222,18 @@ def _mesh(spec: Spec) -> dict[str, Any]:
     """The mesh of training, and that of the verification where it is smaller."""
     parallel = spec["parallel"]
     inner = [key for key in ("tp", "cp") if parallel[key] > 1]
-    fixed = ["dp_replicate"] * (parallel["dp_replicate"] > 1)
+    fixed = ["dp_replicate"] * (parallel["dp_replicate"] not in (1, "auto"))
     fixed += ["dp_shard"] * (parallel["dp_shard"] != "auto")
     sizes = [str(parallel[key]) for key in ("dp_replicate", "dp_shard", *inner)]
+    any_copies = parallel["dp_replicate"] == "auto"  # of a size that is a flag
+    sizes[0] = "n" if any_copies else sizes[0]
+    outer = "dp_shard" if any_copies else "dp_replicate"
+    flags = {"dp_shard": spec.verification_mesh.dp_shard} if any_copies else {}
     return {
-        "scaled": spec.scaled,
+        "any_copies": any_copies,
+        "scaled": {**flags, **spec.scaled},
+        "smaller": bool(spec.scaled),
+        "multiple": parallel["tp"] * parallel["cp"] * parallel[outer],
         "production_words": " x ".join(sizes),
         "mesh_fields": fixed + inner,
         "mesh_flags": spec.verification_flags,
@@ -289,7 +298,7 @@ def _parallel(
     kind = memory["activation_checkpointing"]
     return {
         **ahead,
-        "hsdp": parallel["dp_replicate"] > 1,
+        "hsdp": parallel["dp_replicate"] != 1,
         "fixed_shard": parallel["dp_shard"] != "auto",
         "tp": parallel["tp"] > 1,
         "cp": parallel["cp"] > 1,

@@ -12,7 +12,7 @@ from typing import Any
 from ...verifier.config.reading.problems import KeyPath
 from . import data_files
 from . import schema as spec_schema
-from .meshes import verified
+from .meshes import shards, verified
 from .model import Spec
 from .small_model import auto_model
 
@@ -49,6 +49,8 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         model["ffn"] = ffn_size(model["width"])
     if model.get("experts"):
         model["experts"] = sized_experts(model["experts"], model["ffn"])
+    parallel, launch = values["parallel"], values["launch"]
+    parallel["dp_shard"] = shards(parallel, launch)
     if values["verify"]["nproc"] == "auto" and (
         mesh := verified(values["parallel"], values["launch"], "auto")
     ):

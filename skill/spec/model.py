@@ -116,6 +116,12 @@ class Spec:
         passes = train["global_batch"] // (train["micro_batch"] * readers[0])
         return {"global_batch": micro * lcm(*readers) * min(passes, 2), "micro_batch": micro}
 
+    def copies(self, ranks: int) -> int:
+        """Copies of the model on so many ranks."""
+        parallel = self["parallel"]
+        replicate, shard, tp, cp = (parallel[key] for key in Mesh._fields)
+        return max(1, ranks // (shard * tp * cp)) if replicate == "auto" else int(replicate)
+
     @property
     def own_modules(self) -> tuple[str, ...]:
         """The modules and packages of the user's own that the project imports, by their top
