@@ -82,7 +82,7 @@ def ranks_make_the_mesh(
     nodes: int,
     devices: int,
     shard: Any,
-    replicate: int,
+    replicate: Any,
     *_inner: int,
 ) -> Iterator[Fault]:
     """The mesh and the global batch on the ranks of all nodes."""
