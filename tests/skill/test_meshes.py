@@ -61,9 +61,9 @@ def of(replicate: int | str, shard: int | str, tp: int = 1, cp: int = 1) -> dict
         (of(2, 8, cp=8), 0, "auto", (2, 2, 1, 2)),
         (of(1, "auto", cp=4), 0, 8, (1, 2, 1, 4)),
         (of("auto", 8), 0, "auto", (2, 2, 1)),
-        (of("auto", 8), 1, "auto", (1, 2, 1)),  # no launch section with a second copy
+        (of("auto", 8), 1, "auto", (2, 2, 1)),
         (of("auto", 8), 0, 24, (3, 8, 1)),
-        (of("auto", 8, 2), 2, "auto", (1, 2, 2)),
+        (of("auto", 8, 2), 2, "auto", (2, 2, 2)),
         (of("auto", "auto"), 4, 32, (4, 8, 1)),  # a copy is a node
         (of("auto", "auto", 2), 4, 8, (1, 4, 2)),
         (of("auto", "auto"), 0, "auto", None),
