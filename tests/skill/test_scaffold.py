@@ -106,6 +106,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
             "windows",
             "schedule_free",
             "context_parallel",
+            "copies",
             "shape_flags",
             "reshard",
             "adamw8bit",
@@ -114,6 +115,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         for settings in GIVEN[kind]
     )
     yield (IMPORTED, GIVEN["reshard"][0])
+    yield (specs["images"], ["data.augment=true"])
     yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
     yield from (
         (specs["transformers"], settings)
