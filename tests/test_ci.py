@@ -359,7 +359,8 @@ def test_the_gate_writes_the_project_and_what_it_needs(
     assert (tmp_path / "project" / "verify.yaml").is_file()
     assert (tmp_path / "project" / "vit.py").exists() is (example == "vit")
     wanted = scaffold.context(load(tmp_path / SPECS[example].relative_to(ROOT)))["wanted_packages"]
-    assert (tmp_path / "requirements.txt").read_text().split() == wanted
+    needed = (tmp_path / "requirements.txt").read_text().split()
+    assert needed[0].startswith("torch==") and set(needed) >= {"numpy", *wanted}
 
 
 def only_known(line: str) -> str:
@@ -376,7 +377,7 @@ def test_the_workflow_of_a_scaffold(projects: dict[str, Path], tools: Path) -> N
     assert refused.returncode != 0 and "FSDP2_SOURCE" in refused.stderr
     (tools / "python").write_text("#!/bin/sh\nprintf '[%s]' \"$@\"\n")
     done = shell(lines["Install"], projects["github"], tools, FSDP2_SOURCE="git+https://x y")
-    assert done.stdout.endswith("[git+https://x y]")
+    assert done.stdout.endswith("[git+https://x y][.]")
     done = shell(f"{only_known(lines['Verify'])} --tier static", projects["github"], tools)
     assert done.returncode == 4, done.stderr
     assert "verdict: no_findings" in (projects["github"] / "reports" / "report.txt").read_text()

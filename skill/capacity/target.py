@@ -156,7 +156,7 @@ def _edited(project: Path, spec: Path) -> list[str]:
     from .. import scaffold
     from ..spec import load
 
-    names = scaffold.edited(scaffold.render(load(spec, [], offline=True)), project)
+    names = scaffold.edited(scaffold.render(load(spec, [], offline=True), project), project)
     return [one for one in names if one == spec.name or ("/" not in one and one.endswith(".py"))]
 
 
@@ -228,5 +228,5 @@ def least_time(
     tokens, parallel = spec.tokens_per_step, spec["parallel"]
     needed = ideal(spec, record.parameters, ranks, gpu)
     found = bound(record, gpu, tokens // ranks if tokens else None, needed)
-    held = (spec.parameters or 0) * parallel["dp_replicate"] * parallel["cp"] // ranks
+    held = (spec.parameters or 0) * spec.copies(ranks) * parallel["cp"] // ranks
     return offloaded(found, record, gpu, held) if parallel["cpu_offload"] else found

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from ..capacity import made_up_data
 
     loaded = spec.load(args.spec, args.set, args.offline)
-    files = scaffold.render(loaded)
+    files = scaffold.render(loaded, args.out)
     edited = scaffold.edited(files, args.out) if args.force else []
     (scaffold.check_target if args.dry_run else scaffold.write)(files, args.out, args.force)
     plan = made_up_data.planned(args.spec, args.set, loaded) if args.plan else None
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         if plan.refused:
             say(f"what would fit: fsdp2 plan {shlex.quote(str(args.out))} --explore")
     if not args.dry_run:
-        say("\n  ".join(["next:", *commands]))
+        where = "next, on this machine (a laptop will do):" if loaded.on_a_laptop else "next:"
+        say("\n  ".join([where, *commands]))
         _say_before_they_run(loaded)
     return 0
 
@@ -98,7 +99,7 @@ def _next_commands(out: Path, loaded: Spec, files: Iterable[str]) -> list[str]:
     return [
         f"cd {shlex.quote(str(out))}",
         *["python prepare.py"] * ("prepare.py" in files),
-        "python train.py" + " --debug-model" * bool(verify["model"]),
+        " ".join(["python train.py", *loaded.small_flags]),
         f"torchrun --standalone --nproc-per-node {verify['nproc']} train.py{flags}",
         "fsdp2 verify .",
     ]

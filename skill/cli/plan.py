@@ -251,7 +251,8 @@ def _explored(
     if path is None:
         return explore_script(target, grid, limits, work / "explored")
     spec, changes = targets.with_made_up_data(path, options.set)
-    own = scaffold.edited(scaffold.render(spec), options.target) if path != options.target else []
+    project = options.target
+    own = scaffold.edited(scaffold.render(spec, project), project) if path != project else []
     if own:
         log(f"compared are projects of {path}: your edits of {', '.join(own)} are not in them")
     of = OfSpec(path, tuple(changes), spec, target.nproc, limits.per_node)

@@ -20,6 +20,7 @@ from .data import data_files
 from .imports import used_imports
 from .launch import launch_files
 from .literals import FILTERS
+from .paths import relative
 from .requirements import requirements
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def files(spec: Spec) -> dict[str, str]:
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py"), True),
         "retention.py": retains(spec["checkpoint"]),
+        "shape.py": operation["shape_flags"],
         "starting.py": spec["train"]["init_from"] is not None,
         "record.py": operation["record"],
         "flops.py": operation["mfu"],
@@ -73,9 +75,13 @@ def files(spec: Spec) -> dict[str, str]:
     return {**found, **launch_files(launch), **HYGIENE}
 
 
-def render(spec: Spec) -> dict[str, str]:
-    """The files of the project, path to text: the same bytes for the same spec."""
+def render(spec: Spec, out: Path | None = None) -> dict[str, str]:
+    """The files of the project, path to text: the same bytes for the same spec.
+
+    In the folder `out` they name its data from there, where the spec names them from its own.
+    """
     wanted, values = files(spec), {**context(spec), "ci_file": CI.get(spec["verify"]["ci"])}
+    values = relative(values, spec, out) if out is not None else values
     for name in spec.own_modules:
         if f"{name}.py" in wanted:
             raise UserError(f"import: the scaffold has a module {name!r} of its own; rename yours")

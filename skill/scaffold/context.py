@@ -13,10 +13,12 @@ from ... import __version__
 from ..spec import Spec, pretrained
 from ..spec.build import debug_shape
 from ..spec.crosschecks_model import CONV1D
+from ..spec.model import LARGE
 from ..spec.torch_versions import GROUPED_MM, SET_TIMEOUT, STAGER_SERVES_ONCE, chosen
 from ..spec.urls import packages as url_packages
 from .data import data_context
 from .launch import launch_context
+from .shape import shape_context
 
 SCHEDULES = {
     "cosine": "a cosine down to MIN_LR_RATIO at schedule_steps",
@@ -44,8 +46,6 @@ ARCHITECTURES = {  # of transformers: model_type and the name of its classes
 }
 # whose ranks read the same samples
 INNER = {"tp": "tensor parallelism", "cp": "context parallelism"}
-# parameters of which no device keeps a whole gradient from one micro-batch to the next
-LARGE = 10**9
 # what a run needs for operation.KEY
 PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}
 
@@ -62,16 +62,19 @@ def context(spec: Spec) -> dict[str, Any]:
         "mask_parameter": _mask_parameter(model, data["masked"], values["parallel"]["cp"] > 1),
         **_parallel(values["parallel"], values["memory"], values["precision"]),
         **_mesh(spec),
+        **shape_context(values),
         **_optimizer(values["optimizer"], values["schedule"]),
         **_checkpoint(values["checkpoint"], model),
         **_verification(spec),
         **_packages(values, data["data_packages"], spec.urls, reads_llama(spec)),
         **_torch(chosen(values["torch"]), values["precision"]),
         **launch_context(spec),
+        "relative_files": False,
         "spec": spec.as_written(),
         "reads_llama": reads_llama(spec),
         "urls": spec.urls,
         "ep": spec.experts_alone,
+        "laptop": ", on a laptop too" if spec.on_a_laptop else "",
         "large": (spec.parameters or 0) >= LARGE,
         "own_modules": spec.own_modules,
         "version": __version__,
@@ -96,6 +99,7 @@ def _optimizer(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> dic
         "averages": averages(optimizer),
         "found_inf_unread": kind != "adamw",  # only torch's fused ones leave out an update
         "betas": kind != "sgd",
+        "has_momentum": kind in ("sgd", "muon") and bool(optimizer.get("momentum")),
         "decay": decay,
         "grouped": decay and optimizer["decay_only_matrices"],
         "groups": {group["match"]: _own_settings(group) for group in optimizer.get("groups", [])},
@@ -163,6 +167,7 @@ def _verification(spec: Spec) -> dict[str, Any]:
         "debug": verify["model"] and debug_shape(verify["model"], spec["model"]),
         "reshard_to": suited,
         "unsuited": [world for world in verify["reshard_to"] if world not in suited],
+        "whole_batch": (spec.small_batch if verify["model"] else spec["train"])["global_batch"],
         "save_step": verify["steps"] // 2 + 1,
     }
 
@@ -220,6 +225,8 @@ def _mask_parameter(model: Mapping[str, Any], masked: bool, cp: bool) -> str:
 def _fits(spec: Spec, world: int) -> bool:
     """Whether the mesh of the verification can be built on this many ranks."""
     mesh = spec.verification_mesh
+    if spec["parallel"]["dp_replicate"] == "auto":
+        return world == 1 or world % (mesh.dp_shard * mesh.alike) == 0
     if spec["parallel"]["dp_shard"] == "auto":
         return world == 1 or world % (mesh.dp_replicate * mesh.alike) == 0
     return world in (1, mesh.ranks)
@@ -229,14 +236,22 @@ def _mesh(spec: Spec) -> dict[str, Any]:
     """The mesh of training, and that of the verification where it is smaller."""
     parallel = spec["parallel"]
     inner = [key for key in ("tp", "cp") if parallel[key] > 1]
-    fixed = ["dp_replicate"] * (parallel["dp_replicate"] > 1)
+    fixed = ["dp_replicate"] * (parallel["dp_replicate"] not in (1, "auto"))
     fixed += ["dp_shard"] * (parallel["dp_shard"] != "auto")
     sizes = [str(parallel[key]) for key in ("dp_replicate", "dp_shard", *inner)]
+    any_copies = parallel["dp_replicate"] == "auto"  # of a size that is a flag
+    sizes[0] = "n" if any_copies else sizes[0]
+    outer = "dp_shard" if any_copies else "dp_replicate"
+    flags = {"dp_shard": spec.verification_mesh.dp_shard} if any_copies else {}
     return {
-        "scaled": spec.scaled,
+        "any_copies": any_copies,
+        "scaled": {**flags, **spec.scaled},
+        "smaller": bool(spec.scaled),
+        "multiple": parallel["tp"] * parallel["cp"] * parallel[outer],
         "production_words": " x ".join(sizes),
         "mesh_fields": fixed + inner,
         "mesh_flags": spec.verification_flags,
+        "small_flags": " ".join(spec.small_flags),
         "mesh_words": str(spec.verification_mesh),
     }
 
@@ -297,7 +312,7 @@ def _parallel(
     kind = memory["activation_checkpointing"]
     return {
         **ahead,
-        "hsdp": parallel["dp_replicate"] > 1,
+        "hsdp": parallel["dp_replicate"] != 1,
         "fixed_shard": parallel["dp_shard"] != "auto",
         "tp": parallel["tp"] > 1,
         "cp": parallel["cp"] > 1,

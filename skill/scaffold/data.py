@@ -58,6 +58,7 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
     words, title = ("byte-level text", "Byte-level text") if byte_text else TITLES[kind]
     parquet = kind == "parquet" or data.get("format") == "parquet"
     used = {"tokenizer": tokenizer and kind != "chat", "parquet": parquet, kind: True}
+    augment = data.get("augment", False)
     sources = _sources(data)
     return {
         **sources,
@@ -76,6 +77,9 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "windows": packed and kind in ("text", "tokens", "jsonl", "parquet", "datasets"),
         "documents": not packed,
         "images": kind == "images",
+        "augment": augment,
+        # a class whose samples are drawn for their place in training
+        "placed": "Augmented" if augment else "Reproducible" if kind == "import" else "",
         "dry_sample": model["sequence_length"] is None and kind == "import",
         "vocabulary_checked": _has_vocabulary(data),
         "corpus_type": "np.ndarray" if packed else "Corpus",

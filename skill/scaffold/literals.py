@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 LINE = 88
@@ -19,6 +20,15 @@ def py(value: Any, name: str = "") -> str:
     it is long.
     """
     return _layout(value, f"{name} = ", "", 0) if name else _inline(value)
+
+
+def path(value: Any, name: str) -> str:
+    """The statement `name = path`: a relative one starts at the folder of the project."""
+    if not isinstance(value, str) or Path(value).is_absolute() or "://" in value:
+        return py(value, name)
+    here = f"Path(__file__).parent / {_inline(value)}"
+    line = f"{name} = str({here})"
+    return line if len(line) <= LINE else f"{name} = str(\n{INDENT * ' '}{here}\n)"
 
 
 def yaml(value: Any) -> str:
@@ -87,6 +97,7 @@ def signature(parameters: Sequence[str], name: str, returns: str) -> str:
 
 FILTERS: dict[str, Callable[..., str]] = {
     "py": py,
+    "path": path,
     "yaml": yaml,
     "md": markdown,
     "sh": shell,

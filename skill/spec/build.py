@@ -12,12 +12,12 @@ from typing import Any
 from ...verifier.config.reading.problems import KeyPath
 from . import data_files
 from . import schema as spec_schema
-from .meshes import verified
+from .meshes import shards, verified
 from .model import Spec
+from .small_model import auto_model
 
 PATHS = {("data", key) for key in ("files", "folder", "tokenizer", "validation")}
 PATHS |= {("model", "config"), ("model", "pretrained"), ("train", "init_from")}
-IMAGE_WORKERS = 4  # processes that decode, on each rank
 
 
 def build(filled: dict[str, Any], base: Path) -> Spec:
@@ -29,7 +29,8 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         for key, value in section.items()
         if value == "auto"
     )
-    values = {key: _value((key,), value, base) for key, value in filled.items()}
+    relative: dict[str, str] = {}
+    values = {key: _value((key,), value, base, relative) for key, value in filled.items()}
     if not values["launch"]["engines"]:
         values["launch"] = spec_schema.filled({}, spec_schema.at(("launch",)))
     model, schedule, data = values["model"], values["schedule"], values["data"]
@@ -37,12 +38,9 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         model["config"] = None  # its keys have the values
     if schedule.get("decay_steps") == "auto":
         schedule["decay_steps"] = wsd_decay_steps(values["train"]["steps"])
-    if data["workers"] == "auto":
-        data["workers"] = (
-            IMAGE_WORKERS
-            if data["kind"] == "images" and values["launch"]["device"] == "cuda"
-            else 0
-        )
+    decodes = data["kind"] == "images" and values["launch"]["device"] == "cuda"
+    if data["workers"] == "auto" and not decodes:  # else by the cores of the machine
+        data["workers"] = 0
     if data["kind"] == "chat" and data["packing"] is True:
         data["packing"] = "documents"
     if model.get("kv_heads") == "auto":
@@ -51,28 +49,34 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         model["ffn"] = ffn_size(model["width"])
     if model.get("experts"):
         model["experts"] = sized_experts(model["experts"], model["ffn"])
-    values["parallel"]["prefetch"] = _prefetched(values["parallel"])
+    parallel, launch = values["parallel"], values["launch"]
+    parallel["prefetch"] = _prefetched(parallel)
+    parallel["dp_shard"] = shards(parallel, launch)
     if values["verify"]["nproc"] == "auto" and (
         mesh := verified(values["parallel"], values["launch"], "auto")
     ):
         values["verify"]["nproc"] = mesh.ranks
+    if values["verify"]["model"] == "auto":
+        values["verify"]["model"] = auto_model(values)
     if values["verify"]["model"] is not None:
         values["verify"]["model"] = debug_model(values["verify"]["model"], model)
-    return Spec(values, auto)
+    return Spec(values, auto, base, relative)
 
 
-def _value(path: KeyPath, value: Any, base: Path) -> Any:
+def _value(path: KeyPath, value: Any, base: Path, relative: dict[str, str]) -> Any:
+    """`relative` gets the paths that are."""
     schema = spec_schema.at(path) or {}
-    if isinstance(value, dict) and "properties" in schema:
-        return {key: _value((*path, key), item, base) for key, item in value.items()}
+    if isinstance(value, dict) and ("properties" in schema or path == ("data", "validation")):
+        return {key: _value((*path, key), item, base, relative) for key, item in value.items()}
     if isinstance(value, list):
-        return [_value((*path, number), item, base) for number, item in enumerate(value)]
-    if isinstance(value, dict) and path == ("data", "validation"):
-        return {name: _value((*path, name), files, base) for name, files in value.items()}
+        return [_value((*path, n), item, base, relative) for n, item in enumerate(value)]
     if isinstance(value, str) and (
         path[:2] in PATHS or (path[:2] == ("data", "mixture") and "files" in path)
     ):
-        return data_files.absolute(value, base)
+        absolute = data_files.absolute(value, base)
+        if absolute != value and not value.startswith("~"):
+            relative[absolute] = value
+        return absolute
     is_number = "number" in schema.get("type", ()) and value is not None
     return float(value) if is_number else deepcopy(value)
 

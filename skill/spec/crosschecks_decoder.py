@@ -83,3 +83,10 @@ def window_limits_attention(
             " layers"
         )
         yield fault("model.full_attention_every", message)
+
+
+@needs("operation.shape_flags", "model.kind")
+def shape_flags_are_of_a_decoder(values: Values, flags: bool, kind: str) -> Iterator[Fault]:
+    if flags and kind != "decoder":
+        message = f"needs model.kind: decoder (another sizes its layers itself), found {kind}"
+        yield fault("operation.shape_flags", message)

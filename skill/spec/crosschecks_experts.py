@@ -48,7 +48,8 @@ def expert_parallelism_is_verified(
         )
         yield fault("parallel.ep", message)
         return
-    for world in (mesh.ranks, *(worlds if shard == "auto" else ())):
+    elastic = shard == "auto" and values["parallel.dp_replicate"] != "auto"
+    for world in (mesh.ranks, *(worlds if elastic else ())):
         shards = world // mesh.dp_replicate
         together = min(ep, shards)
         if (

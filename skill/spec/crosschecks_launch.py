@@ -11,6 +11,7 @@ from ...verifier.config.reading.problems import dotted
 from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, counts_ranks, fault, needs
 from .crosschecks_parallel import INNER, LAUNCH, alike
+from .meshes import shards
 
 NEEDED = {
     "kubernetes_image": "container image that holds the project",
@@ -81,7 +82,7 @@ def ranks_make_the_mesh(
     nodes: int,
     devices: int,
     shard: Any,
-    replicate: int,
+    replicate: Any,
     *_inner: int,
 ) -> Iterator[Fault]:
     """The mesh and the global batch on the ranks of all nodes."""
@@ -98,7 +99,12 @@ def ranks_make_the_mesh(
         "launch.engines",
     )
     at = tuple(key.split("."))
-    fixed = f"parallel.dp_replicate {replicate}" + (f" x {dim} {size}" if size > 1 else "")
+    if replicate == "auto":
+        shard, replicate = "auto", shards(values["parallel"], values["launch"])
+        fixed = f"copies of dp_shard {replicate}"
+    else:
+        fixed = f"parallel.dp_replicate {replicate}"
+    fixed += f" x {dim} {size}" if size > 1 else ""
     if shard != "auto" and shard * replicate * size != ranks:
         mesh = (
             f"parallel.dp_shard {shard} x {fixed.removeprefix('parallel.')} ="

@@ -42,9 +42,9 @@ def alike(values: Values) -> tuple[str, int]:
 @needs(*MESH)
 @counts_ranks
 def mesh_is_world(values: Values, parallel: Any, nproc: Any, *_launch: Any) -> Iterator[Fault]:
-    if verification_mesh(values) is not None:
-        return
     shard, replicate = parallel["dp_shard"], parallel["dp_replicate"]
+    if verification_mesh(values) is not None or replicate == "auto":
+        return
     ranks, (dim, size) = 2 if nproc == "auto" else nproc, alike(values)
     if shard == "auto":
         if ranks % replicate:
@@ -74,13 +74,13 @@ def mesh_is_world(values: Values, parallel: Any, nproc: Any, *_launch: Any) -> I
 @needs("parallel.dp_shard", "parallel.dp_replicate", *INNER, "verify.nproc", "verify.reshard_to")
 @counts_ranks
 def mesh_fits_other_worlds(
-    values: Values, shard: Any, replicate: int, _tp: int, _cp: int, nproc: Any, worlds: list[int]
+    values: Values, shard: Any, replicate: Any, _tp: int, _cp: int, nproc: Any, worlds: list[int]
 ) -> Iterator[Fault]:
     """A single rank always fits: there the mesh is left out.
 
     A dp_shard that is a number fits its own world only.
     """
-    if shard != "auto":
+    if shard != "auto" or replicate == "auto":
         return
     dim, size = alike(values)
     if (mesh := verification_mesh(values)) is not None:
@@ -194,9 +194,8 @@ def reshard_divides(
         return
     if (mesh := verification_mesh(values)) is None:
         return
-    others = (
-        values["verify.reshard_to"] if "verify.reshard_to" in values and shard == "auto" else ()
-    )
+    elastic = shard == "auto" and values["parallel.dp_replicate"] != "auto"
+    others = values["verify.reshard_to"] if "verify.reshard_to" in values and elastic else ()
     for world in (mesh.ranks, *others):
         shards = world // mesh.dp_replicate
         if world > 1 and world % mesh.dp_replicate == 0 and shards > 1 and shards % written:

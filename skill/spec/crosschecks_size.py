@@ -90,7 +90,7 @@ def gpu_is_known(
 
 @needs("verify.model", "model.kind")
 def only_a_decoder_is_made_smaller(values: Values, small: Any, kind: str) -> Iterator[Fault]:
-    if small is not None and kind != "decoder":
+    if small not in (None, "auto") and kind != "decoder":
         yield fault(
             "verify.model",
             f"needs model.kind: decoder (another sizes its layers itself), found {kind}",
@@ -99,7 +99,7 @@ def only_a_decoder_is_made_smaller(values: Values, small: Any, kind: str) -> Ite
 
 @needs("verify.model", *(f"model.{key}" for key in SHAPE), "model.sequence_length")
 def small_model_is_whole(values: Values, small: Any, *shape: Any) -> Iterator[Fault]:
-    if small is None:
+    if small in (None, "auto"):
         return
     whole = _sizes(values["model"])
     sizes = debug_model(small, whole)

@@ -12,6 +12,7 @@ from ...verifier.config.reading.problems import NotValid, Place
 from ..output import log
 from . import crosschecks, presets, pretrained, questions, renamed, schema, sizes
 from . import crosschecks_context as crosschecks_context  # it registers its checks
+from . import crosschecks_copies as crosschecks_copies  # it registers its checks
 from . import crosschecks_data as crosschecks_data  # it registers its checks
 from . import crosschecks_decoder as crosschecks_decoder  # it registers its checks
 from . import crosschecks_experts as crosschecks_experts  # it registers its checks

@@ -37,13 +37,27 @@ class Mesh(NamedTuple):
         return " x ".join(map(str, (*self[:2], *(size for size in self[2:] if size > 1))))
 
 
+def shards(parallel: Mapping[str, Any], launch: Mapping[str, Any]) -> Any:
+    """`parallel.dp_shard`: where the copies are as many as the ranks allow, `auto` means the
+    devices of a node.
+    """
+    shard = parallel["dp_shard"]
+    if parallel["dp_replicate"] != "auto" or shard != "auto" or not launch["engines"]:
+        return shard
+    return max(1, launch["devices_per_node"] // (parallel["tp"] * parallel["cp"]))
+
+
 def production(parallel: Mapping[str, Any], launch: Mapping[str, Any]) -> Mesh | None:
-    """The mesh of training; None if `dp_shard` is `auto` and no launch section says on how many
+    """The mesh of training; None if a dimension is `auto` and no launch section says on how many
     ranks it runs.
     """
-    replicate, shard, tp, cp = (parallel[key] for key in Mesh._fields)
+    replicate, tp, cp = (parallel[key] for key in ("dp_replicate", "tp", "cp"))
+    shard = shards(parallel, launch)
+    ranks = launch["nodes"] * launch["devices_per_node"] if launch["engines"] else 0
+    if replicate == "auto":
+        replicate, rest = divmod(ranks, shard * tp * cp) if shard != "auto" else (0, 0)
+        return Mesh(replicate, shard, tp, cp) if replicate and rest == 0 else None
     if shard == "auto":
-        ranks = launch["nodes"] * launch["devices_per_node"] if launch["engines"] else 0
         shard, rest = divmod(ranks, replicate * tp * cp)
         return Mesh(replicate, shard, tp, cp) if ranks and rest == 0 else None
     return Mesh(replicate, shard, tp, cp)
@@ -55,11 +69,20 @@ def verified(
     """The mesh of the verification on `nproc` ranks (`auto`: as few as the shape allows); None if
     there is none.
     """
-    full, least = production(parallel, launch), _smallest(parallel, production(parallel, launch))
+    shard = shards(parallel, launch)
+    if parallel["dp_replicate"] == shard == "auto":
+        return None
+    parallel, full = {**parallel, "dp_shard": shard}, production(parallel, launch)
+    least = _smallest(parallel, full)
     if nproc == "auto":
         return least
     replicate, shard, tp, cp = (parallel[key] for key in Mesh._fields)
     ranks = int(nproc)
+    if replicate == "auto":
+        copies, rest = divmod(ranks, shard * tp * cp)
+        full = full or Mesh(2, shard, tp, cp)
+        if rest == 0:
+            return Mesh(copies, shard, tp, cp)
     if full is not None and ranks == full.ranks:
         return full
     if least is not None and ranks == least.ranks:
@@ -70,7 +93,10 @@ def verified(
 
 
 def _smallest(parallel: Mapping[str, Any], full: Mesh | None) -> Mesh | None:
-    replicate, tp, cp = (smallest_factor(parallel[key]) for key in ("dp_replicate", "tp", "cp"))
+    replicate, tp, cp = (
+        2 if parallel[key] == "auto" else smallest_factor(parallel[key])
+        for key in ("dp_replicate", "tp", "cp")
+    )
     if parallel["dp_shard"] == "auto":
         sharded = replicate * tp * cp == 1 or (full is not None and full.dp_shard > 1)
         return Mesh(replicate, RANKS if sharded else 1, tp, cp)

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from math import lcm
+from pathlib import Path
 from typing import Any
 
 from .data_files import is_url
@@ -14,6 +16,9 @@ from .dump import to_yaml
 from .meshes import Mesh, verified
 from .presets import values_of
 
+# parameters of which no device keeps a whole gradient from one micro-batch to the next, and whose
+# training state takes the memory of a laptop
+LARGE = 10**9
 # not written to the spec of a project
 OFF = [
     *((key, None) for key in ("config", "preset", "window", "full_attention_every", "experts")),
@@ -28,11 +33,15 @@ class Spec:
 
     Which keys there are is said by schema.json alone.
 
-    `auto` names the keys (section, key) whose value was `auto`. Do not change what is in `values`.
+    `auto` names the keys (section, key) whose value was `auto`; `relative` has the paths that were
+    written relative to the folder `base`: absolute path to written one. Do not change what is in
+    `values`.
     """
 
     values: dict[str, Any]
     auto: frozenset[tuple[str, str]] = field(default=frozenset(), compare=False)
+    base: Path = field(default=Path(), compare=False)
+    relative: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -60,7 +69,7 @@ class Spec:
             for k, v in values["model"].items()
             if from_preset.get(k) != v and (k, v) not in OFF
         }
-        if values["verify"]["model"] is None:
+        if values["verify"]["model"] == "auto":
             del values["verify"]["model"]
         return values
 
@@ -88,9 +97,30 @@ class Spec:
 
     @property
     def verification_flags(self) -> list[str]:
-        """What train.py gets for the mesh and the model of the verification."""
-        small = ["--debug-model"] if self["verify"]["model"] is not None else []
-        return [f"--{key.replace('_', '-')} {size}" for key, size in self.scaled.items()] + small
+        """What train.py gets for the mesh, the model and the batch of the verification."""
+        return _flags(self.scaled) + self.small_flags
+
+    @property
+    def small_flags(self) -> list[str]:
+        """What it gets for the small model, on any number of ranks."""
+        return ["--debug-model", *_flags(self.small_batch)] if self["verify"]["model"] else []
+
+    @property
+    def small_batch(self) -> dict[str, int]:
+        """The batch of a verification with a small model: few samples, that divide among the ranks
+        of its mesh and of the other worlds, and one or two passes of a rank.
+        """
+        train, mesh = self["train"], self.verification_mesh
+        micro = min(train["micro_batch"], 2)
+        readers = [data_ranks(n, mesh.alike) for n in (mesh.ranks, *self["verify"]["reshard_to"])]
+        passes = train["global_batch"] // (train["micro_batch"] * readers[0])
+        return {"global_batch": micro * lcm(*readers) * min(passes, 2), "micro_batch": micro}
+
+    def copies(self, ranks: int) -> int:
+        """Copies of the model on so many ranks."""
+        parallel = self["parallel"]
+        replicate, shard, tp, cp = (parallel[key] for key in Mesh._fields)
+        return max(1, ranks // (shard * tp * cp)) if replicate == "auto" else int(replicate)
 
     @property
     def own_modules(self) -> tuple[str, ...]:
@@ -131,6 +161,12 @@ class Spec:
         split = parallel["tp"] > 1 and bool(self["model"].get("experts"))
         return parallel["ep"] > 1 or split
 
+    @property
+    def on_a_laptop(self) -> bool:
+        """Whether what is verified surely trains on the CPUs of a laptop."""
+        small = self["verify"]["model"] or (self.parameters or LARGE) < LARGE
+        return bool(small) and not self["precision"]["fp8"]
+
     def gradient_accumulation_steps(self, world_size: int | None = None) -> int:
         """Micro-batches of one rank in one optimizer step (by default at verify.nproc)."""
         readers = data_ranks(world_size or self["verify"]["nproc"], self.verification_mesh.alike)
@@ -140,6 +176,10 @@ class Spec:
     def to_yaml(self) -> str:
         """The spec as YAML that every YAML reader, 1.1 or 1.2, reads back as the same values."""
         return to_yaml(self.values)
+
+
+def _flags(sizes: Mapping[str, int]) -> list[str]:
+    return [f"--{key.replace('_', '-')} {size}" for key, size in sizes.items()]
 
 
 def data_ranks(world_size: int, alike: int) -> int:

@@ -71,7 +71,7 @@ def compare(
     if spec_path is None and own.ours is not None and merge.conflict_lines(own.ours):
         refuse_conflicts(out, files.values())
     before, spec = _specs(out, own.ours, spec_path, settings, offline)
-    rendered = {path: text.encode() for path, text in scaffold.render(spec).items()}
+    rendered = {path: text.encode() for path, text in scaffold.render(spec, out).items()}
     for path, text in rendered.items():
         files[path] = replace(files.get(path) or _file(out, path), theirs=text)
     files[SPEC] = replace(own, theirs=_new_spec_text(out, files[SPEC], before, spec))

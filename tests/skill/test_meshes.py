@@ -3,6 +3,7 @@ projects without their data.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from test_scaffold_launch import assert_close, finish, run, start, steps_of
 
 from scripts import Command, forked, python
 from trees import DECODER, SMALL, write_project
@@ -29,7 +31,7 @@ NOWHERE = {
 }
 
 
-def of(replicate: int, shard: int | str, tp: int = 1, cp: int = 1) -> dict[str, Any]:
+def of(replicate: int | str, shard: int | str, tp: int = 1, cp: int = 1) -> dict[str, Any]:
     return {"dp_replicate": replicate, "dp_shard": shard, "tp": tp, "cp": cp}
 
 
@@ -58,6 +60,14 @@ def of(replicate: int, shard: int | str, tp: int = 1, cp: int = 1) -> dict[str, 
         (of(1, "auto", cp=8), 2, 4, (1, 2, 1, 2)),
         (of(2, 8, cp=8), 0, "auto", (2, 2, 1, 2)),
         (of(1, "auto", cp=4), 0, 8, (1, 2, 1, 4)),
+        (of("auto", 8), 0, "auto", (2, 2, 1)),
+        (of("auto", 8), 1, "auto", (2, 2, 1)),
+        (of("auto", 8), 0, 24, (3, 8, 1)),
+        (of("auto", 8, 2), 2, "auto", (2, 2, 2)),
+        (of("auto", "auto"), 4, 32, (4, 8, 1)),  # a copy is a node
+        (of("auto", "auto", 2), 4, 8, (1, 4, 2)),
+        (of("auto", "auto"), 0, "auto", None),
+        (of("auto", 2), 0, 5, None),
     ],
 )
 def test_the_shape_stays(
@@ -84,9 +94,58 @@ def test_flags_exist_only_where_the_mesh_is_larger(tmp_path: Path) -> None:
     assert load(smaller / "spec.yaml").scaled == {"dp_shard": 2}
 
 
+@pytest.mark.launch
+def test_a_run_loses_or_gains_copies(tmp_path: Path) -> None:
+    """2 x 2 goes on as 3 x 2, and as 1 x 2 and 1 x 1: one trajectory."""
+    train = {"steps": 20, "global_batch": 24, "micro_batch": 2}
+    parallel, worlds = of("auto", 2), {"reshard_to": [1, 2, 6]}
+    project = write_project(
+        tmp_path, {**CLUSTER, "parallel": parallel, "train": train, "verify": worlds}
+    )
+    straight = run(project, 4, tmp_path / "straight", 6)
+    run(project, 4, tmp_path / "start", 3, "--checkpoint-interval", "3")
+    for ranks, mesh in ((6, "3, 'dp_shard': 2"), (2, "1, 'dp_shard': 2"), (1, "1, 'dp_shard': 1")):
+        out = tmp_path / f"on-{ranks}"
+        shutil.copytree(tmp_path / "start", out)
+        shown = forked(project, ranks, "--out", out, "--steps", 6, "--resume")
+        assert f"{{'dp_replicate': {mesh}}}" in shown
+        assert_close(steps_of(out), straight)
+    refused = finish(start(project, 3, tmp_path / "odd"), status=2)
+    assert "the mesh needs a multiple of 2 ranks (or 1), not 3" in refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"),
+    [
+        (["parallel.dp_shard=auto"], "parallel.dp_replicate", "needs parallel.dp_shard"),
+        (["verify.nproc=5"], "verify.nproc", "a multiple of the 2 ranks of a copy"),
+        (["verify.reshard_to=[3]"], "verify.reshard_to", "a multiple of the 2 ranks"),
+        (["launch.engines=[slurm]", "launch.devices_per_node=3"], "launch.devices_per_node", "2"),
+    ],
+)
+def test_copies_that_no_number_of_ranks_makes(
+    tmp_path: Path, settings: list[str], key: str, words: str
+) -> None:
+    written = {**CLUSTER, "parallel": of("auto", 2), "train": {"steps": 20, "global_batch": 24}}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(written))
+    with pytest.raises(SpecError) as caught:
+        load(tmp_path / "spec.yaml", settings)
+    found = [(problem.key, problem.message) for problem in caught.value.problems]
+    assert any(name.startswith(key) and words in message for name, message in found), found
+
+
 @pytest.mark.parametrize(
     "parallel",
-    [of(1, 16), of(4, 4), of(4, "auto"), of(128, 16), of(1, 4, tp=4), of(4, 4, tp=2)],
+    [
+        of("auto", 4),
+        of("auto", 4, tp=2),
+        of(1, 16),
+        of(4, 4),
+        of(4, "auto"),
+        of(128, 16),
+        of(1, 4, tp=4),
+        of(4, 4, tp=2),
+    ],
     ids=str,
 )
 def test_a_smaller_mesh_is_formatted_and_lint_clean(

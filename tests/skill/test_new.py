@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
-from scripts import Command, written
-from trees import SPEC, build_file_tree
+from scripts import Command, python, written
+from trees import DECODER, SMALL, SPEC, build_file_tree
+from verified_fsdp2.skill.spec import load
 
 MODULES = (
     "train",
@@ -19,6 +21,7 @@ MODULES = (
     "record",
     "distributed",
 )
+TRAIN = {"steps": 20, "global_batch": 8}
 OTHERS = [
     "verify.yaml",
     "spec.yaml",
@@ -46,11 +49,46 @@ def test_writes_the_project_and_says_what_next(tmp_path: Path, run: Command) -> 
     assert "train.py" in said and "torchrun --standalone --nproc-per-node 2 train.py" in said
 
 
+def test_a_large_model_is_tried_as_a_small_one_on_a_laptop(run: Command) -> None:
+    large = ["--set", "model={kind: decoder, preset: 8b}", "--set", "train.global_batch=64"]
+    said = run("--no-plan", *large, code=0).out
+    assert "next, on this machine (a laptop will do):" in said
+    assert "python train.py --debug-model --global-batch 8 --micro-batch 1" in said
+    said = run("--no-plan", *large, "--set", "verify.model=null", out="whole", code=0).out
+    assert "laptop" not in said and "python train.py\n" in said
+
+
 def test_data_that_need_tokens_have_one_command_more(tmp_path: Path, run: Command) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n' * 40)
     words = ("--set", "data={kind: jsonl, files: [a.jsonl]}", "--set", "model.vocabulary=256")
     assert run("--json", *words, code=0).data["next"][1] == "python prepare.py"
     assert "python prepare.py" not in run("--json", out="b", code=0).data["next"]
+
+
+def test_a_project_and_its_data_move_together(tmp_path: Path, command: Command) -> None:
+    """What the spec names from its folder, the project names from its own: no path of the machine
+    where it was written is in it.
+    """
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "data").mkdir(parents=True)
+    for name in ("a", "b"):
+        (here / "data" / f"{name}.txt").write_text("some text\n" * 400)
+    files = {"kind": "text", "files": ["data/*.txt"], "validation": ["data"]}
+    base = {**SMALL, "model": {**DECODER, "vocabulary": 256}, "train": TRAIN, "data": files}
+    (here / "spec.yaml").write_text(yaml.safe_dump(base))
+    command("new", here / "spec.yaml", here / "runs" / "one", code=0)
+    here.rename(there)
+    project = there / "runs" / "one"
+    texts = [path.read_text() for path in project.rglob("*.*") if path.is_file()]
+    assert not [text for text in texts if str(tmp_path) in text]
+    command("diff", project, code=0)
+    code = "import data; print(*[f.resolve() for f in data.find_files(data.FILES)])"
+    found = python("-c", code, cwd=project).stdout.split()
+    assert found == [str(there.resolve() / "data" / name) for name in ("a.txt", "b.txt")]
+    kept = load(project / "spec.yaml")
+    assert kept["data"]["files"] == [str(project / "../../data/*.txt")]
+    command("update", project, "--set", "train.steps=30", code=0)
+    assert load(project / "spec.yaml")["data"] == kept["data"]
 
 
 def test_json(tmp_path: Path, run: Command) -> None:

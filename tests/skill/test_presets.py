@@ -2,6 +2,7 @@
 verified.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -149,7 +150,9 @@ def test_the_small_model_is_a_flag_and_the_large_one_the_default(tmp_path: Path)
     written = yaml.safe_load(LLAMA.read_text(encoding="ascii"))
     project = write_project(tmp_path, written)
     settings = yaml.safe_load((project / "verify.yaml").read_text())
-    assert settings["args"] == "--out {checkpoint} --dp-shard 2 --debug-model"
+    small = "--debug-model --global-batch 8 --micro-batch 1"
+    assert settings["args"] == f"--out {{checkpoint}} --dp-shard 2 {small}"
+    assert settings["single_args"] == "--micro-batch 8"
     assert "layers: int = 32" in (project / "model.py").read_text()
     assert load(project / "spec.yaml") == load(tmp_path / "spec.yaml")
     small = load(tmp_path / "spec.yaml")["verify"]["model"]
@@ -157,6 +160,38 @@ def test_the_small_model_is_a_flag_and_the_large_one_the_default(tmp_path: Path)
         "layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 192, "vocabulary": 256,
         "sequence_length": 64,
     }  # fmt: skip
+
+
+# What divides wherever the sizes of the model do: by tp, by cp.
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ([], {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "vocabulary": 128_256}),
+        (
+            ["parallel.tp=8", "verify.nproc=16", "verify.reshard_to=[1]"],
+            {"heads": 16, "kv_heads": 8, "ffn": 512},
+        ),
+        (["parallel.cp=4", "verify.nproc=8", "verify.reshard_to=[1]"], {"sequence_length": 128}),
+        (["model.kv_heads=auto"], {"heads": 4, "kv_heads": 4}),
+        (["precision.fp8=true", "precision.param_dtype=bfloat16"], {"width": 64}),
+        (["model.layers=2", "model.vocabulary=256"], None),  # less than a billion parameters
+        (["verify.model=null"], None),
+    ],
+)
+def test_a_large_model_has_a_small_one(
+    tmp_path: Path, settings: list[str], found: dict[str, int] | None
+) -> None:
+    spec = of(tmp_path, "model.preset=8b", *settings)
+    small = spec["verify"]["model"]
+    assert small == (found if found is None else {**small, **found})
+    assert load(_written(tmp_path, spec)) == spec
+    if small is not None:  # the same sizes, written out, are found to be whole
+        of(tmp_path, "model.preset=8b", *settings, f"verify.model={json.dumps(small)}")
+
+
+def _written(folder: Path, spec: Spec) -> Path:
+    scaffold.write(scaffold.render(spec), folder / "project")
+    return folder / "project" / "spec.yaml"
 
 
 def test_no_trace_without_it(tmp_path: Path) -> None:

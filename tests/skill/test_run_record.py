@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_scaffold_launch import SPEC, finish, start, steps_of
+from test_scaffold_launch import SPEC, assert_close, finish, run, start, steps_of
 
 from checkpoint_project import Modules, train_state
 from records import Capsys, Patch, cases
 from scripts import forked
-from trees import Generate, write_project
+from trees import DECODER, Generate, write_project
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,42 @@ def test_a_bad_flag_is_named(
     with pytest.raises(SystemExit) as caught:
         module.parse_settings()
     assert caught.value.code == 2 and said in capsys.readouterr().err
+
+
+GROUPED = {**DECODER, "heads": 4, "kv_heads": 2}
+SHAPED = {**SPEC, "model": GROUPED, "operation": {"shape_flags": True}}
+
+
+@cases(
+    "flags, said",
+    (["--widht", "64"], "unknown: --widht; did you mean --width?"),
+    (["--width", "60"], "--width 60 must be a multiple of 2 x --heads 4"),
+    (["--kv-heads", "3"], "--heads 4 must be a multiple of --kv-heads 3"),
+    (["--layers", "0"], "--layers must be more than 0, not 0"),
+    (["--beta2", "1"], "beta1 and beta2 must be less than 1"),
+    (["--width", "wide"], "argument --width: invalid int value: 'wide'"),
+)
+def test_a_bad_shape_is_one_line(
+    generate: Generate, monkeypatch: Patch, capsys: Capsys, flags: list[str], said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+    module = generate(SHAPED, "settings")
+    with pytest.raises(SystemExit) as caught:
+        module.parse_settings()
+    assert caught.value.code == 2 and capsys.readouterr().err == f"error: {said}\n"
+
+
+@pytest.mark.launch
+def test_a_run_goes_on_with_its_shape_alone(tmp_path: Path) -> None:
+    project, out = write_project(tmp_path, SHAPED), tmp_path / "out"
+    sizes = ("--width", "48", "--kv-heads", "4", "--layers", "1")
+    flags = (*sizes, "--beta2", "0.99", "--keep", "1", "--checkpoint-interval", "1")
+    straight = run(project, 1, tmp_path / "straight", 6, *flags)
+    run(project, 1, out, 3, *flags)
+    refused = finish(start(project, 1, out, "--resume"), status=2).splitlines()[-1]
+    assert refused.endswith("has another shape; go on with --layers 1 --width 48 --kv-heads 4")
+    assert_close(run(project, 2, out, 6, *flags, "--resume"), straight)
+    assert [path.name for path in (out / "run-001" / "checkpoints").iterdir()] == ["step_00000006"]
 
 
 def test_flags_are_typed_and_default_to_the_spec(generate: Generate, monkeypatch: Patch) -> None:

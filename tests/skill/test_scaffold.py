@@ -108,6 +108,8 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
             "schedule_free",
             "long_run",
             "context_parallel",
+            "copies",
+            "shape_flags",
             "reshard",
             "adamw8bit",
             "urls",
@@ -116,6 +118,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
     )
     yield (IMPORTED, GIVEN["reshard"][0])
     yield from ((IMPORTED, settings) for settings in GIVEN["long_run"])
+    yield (specs["images"], ["data.augment=true"])
     yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
     yield from (
         (specs["transformers"], settings)
@@ -283,7 +286,8 @@ def test_a_module_of_the_scaffold_cannot_be_imported_as_the_model(tmp_path: Path
 
 
 def test_every_expression_of_a_template_goes_through_a_filter() -> None:
-    filters = r"\| (py|text|yaml|md|sh|dtype|document|signature|own_import|factory_call)(\(.*\))? $"
+    names = "py|path|text|yaml|md|sh|dtype|document|signature|own_import|factory_call"
+    filters = rf"\| ({names})(\(.*\))? $"
     for path in TEMPLATES.glob("*.j2"):
         text = re.sub(r"\{% raw %\}.*?\{% endraw %\}", "", path.read_text())
         for expression in re.findall(r"\{\{-?(.*?)-?\}\}", text, flags=re.DOTALL):

@@ -27,7 +27,7 @@ def image(project: Project, name: str, pixels: np.ndarray) -> None:
     Image.fromarray(pixels).save(path)
 
 
-def image_data(project: Project) -> ModuleType:
+def image_data(project: Project, **more: object) -> ModuleType:
     """Two classes: 6 images of a cat, wide and all red, and 6 of a dog, high and grey."""
     for number in range(6):
         red = np.zeros((20, 40, 3), np.uint8)
@@ -40,6 +40,7 @@ def image_data(project: Project) -> ModuleType:
         "image_size": 8,
         "workers": 0,
         "validation_fraction": 0.25,
+        **more,
     }
     return project.load(keys, IMPORTED)
 
@@ -60,6 +61,35 @@ def test_images_are_scaled_cropped_and_normalised(
         torch.testing.assert_close(middle, ((colour - mean) / deviation)[:, None].expand(3, 16))
     data.load_data(project.out, 2)
     assert capsys.readouterr().out.count("12 data files") == 1
+
+
+def test_each_place_in_training_has_its_own_variant_of_an_image(project: Project) -> None:
+    """Those of a place are the same on any number of ranks; validation has the images as they
+    are, and the random numbers of the process are left alone.
+    """
+    data = image_data(project, augment=True)
+    project.rank(data, 0, 1)
+    noise = np.random.default_rng(0)
+    for path in sorted((project.folder / "images").rglob("*.png")):
+        Image.fromarray(noise.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
+    train, held_out = data.load_data(project.out, 2)
+    before = torch.get_rng_state()
+    loader = data.GlobalBatches(train, 4, 2, seed=3)
+    epochs = [torch.cat([b[0] for b in loader.micro_batches(p)]) for p in (0, 4, 8, 12)]
+    again = data.GlobalBatches(train, 4, 1, seed=3)
+    one_by_one = [torch.cat([b[0] for b in again.micro_batches(p)]) for p in (0, 4, 8, 12)]
+    assert all(map(torch.equal, epochs, one_by_one))
+    drawn = data.Augmented(train, 3)
+    variants = [drawn[position, 0][0] for position in range(40)]
+    assert all(image.shape == (3, 8, 8) for image in variants)
+    assert len({image.numpy().tobytes() for image in variants}) > 3
+    assert torch.equal(drawn[7, 0][0], variants[7])
+    other = [data.Augmented(train, 4)[position, 0][0] for position in range(40)]
+    assert not all(map(torch.equal, other, variants))
+    plain = torch.stack([held_out[index][0] for index in range(2)])
+    fixed = next(loader.fixed_batches(held_out, 1))[0]
+    assert torch.equal(fixed[: len(plain)], plain[: len(fixed)])
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_bad_images(project: Project) -> None:
@@ -96,7 +126,7 @@ def test_the_example_with_images(tmp_path: Path) -> None:
     folder = tmp_path / "vit"
     shutil.copytree(ROOT / "examples" / "vit", folder)
     python("draw.py", "images", cwd=folder)
-    loaded = spec.load(folder / "spec.yaml")
+    loaded = spec.load(folder / "spec.yaml", ["data.augment=true"])
     scaffold.write(scaffold.render(loaded), folder / "run")
     shutil.copy(folder / "vit.py", folder / "run")
     verdict = verify(resolve(folder / "run", {}), tmp_path / "work", tier="simulate")

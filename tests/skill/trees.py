@@ -115,7 +115,7 @@ class Workshop:
         self.spec = folder / "spec.yaml"
         self.spec.write_text(SPEC)
 
-    def render(self, spec: Spec) -> dict[str, str]:
+    def render(self, spec: Spec, out: Path | None = None) -> dict[str, str]:
         files = {path: text for path, text in self.templates.items() if text is not None}
         texts = {
             path: text.replace("{steps}", str(spec["train"]["steps"]))
