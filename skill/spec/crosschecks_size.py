@@ -44,7 +44,7 @@ def devices_hold_the_state(values: Values, *inputs: Any) -> Iterator[Fault]:
         return
     count, ranks = decoder_parameters(_sizes(values["model"])), mesh.dp_shard * mesh.alike
     size, parts = BYTES[optimizer], f"weight, gradient, {optimizer}"
-    if values.get("optimizer.average_decay"):
+    if "optimizer.average_decay" in values and values["optimizer.average_decay"]:
         size, parts = size + MEAN_BYTES, f"{parts}, mean"
     needed = count * size / ranks / GIB
     if needed > memory:
@@ -135,7 +135,7 @@ def columns_divide(
     """Tensor parallelism splits the columns of attention's output and of `down`."""
     whole, mesh = _sizes(values["model"]), verification_mesh(values)
     shapes = [("model", whole, tp)]
-    if small is not None and mesh is not None:
+    if small not in (None, "auto") and mesh is not None:
         shapes.append(("verify.model", debug_shape(debug_model(small, whole), whole), mesh.tp))
     for where, sizes, parts in shapes:
         for name, size in _columns(sizes).items():
