@@ -58,7 +58,7 @@ def context(spec: Spec) -> dict[str, Any]:
     return {
         **values,
         **data,
-        **_model(model, values["finetune"]),
+        **_model(model, values["finetune"], train["init_from"]),
         "mask_parameter": _mask_parameter(model, data["masked"], values["parallel"]["cp"] > 1),
         **_parallel(values["parallel"], values["memory"], values["precision"]),
         **_mesh(spec),
@@ -256,7 +256,9 @@ def _mesh(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _model(model: Mapping[str, Any], finetune: Mapping[str, Any]) -> dict[str, Any]:
+def _model(
+    model: Mapping[str, Any], finetune: Mapping[str, Any], init_from: str | None
+) -> dict[str, Any]:
     """Where the model comes from, and which part of it is trained."""
     tuned, base = finetune["kind"], finetune.get("base_dtype")
     kind, length = model["kind"], model["sequence_length"]
@@ -265,6 +267,8 @@ def _model(model: Mapping[str, Any], finetune: Mapping[str, Any]) -> dict[str, A
         config = (pretrained.read_config(Path(place)) if place else None) or {}
     architecture = str(config.get("model_type", ""))
     words, holds = MODELS[kind]
+    adapters = tuned == "lora" and kind != "import"
+    pretrained_from, started_from = model.get("pretrained") is not None, init_from is not None
     return {
         "decoder": kind == "decoder",
         "transformers": kind == "transformers",
@@ -288,8 +292,9 @@ def _model(model: Mapping[str, Any], finetune: Mapping[str, Any]) -> dict[str, A
         "base_bf16": base == "bfloat16",
         "base_nf4": base == "nf4",
         "conv1d": architecture in CONV1D,
-        # the frozen weights are in the folder, bit for bit
-        "adapters_only": tuned == "lora" and model.get("pretrained") is not None,
+        # the frozen weights are in their folder, bit for bit
+        "adapters_only": adapters and (pretrained_from or started_from),
+        "base_of_start": adapters and started_from,  # of train.init_from
     }
 
 

@@ -113,7 +113,7 @@ def test_a_folder_of_transformers(tmp_path: Path, config: dict[str, Any]) -> Non
 
 
 @alone
-def test_adapters_are_new_beside_loaded_weights_or_go_on(tmp_path: Path) -> None:
+def test_adapters_are_new_beside_loaded_weights(tmp_path: Path) -> None:
     origin, base = trained(tmp_path / "first")
     with imported(project(tmp_path / "second", origin, DECODER, LORA)) as modules:
         model = built(modules)
@@ -123,14 +123,11 @@ def test_adapters_are_new_beside_loaded_weights_or_go_on(tmp_path: Path) -> None
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1)
-        tuned, wanted = saved(modules, model, tmp_path / "tuned"), values(model)
-        again = built(modules, seed=1)
-        modules["starting"].start_from(str(tuned), None, again)
-        assert equal(values(again), wanted)
+        tuned = saved(modules, model, tmp_path / "tuned")
     with imported(project(tmp_path / "third", tuned)) as modules:
         model = built(modules)
         error = modules["distributed"].SetupError
-        with pytest.raises(error, match=r"query\.lora_A\.weight is not in the model"):
+        with pytest.raises(error, match=r"embedding\.weight is not in the files"):
             modules["starting"].start_from(str(tuned), None, model)
 
 
@@ -180,8 +177,6 @@ def test_pretrain_then_adapters_stopped_and_started_by_the_same_command(tmp_path
     shown = finish(start(tune, 2, tmp_path / "parts", "--steps", "2", "--checkpoint-interval", "2"))
     assert f"started with the weights of {origin}" in shown
     shown = finish(start(tune, 2, tmp_path / "parts", "--steps", "4", "--resume"))
-    assert (
-        "--init-from is ignored: this run continues from" in shown and "started with" not in shown
-    )
+    assert f"continues with the weights of {origin}" in shown
     assert_close(steps_of(tmp_path / "parts"), straight, 1e-5)
     assert straight[0]["loss"] < steps_of(tmp_path / "out")[0]["loss"]

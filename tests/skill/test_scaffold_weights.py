@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from test_scaffold_launch import assert_close, run
 
 from model_project import built, imported, values, write
-from records import cases
+from records import Capsys, cases
 from trees import code_of
 from verified_fsdp2.skill.spec import SpecError
 
@@ -114,6 +116,59 @@ def test_adapters_are_new_beside_the_weights(tmp_path: Path) -> None:
     assert len(new) == 4 and all(torch.equal(found[name], value) for name, value in new.items())
     queries = base.model.layers[1].self_attn.q_proj.weight
     assert torch.equal(found["blocks.1.attention.query.weight"], queries)
+
+
+def state_of(modules: dict[str, ModuleType], model: Any, base: Path) -> Any:
+    settings = modules["settings"].Settings()
+    optimizer = modules["optim"].build_optimizer(model, settings)
+    scheduler = modules["optim"].build_scheduler(optimizer, settings)
+    name = modules["starting"].fingerprint(str(base))
+    return modules["checkpoint"].TrainState(model, optimizer, scheduler, 10, name, 1)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_checkpoint_holds_the_adapters_alone(tmp_path: Path, capsys: Capsys) -> None:
+    """A resume, an export and a prompt need the folder of the other weights again."""
+    from transformers import AutoModelForCausalLM
+
+    base, other, run = tmp_path / "weights", tmp_path / "other", tmp_path / "run"
+    of_transformers(base, CONFIGS["llama"])
+    of_transformers(other, {**CONFIGS["llama"], "initializer_range": 0.1})
+    settings = (LORA, "checkpoint.export=huggingface", "checkpoint.generate=true")
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    checkpoint = run / "checkpoints" / "step_00000001"
+    with imported(project(tmp_path / "project", base, *settings)) as modules:
+        start_from, error = modules["starting"].start_from, modules["distributed"].SetupError
+        model = built(modules)
+        start_from(str(base), None, model)
+        for name, parameter in model.named_parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter) if ".lora_" in name else 0.0)
+        modules["checkpoint"].Checkpointer(run, 9, 0).save(state_of(modules, model, base))
+        stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+        kept = {name for name in stored if name.startswith("model.")}
+        assert len(kept) == 4 and all(".lora_" in name for name in kept)
+        again = built(modules, seed=1)
+        start_from(str(base), checkpoint, again)
+        modules["checkpoint"].load_checkpoint(checkpoint, state_of(modules, again, base))
+        wanted, found = values(model), values(again)
+        assert all(torch.equal(found[name], value) for name, value in wanted.items())
+        with pytest.raises(error, match="was trained beside other frozen weights"):
+            modules["checkpoint"].load_checkpoint(checkpoint, state_of(modules, again, other))
+        with torch.no_grad():
+            logits = model(TOKENS)
+        capsys.readouterr()
+        assert code_of(modules["export"], checkpoint, tmp_path / "exported") == 0
+        prompt = (checkpoint, " ".join(map(str, TOKENS[0].tolist())), "--tokens", 1)
+        assert code_of(modules["generate"], *prompt, "--temperature", 0) == 0
+        shown = capsys.readouterr().out.split()
+        assert code_of(modules["export"], checkpoint, tmp_path / "wrong", "--base", other) == 2
+        assert code_of(modules["generate"], *prompt, "--base", other) == 2
+        assert capsys.readouterr().err.count("was trained beside other weights than those of") == 2
+    assert int(shown[-1]) == int(logits[0, -1].argmax())
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    with torch.no_grad():
+        torch.testing.assert_close(opened(TOKENS).logits, logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("alone")

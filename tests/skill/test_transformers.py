@@ -162,6 +162,8 @@ def test_adapters_are_all_that_is_saved_and_exported(
         state.base = "another"
         with pytest.raises(modules["distributed"].SetupError, match="other frozen weights"):
             modules["checkpoint"].load_checkpoint(checkpoint, state)
+    modes = {path.stat().st_mode for path in (tmp_path / "exported").iterdir()}
+    assert len(modes) == 1  # whoever reads the config reads the adapters
     stored = load_file(tmp_path / "exported" / "adapter_model.safetensors")
     assert {
         name.removeprefix("base_model.model."): value.tolist() for name, value in stored.items()
