@@ -49,6 +49,9 @@ class Values:
             value = value[part]
         return value
 
+    def get(self, key: str) -> Any:
+        return self[key] if key in self else None
+
     def written(self, key: str) -> bool:
         return tuple(key.split(".")) in self.document.values
 
