@@ -50,7 +50,7 @@ class Values:
         return value
 
     def get(self, key: str) -> Any:
-        return self[key] if key in self else None
+        return self[key] if self.__contains__(key) else None
 
     def written(self, key: str) -> bool:
         return tuple(key.split(".")) in self.document.values
