@@ -37,7 +37,7 @@ def files(spec: Spec) -> dict[str, str]:
         "train.py": True,
         "model.py": True,
         "experts.py": bool(spec["model"].get("experts")),
-        "expert_parallel.py": spec["parallel"]["ep"] > 1,
+        "expert_parallel.py": spec.experts_alone,
         "lora.py": spec["finetune"]["kind"] == "lora",
         "quantised.py": spec["finetune"].get("base_dtype") == "nf4",
         "context_parallel.py": spec["parallel"]["cp"] > 1,

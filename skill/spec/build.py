@@ -51,6 +51,7 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         model["ffn"] = ffn_size(model["width"])
     if model.get("experts"):
         model["experts"] = sized_experts(model["experts"], model["ffn"])
+    values["parallel"]["prefetch"] = _prefetched(values["parallel"])
     if values["verify"]["nproc"] == "auto" and (
         mesh := verified(values["parallel"], values["launch"], "auto")
     ):
@@ -74,6 +75,16 @@ def _value(path: KeyPath, value: Any, base: Path) -> Any:
         return data_files.absolute(value, base)
     is_number = "number" in schema.get("type", ()) and value is not None
     return float(value) if is_number else deepcopy(value)
+
+
+def _prefetched(parallel: Mapping[str, Any]) -> dict[str, int]:
+    """With expert parallelism, whose host waits in each layer, one block is gathered ahead."""
+    apart = parallel["ep"] > 1
+    own = {
+        "forward": int(apart),
+        "backward": int(apart and parallel["reshard_after_forward"] is not False),
+    }
+    return {way: own[way] if n == "auto" else n for way, n in parallel["prefetch"].items()}
 
 
 def wsd_decay_steps(steps: int) -> int:

@@ -49,29 +49,6 @@ def experts_fill_rows(
         yield fault("model.experts", f"must be a multiple of {ROW} {why}, found {size}", "ffn")
 
 
-@needs("model.experts", "parallel.tp", "precision.fp8", "optimizer.kind")
-def experts_exclude(
-    values: Values, experts: Any, tp: int, fp8: bool, optimizer: str
-) -> Iterator[Fault]:
-    if experts is None:
-        return
-    if tp > 1:
-        yield fault(
-            "parallel.tp",
-            f"must be 1 with model.experts, which are not split over ranks, found {tp}",
-        )
-    if fp8:
-        yield fault(
-            "precision.fp8", "must be false with model.experts, whose matrices are no linear layers"
-        )
-    if optimizer == "muon":
-        message = (
-            "must be another one with model.experts, which are stacked: Muon would take them for"
-            " one matrix"
-        )
-        yield fault("optimizer.kind", f"{message}, found 'muon'")
-
-
 @needs("model.experts", "model.window", "checkpoint.export")
 def experts_have_an_architecture(
     values: Values, experts: Any, window: int | None, export: Any

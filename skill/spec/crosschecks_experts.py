@@ -13,9 +13,6 @@ from .crosschecks_parallel import verification_mesh
 
 ALONE: dict[str, Any] = {  # the one value that each of these keys may have
     "memory.compile": False,
-    "parallel.cpu_offload": False,
-    "finetune.kind": "full",
-    "checkpoint.generate": False,
 }
 
 
@@ -31,10 +28,13 @@ def expert_parallelism_divides_experts(
         )
 
 
-@needs("parallel.ep", "parallel.dp_shard")
-def expert_parallelism_divides_shards(values: Values, ep: int, shard: Any) -> Iterator[Fault]:
-    if ep > 1 and shard != "auto" and shard % ep:
-        yield fault("parallel.ep", f"must divide parallel.dp_shard {shard}, found {ep}")
+@needs("parallel.ep", "parallel.dp_shard", "parallel.tp")
+def expert_parallelism_divides_shards(
+    values: Values, ep: int, shard: Any, tp: int
+) -> Iterator[Fault]:
+    if ep > 1 and shard != "auto" and shard * tp % ep:
+        of = f"{shard} x tp {tp}" if tp > 1 else str(shard)
+        yield fault("parallel.ep", f"must divide parallel.dp_shard {of}, found {ep}")
 
 
 @needs("parallel.ep", "parallel.dp_shard", "model.experts", "verify.nproc", "verify.reshard_to")
@@ -45,7 +45,7 @@ def expert_parallelism_is_verified(
     """On fewer ranks of a copy than `ep`, all of them share the experts."""
     if ep == 1 or experts is None or (mesh := verification_mesh(values)) is None:
         return
-    if mesh.dp_shard < 2:
+    if mesh.dp_shard * mesh.alike < 2:
         message = (
             f"is not verified on the mesh {mesh}, which shards over 1 rank; set verify.nproc"
             f" {2 * mesh.ranks}"
@@ -78,13 +78,16 @@ def expert_parallelism_reshards_whole(values: Values, ep: int, reshard: Any) -> 
         yield fault(key, f"must be true or false with parallel.ep {ep}, found {reshard}")
 
 
-@needs("parallel.ep", "memory.activation_checkpointing")
-def expert_parallelism_recomputes_blocks(values: Values, ep: int, kind: str) -> Iterator[Fault]:
+@needs("parallel.ep", "parallel.tp", "model.experts", "memory.activation_checkpointing")
+def expert_parallelism_recomputes_blocks(
+    values: Values, ep: int, tp: int, experts: Any, kind: str
+) -> Iterator[Fault]:
     """Measured on 2.13.0: selective checkpointing raises "invocation index 2 encountered during
     backward but not found".
     """
-    if ep > 1 and kind == "op-selective":
-        message = f"must be none or full with parallel.ep {ep}, found {kind!r}"
+    if (ep > 1 or (experts and tp > 1)) and kind == "op-selective":
+        key, size = ("ep", ep) if ep > 1 else ("tp", tp)
+        message = f"must be none or full with parallel.{key} {size}, found {kind!r}"
         yield fault("memory.activation_checkpointing", message)
 
 

@@ -231,50 +231,13 @@ def asynchronous_needs_a_stager(values: Values, torch: str | None, mode: str) ->
 
 
 @needs("parallel.prefetch.backward", "parallel.reshard_after_forward")
-def prefetch_gathers(values: Values, backward: int, reshard: Any) -> Iterator[Fault]:
-    if backward and reshard is False:
+def prefetch_gathers(values: Values, backward: int | str, reshard: Any) -> Iterator[Fault]:
+    if backward not in (0, "auto") and reshard is False:
         message = (
             "does nothing with parallel.reshard_after_forward: false (all blocks stay gathered"
             " until backward)"
         )
         yield fault("parallel.prefetch.backward", message)
-
-
-@needs("optimizer.kind", "parallel.tp", "parallel.cpu_offload")
-def muon_gathers_rows(values: Values, kind: str, tp: int, offload: bool) -> Iterator[Fault]:
-    if kind == "muon" and tp > 1:
-        yield fault(
-            "parallel.tp",
-            f"must be 1 for optimizer.kind muon, whose matrices are split by rows, found {tp}",
-        )
-    if kind == "muon" and offload:
-        message = "must be false for optimizer.kind muon, whose matrices meet on the devices"
-        yield fault("parallel.cpu_offload", message)
-
-
-@needs(
-    "optimizer.kind",
-    *INNER,
-    "parallel.ep",
-    "parallel.cpu_offload",
-    "checkpoint.mode",
-    "finetune.kind",
-)
-def eight_bits_alone(values: Values, kind: str, *found: Any) -> Iterator[Fault]:
-    """Blocks of a column-split matrix would be others; the rest was not run with moments of 8
-    bits.
-    """
-    if kind != "adamw8bit":
-        return
-    allowed = {
-        **dict.fromkeys((*INNER, "parallel.ep"), 1),
-        "parallel.cpu_offload": False,
-        "checkpoint.mode": "sync",
-    }
-    for (key, only), value in zip({**allowed, "finetune.kind": "full"}.items(), found, strict=True):
-        if value != only:
-            shown, wanted = str(value).lower(), str(only).lower()
-            yield fault(key, f"must be {wanted} for optimizer.kind adamw8bit, found {shown}")
 
 
 @needs("memory.chunked_loss", "model.kind")
@@ -293,7 +256,11 @@ def fp8_needs_bfloat16(values: Values, fp8: bool, dtype: str, tp: int) -> Iterat
         message = "needs precision.param_dtype: bfloat16 (what is not in float8 computes in it)"
         yield fault("precision.fp8", message)
     elif fp8 and tp > 1:
-        yield fault("precision.fp8", f"needs parallel.tp: 1, found {tp}")
+        message = (
+            "needs parallel.tp: 1 (split layers of torchao in float8 need its Float8ColwiseParallel"
+            f" and PrepareFloat8ModuleInput), found {tp}"
+        )
+        yield fault("precision.fp8", message)
 
 
 @needs("precision.fp8", "model.width", "model.kv_heads", "model.heads", "model.ffn")
@@ -309,3 +276,13 @@ def fp8_divides(
                 "precision.fp8", f"needs multiples of {FP8_MULTIPLE}: model.{key} is {what}"
             )
             return
+
+
+@needs("precision.fp8", "model.experts")
+def fp8_divides_shared_experts(values: Values, fp8: bool, experts: Any) -> Iterator[Fault]:
+    """Routed experts are left in bfloat16."""
+    if not fp8 or experts is None or experts["ffn"] == "auto":
+        return
+    if (size := experts["ffn"] * experts["shared"]) % FP8_MULTIPLE:
+        message = f"needs multiples of {FP8_MULTIPLE}: model.experts.ffn x shared is {size}"
+        yield fault("precision.fp8", message)

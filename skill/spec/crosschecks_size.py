@@ -10,7 +10,7 @@ from typing import Any
 from ...verifier.config.devices import GIB, Device, named, table
 from ...verifier.config.reading.validation import Fault
 from ...verifier.config.reading.words import similar
-from .build import debug_model, ffn_size, sized_experts
+from .build import debug_model, debug_shape, ffn_size, sized_experts
 from .crosschecks import Values, counts_ranks, fault, needs
 from .crosschecks_parallel import TP_SIZES, verification_mesh
 from .meshes import production
@@ -18,6 +18,7 @@ from .model import decoder_parameters
 
 # of a parameter: float32 weight, gradient, and Adam's two moments (of 32 or 8 bits) or one momentum
 BYTES = {"adamw": 16, "adamw8bit": 10, "sgd": 12, "muon": 12, "schedule_free": 16}
+BLOCK = 64  # numbers that share a scale in moments of 8 bits
 SHAPE = (
     "layers",
     "width",
@@ -121,6 +122,37 @@ def small_model_is_whole(values: Values, small: Any, *shape: Any) -> Iterator[Fa
                 f"must be a multiple of tp {mesh.tp} of the mesh {mesh}, found {sizes[key]}",
                 key,
             )
+
+
+@needs("parallel.tp", "optimizer.kind", "verify.model", *(f"model.{key}" for key in SHAPE))
+def columns_divide(
+    values: Values, tp: int, optimizer: str, small: Any, *shape: Any
+) -> Iterator[Fault]:
+    """Tensor parallelism splits the columns of attention's output and of `down`."""
+    whole, mesh = _sizes(values["model"]), verification_mesh(values)
+    shapes = [("model", whole, tp)]
+    if small is not None and mesh is not None:
+        shapes.append(("verify.model", debug_shape(debug_model(small, whole), whole), mesh.tp))
+    for where, sizes, parts in shapes:
+        for name, size in _columns(sizes).items():
+            if "experts" in name and size % parts:
+                yield fault("parallel.tp", f"must divide {where}.{name} {size}, found {parts}")
+            elif optimizer == "adamw8bit" and size % BLOCK == 0 and size // parts % BLOCK:
+                message = (
+                    f"must be 1 for optimizer.kind adamw8bit, or {where}.{name} a multiple of"
+                    f" {BLOCK} x {parts}: {BLOCK} numbers of a row share a scale, found {size}"
+                )
+                yield fault("parallel.tp", message)
+
+
+def _columns(model: Mapping[str, Any]) -> dict[str, int]:
+    """Of the matrices that tensor parallelism splits by columns."""
+    found, experts = {"width": model["width"]}, model.get("experts")
+    if not experts or experts["first_dense"]:
+        found["ffn"] = model["ffn"]
+    if experts:
+        found["experts.ffn x shared"] = experts["ffn"] * experts["shared"]
+    return found
 
 
 def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,6 +122,15 @@ class Spec:
         """
         return decoder_parameters(self["model"]) if self["model"]["kind"] == "decoder" else None
 
+    @property
+    def experts_alone(self) -> bool:
+        """Whether the experts are groups of FSDP of their own, on a mesh of their own: divided over
+        ranks, or beside matrices that are split over ranks.
+        """
+        parallel = self["parallel"]
+        split = parallel["tp"] > 1 and bool(self["model"].get("experts"))
+        return parallel["ep"] > 1 or split
+
     def gradient_accumulation_steps(self, world_size: int | None = None) -> int:
         """Micro-batches of one rank in one optimizer step (by default at verify.nproc)."""
         readers = data_ranks(world_size or self["verify"]["nproc"], self.verification_mesh.alike)

@@ -166,6 +166,26 @@ def test_a_step_that_is_not_logged_waits_for_no_device(
     assert found["rehearsal"]["steps"] == 4
 
 
+@pytest.mark.launch
+def test_expert_parallelism_waits_once_in_a_layer_and_pass(
+    tmp_path: Path, command: Command
+) -> None:
+    path = spec_at(tmp_path)
+    keys = (
+        "model.experts={number: 4}",
+        "parallel.ep=2",
+        "train.micro_batch=32",
+        "train.log_interval=50",
+        "memory.activation_checkpointing=full",
+    )
+    changes = [word for key in keys for word in ("--set", key)]
+    found = command("plan", path, "--nproc", 2, *changes, "--steps", 3, "--json", code=0).data
+    (wait,) = (one for one in found["rehearsal"]["reads"] if one["in_step"] and one["synchronizes"])
+    assert wait["at_line"]["file"].endswith("expert_parallel.py")
+    layers, passes, micro_batches = 2, 2, 2  # each block is recomputed
+    assert wait["count"] == 3 * layers * passes * micro_batches
+
+
 def test_spec_check_refuses_what_cannot_fit(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

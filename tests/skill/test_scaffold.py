@@ -187,7 +187,7 @@ def test_size_of_an_example(path: Path) -> None:
     assert lines_that_train(scaffold.render(spec.load(path))) <= {
         "quickstart": 1130,
         "llama-8b": 1395,
-        "expert-parallel": 1370,
+        "expert-parallel": 1400,
     }.get(path.stem, 1305)
 
 

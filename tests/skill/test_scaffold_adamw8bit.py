@@ -68,6 +68,29 @@ def test_matrices_have_moments_of_8_bits(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.launch
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("parallel.tp=2", "parallel.cpu_offload=true"),
+        ("parallel.cp=2", "checkpoint.mode=thread"),
+        ("model.experts={number: 4}", "parallel.ep=2", "checkpoint.mode=process"),
+        ("parallel.dp_replicate=2", "finetune={kind: lora, rank: 64, targets: [query]}"),
+    ],
+    ids=" ".join,
+)
+def test_beside_other_features(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """Matrices of a rank are 64 numbers wide or more: a block is the same on any ranks."""
+    spec = {**SPEC, "model": {**DECODER, "width": 128, "heads": 4, "ffn": 128}}
+    worlds = ("verify.nproc=4", "verify.reshard_to=[1]")
+    project = write_project(tmp_path, spec, EIGHT, *worlds, *settings, "checkpoint.interval=2")
+    straight = run(project, 1, tmp_path / "one", 5)
+    assert_close(run(project, 4, tmp_path / "four", 5), straight, 1e-4)
+    run(project, 4, tmp_path / "fewer", 2)
+    assert_close(run(project, 1, tmp_path / "fewer", 5, "--resume"), straight, 1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.launch
 def test_one_trajectory_on_any_ranks(tmp_path: Path) -> None:
     """A resume is bit for bit; one on another number of ranks is within rounding."""
     for name in ("plain", "small"):

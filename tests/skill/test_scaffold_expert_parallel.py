@@ -4,12 +4,15 @@ one process.
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_scaffold_launch import assert_close, run
+from torch.distributed.fsdp import FSDPModule
 
-from model_project import write
+from model_project import built, imported, write
 from records import cases
+from scripts import python
 from trees import DECODER, SMALL, write_project
 from verified_fsdp2.skill import scaffold
 from verified_fsdp2.skill.spec import SpecError, load
@@ -39,6 +42,22 @@ def test_one_trajectory_on_1_2_and_4_ranks_and_after_resumes_without_it(tmp_path
     assert_close(run(split, 1, tmp_path / "split-1", 4), wanted, 5e-5)
 
 
+@pytest.mark.launch
+def test_one_trajectory_beside_split_matrices(tmp_path: Path) -> None:
+    """Each rank of tp routes its part of the sequence; all ranks share the experts, or none do.
+
+    The gradient norm counts too, and a gradient of another scale gives other weights.
+    """
+    tp, whole = ["parallel.tp=2", "verify.nproc=4", "verify.reshard_to=[1]"], tmp_path / "whole"
+    for name, settings in (("whole", []), ("all", [*tp, "parallel.ep=4"]), ("none", tp)):
+        (tmp_path / name).mkdir()
+        write_project(tmp_path / name, SPEC, SGD, EXPERTS, *settings)
+    wanted = run(whole / "project", 1, tmp_path / "whole-1", 3)
+    for name, ranks in (("all", 4), ("all", 1), ("none", 2)):
+        found = run(tmp_path / name / "project", ranks, tmp_path / f"{name}-{ranks}", 3)
+        assert_close(found, wanted, 5e-5)
+
+
 @pytest.mark.full
 @pytest.mark.launch
 @cases(
@@ -49,8 +68,15 @@ def test_one_trajectory_on_1_2_and_4_ranks_and_after_resumes_without_it(tmp_path
     ["optimizer={kind: schedule_free, lr: 0.01}", "schedule.kind=constant"],
     [
         "optimizer.groups=[{match: stacked, lr: 0.001}]",
-        "parallel.prefetch={forward: 1, backward: 1}",
+        "parallel.prefetch={forward: 2, backward: 2}",
     ],
+    ["parallel.cpu_offload=true", "finetune={kind: lora, targets: [query, gate]}"],
+    ["parallel.cpu_offload=true", "finetune={kind: freeze, train: [experts, norm]}"],
+    ["parallel.tp=2", "model.qk_norm=true", "memory.chunked_loss=true"],
+    ["parallel.tp=2", "parallel.dp_replicate=2", "model.tied_embeddings=false"],
+    ["parallel.tp=2", "optimizer={kind: muon, lr: 0.01}", "parallel.cpu_offload=true"],
+    ["optimizer={kind: muon, lr: 0.01}", "parallel.dp_replicate=2"],
+    ["optimizer={kind: adamw8bit, lr: 0.01}", "model.width=64", "model.heads=4"],
 )
 def test_with_other_settings(tmp_path: Path, settings: list[str]) -> None:
     project = write_project(tmp_path, SPEC, *EP, *settings)
@@ -90,19 +116,14 @@ def test_with_other_settings(tmp_path: Path, settings: list[str]) -> None:
         "must be false with parallel.ep 2, found true",
     ),
     (
-        [*EP, "parallel.cpu_offload=true"],
-        "parallel.cpu_offload",
-        "must be false with parallel.ep 2, found true",
+        [EXPERTS, "parallel={tp: 2, dp_shard: 1, ep: 4}", "verify.reshard_to=[1]"],
+        "parallel.ep",
+        "must divide parallel.dp_shard 1 x tp 2, found 4",
     ),
     (
-        [*EP, "checkpoint.generate=true"],
-        "checkpoint.generate",
-        "must be false with parallel.ep 2, found true",
-    ),
-    (
-        [*EP, "finetune={kind: lora, targets: [query]}"],
-        "finetune.kind",
-        "must be full with parallel.ep 2",
+        ["model.experts={number: 4, ffn: 33}", "parallel.tp=2", "verify.reshard_to=[1]"],
+        "parallel.tp",
+        "must divide model.experts.ffn x shared 33, found 2",
     ),
     (
         [*EP, "parallel.reshard_after_forward=2"],
@@ -115,6 +136,43 @@ def test_what_is_refused(tmp_path: Path, settings: list[str], key: str, message:
         write(tmp_path, DECODER, *settings)
     found = [(problem.key, message in problem.message) for problem in caught.value.problems]
     assert (key, True) in found, caught.value.problems
+
+
+def test_the_groups_of_the_experts_are_gathered_ahead(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, with `ep`: for the host waits in each layer."""
+    calls: dict[str, list[tuple[Any, list[Any]]]] = {"forward": [], "backward": []}
+    for way, found in calls.items():
+        monkeypatch.setattr(
+            FSDPModule,
+            f"set_modules_to_{way}_prefetch",
+            lambda module, ahead, found=found: found.append((module, ahead)),
+        )
+    with imported(write(tmp_path, {**DECODER, "layers": 3}, *EP)) as modules:
+        model = built(modules)
+    dense, first, last = model.blocks
+    assert calls["forward"] == [
+        (model, [dense]),
+        (dense, [first, first.experts.stacked]),
+        (first, [last, last.experts.stacked]),
+        (last, []),
+    ]
+    assert calls["backward"] == [
+        (model, [last, last.experts.stacked]),
+        (last, [first, first.experts.stacked]),
+        (first, [dense]),
+        (dense, []),
+    ]
+
+
+@pytest.mark.launch
+def test_one_process_generates_with_all_experts(tmp_path: Path) -> None:
+    project = write_project(tmp_path, SPEC, *EP, "parallel.tp=2", "checkpoint.generate=true")
+    run(project, 2, tmp_path / "out", 1)
+    (checkpoint,) = tmp_path.glob("out/run-001/checkpoints/step_*")
+    done = python("generate.py", checkpoint, "5 6 7", "--tokens", 4, cwd=project)
+    assert len(done.stdout.split()) == 7
 
 
 def test_a_project_without_it_has_no_trace_of_it(tmp_path: Path) -> None:

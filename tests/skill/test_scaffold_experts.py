@@ -2,6 +2,7 @@
 ranks.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,32 @@ def test_adapters_leave_the_experts_and_their_balance_alone(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.usefixtures("alone")
+def test_float8_leaves_the_routed_experts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchao computes as in float8 on the CPU."""
+    float8 = pytest.importorskip("torchao.float8")
+    emulated = partial(
+        float8.convert_to_float8_training, config=float8.Float8LinearConfig(emulate=True)
+    )
+    monkeypatch.setattr(float8, "convert_to_float8_training", emulated)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    fp8 = "precision={fp8: true, param_dtype: bfloat16}"
+    with imported(write(tmp_path, DECODER, EXPERTS, fp8)) as modules:
+        model = built(modules)
+        model(TOKENS).float().square().mean().backward()
+    kinds = {name: type(module).__name__ for name, module in model.blocks[1].named_modules()}
+    layers = ("query", "key", "value", "output", "gate", "up", "down")
+    assert {name.rpartition(".")[2] for name, kind in kinds.items() if "Float8Linear" in kind} == {
+        *layers
+    }
+    assert kinds["experts.stacked"].endswith("Experts")
+    for parameter in model.parameters():
+        assert parameter.grad.full_tensor().isfinite().all()
+
+
 @pytest.mark.launch
 def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(
     tmp_path: Path,
@@ -177,9 +204,10 @@ def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(
     (["model.experts={number: 4, ffn: 36}", "precision.param_dtype=bfloat16"], "model.experts.ffn"),
     (["model.experts={number: 1}"], "model.experts.number"),
     (["model.experts={}"], "model.experts.number"),
-    ([EXPERTS, "parallel.tp=2", "verify.nproc=4", "verify.reshard_to=[8]"], "parallel.tp"),
-    ([EXPERTS, "optimizer.kind=muon"], "optimizer.kind"),
-    ([EXPERTS, "precision.fp8=true", "precision.param_dtype=bfloat16"], "precision.fp8"),
+    (
+        ["model.experts={number: 4, ffn: 24}", "precision={fp8: true, param_dtype: bfloat16}"],
+        "precision.fp8",
+    ),
     ([EXPERTS, "finetune={kind: lora, targets: [experts.gate]}"], "finetune.targets[0]"),
     ([EXPERTS, "model.window=8", "checkpoint.export=huggingface"], "checkpoint.export"),
     (

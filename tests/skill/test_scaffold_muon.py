@@ -12,6 +12,7 @@ from torch.nn import functional
 from model_project import built, imported, values, write
 from trees import DECODER, SMALL, write_project
 
+EXPERTS = ("model.experts={number: 4, ffn: 10, first_dense: 1}",)
 MUON = ("optimizer={kind: muon, lr: 0.01, momentum: 0.9}",)
 OWN_MODEL = """
 from torch import nn
@@ -41,8 +42,10 @@ def orthogonal(update: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("alone")
-def test_two_steps_of_both_kinds_of_parameters(tmp_path: Path) -> None:
-    with imported(write(tmp_path, DECODER, *MUON)) as modules:
+@pytest.mark.parametrize("experts", [(), ("model.experts={number: 4}",)])
+def test_two_steps_of_both_kinds_of_parameters(tmp_path: Path, experts: tuple[str, ...]) -> None:
+    """The matrices of several experts in one parameter are matrices of their own."""
+    with imported(write(tmp_path, DECODER, *MUON, *experts)) as modules:
         model = built(modules)
         wanted = {name: torch.nn.Parameter(value) for name, value in values(model).items()}
         momenta = {name: torch.zeros_like(value) for name, value in wanted.items()}
@@ -58,10 +61,11 @@ def test_two_steps_of_both_kinds_of_parameters(tmp_path: Path) -> None:
                 own.grad = parameter.grad.full_tensor()
                 if "blocks" in name and own.ndim == 2:
                     momenta[name] = 0.9 * momenta[name] + 0.1 * own.grad
-                    update = orthogonal(0.1 * own.grad + 0.9 * momenta[name])
-                    own.data = (
-                        own.data * (1 - 0.01 * 0.1) - 0.01 * 0.2 * max(own.shape) ** 0.5 * update
-                    )
+                    update = 0.1 * own.grad + 0.9 * momenta[name]
+                    parts = update.chunk(4 if "stacked" in name else 1)
+                    scale = 0.01 * 0.2 * max(parts[0].shape) ** 0.5
+                    update = torch.cat([orthogonal(part) for part in parts])
+                    own.data = own.data * (1 - 0.01 * 0.1) - scale * update
             adamw.step()
             optimizer.step()
         found = values(model)
@@ -95,6 +99,20 @@ def test_singular_values_come_near_one(tmp_path: Path, shape: tuple[int, int]) -
         found = torch.linalg.svdvals(modules["muon"].orthogonalize(matrix))
         assert found.min() > 0.5 and found.max() < 1.5
         assert not modules["muon"].orthogonalize(torch.zeros(shape)).any()
+
+
+@pytest.mark.full
+@pytest.mark.launch
+@pytest.mark.parametrize("settings", [("parallel.tp=2",), EXPERTS])
+def test_of_split_matrices_and_of_experts(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """A part of 29 rows or columns on 2 x 2 ranks; 3 ranks have rows of several experts."""
+    spec = {**SMALL, "model": {**DECODER, "ffn": 58}, "train": {"steps": 20, "global_batch": 12}}
+    worlds = ("verify.nproc=4", "verify.reshard_to=[1]")
+    project = write_project(tmp_path, spec, *MUON, *worlds, *settings)
+    straight = run(project, 1, tmp_path / "one", 4)
+    ranks = 3 if settings == EXPERTS else 4
+    run(project, ranks, tmp_path / "several", 2)
+    assert_close(run(project, 1, tmp_path / "several", 4, "--resume"), straight, 5e-5)
 
 
 @pytest.mark.launch

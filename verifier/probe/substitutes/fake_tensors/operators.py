@@ -99,7 +99,7 @@ def _executed(
         given = [*given, *(one for one in args[1] if one is not None)]
         if on_cuda:
             unknown.note("indexing with a boolean mask")
-    if on_cuda and name in unknown.SIZED:
+    if on_cuda and unknown.sized(name, kwargs):
         unknown.note(name)
     hidden = any(is_hollow(one) for one in given)
     if manner == _NUMBER:

@@ -25,8 +25,13 @@ SIZED = frozenset(("nonzero", "masked_select", "_unique2", "unique_consecutive")
 
 def note(name: str) -> None:
     """Record that a value of CUDA is read."""
-    if name in _VALUES or name in SIZED or " " in name:
+    if name in _VALUES or name in SIZED or name == "repeat_interleave" or " " in name:
         Recorder.now.read(_CALLED.get(name, name), True)
+
+
+def sized(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether the host waits for the size of the result."""
+    return name in SIZED or (name == "repeat_interleave" and kwargs.get("output_size") is None)
 
 
 def number(name: str, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
