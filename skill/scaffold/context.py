@@ -296,6 +296,7 @@ def _parallel(
         "fp8": precision["fp8"],
         "checkpointing": kind != "none",
         "op_selective": kind == "op-selective",
+        "compile_inside": memory["compile"] and inner == "tp" and kind == "full",
         "model_settings": (
             not isinstance(reshard, bool) or any(ahead.values()) or kind == "op-selective"
         ),

@@ -12,7 +12,6 @@ from .crosschecks import Values, counts_ranks, fault, needs
 from .crosschecks_parallel import verification_mesh
 
 ALONE: dict[str, Any] = {  # the one value that each of these keys may have
-    "memory.compile": False,
     "parallel.cpu_offload": False,
     "finetune.kind": "full",
     "checkpoint.generate": False,
@@ -76,16 +75,6 @@ def expert_parallelism_reshards_whole(values: Values, ep: int, reshard: Any) -> 
     if ep > 1 and not isinstance(reshard, bool):
         key = "parallel.reshard_after_forward"
         yield fault(key, f"must be true or false with parallel.ep {ep}, found {reshard}")
-
-
-@needs("parallel.ep", "memory.activation_checkpointing")
-def expert_parallelism_recomputes_blocks(values: Values, ep: int, kind: str) -> Iterator[Fault]:
-    """Measured on 2.13.0: selective checkpointing raises "invocation index 2 encountered during
-    backward but not found".
-    """
-    if ep > 1 and kind == "op-selective":
-        message = f"must be none or full with parallel.ep {ep}, found {kind!r}"
-        yield fault("memory.activation_checkpointing", message)
 
 
 def _alone(key: str, only: Any) -> None:
