@@ -9,7 +9,7 @@ from test_scaffold_launch import assert_close, run, steps_of
 from scripts import forked, python
 from trees import SMALL, write_project
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("alone")]
 SPEC = {**SMALL, "train": {"steps": 20, "global_batch": 8}}
 
 
