@@ -66,6 +66,20 @@ def test_only_what_is_named_is_trained(tmp_path: Path, setting: str) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    "setting", [LORA, "finetune={kind: freeze, train: [blocks.1.attention.q]}"]
+)
+def test_what_is_frozen_stays_so_where_matrices_are_split(tmp_path: Path, setting: str) -> None:
+    """On torch 2.13.0 SequenceParallel makes each parameter of a norm anew, a trained one."""
+    worlds = ("verify.nproc=4", "verify.reshard_to=[1]")
+    with imported(write(tmp_path, DECODER, setting, "parallel.tp=2", *worlds)) as modules:
+        model = built(modules)
+    trained = {name for name, param in model.named_parameters() if param.requires_grad}
+    wanted = ".lora_" if setting == LORA else "blocks.1.attention.q"
+    assert trained == {name for name, _ in model.named_parameters() if wanted in name} != set()
+
+
+@pytest.mark.usefixtures("alone")
 def test_adapters_do_nothing_at_first(tmp_path: Path) -> None:
     tokens = torch.arange(32).view(2, 16)
     with imported(write(tmp_path / "plain", DECODER)) as modules:
