@@ -192,8 +192,9 @@ def lines_that_train(files: dict[str, str]) -> int:
 def test_size_of_an_example(path: Path) -> None:
     assert lines_that_train(scaffold.render(spec.load(path))) <= {
         "quickstart": 1130,
-        "llama-8b": 1395,
-        "expert-parallel": 1400,
+        "llama-8b": 1425,
+        "expert-parallel": 1410,
+        "moe-64": 1670,
     }.get(path.stem, 1305)
 
 
