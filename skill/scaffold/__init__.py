@@ -17,10 +17,10 @@ from ..spec.dump import to_yaml
 from . import manifest
 from .context import averages, context, reads_llama, retains
 from .data import data_files
-from .imports import used_imports
 from .launch import launch_files
 from .literals import FILTERS
 from .paths import relative
+from .pruned import pruned
 from .requirements import requirements
 
 if TYPE_CHECKING:
@@ -85,11 +85,13 @@ def render(spec: Spec, out: Path | None = None) -> dict[str, str]:
     for name in spec.own_modules:
         if f"{name}.py" in wanted:
             raise UserError(f"import: the scaffold has a module {name!r} of its own; rename yours")
-    made = {
-        path: _environment().get_template(wanted[path]).render(values)
-        for path in wanted
-        if path not in HYGIENE
-    }
+    made = pruned(
+        {
+            path: _environment().get_template(wanted[path]).render(values)
+            for path in wanted
+            if path not in HYGIENE
+        }
+    )
     values["requirements"] = requirements(spec, made, values["wanted_packages"])
     return made | {
         path: _environment().get_template(wanted[path]).render(values) for path in HYGIENE
@@ -117,9 +119,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(
-        FILTERS, used_imports=used_imports, document=lambda data: to_yaml(data).rstrip("\n")
-    )
+    environment.filters.update(FILTERS, document=lambda data: to_yaml(data).rstrip("\n"))
     return environment
 
 

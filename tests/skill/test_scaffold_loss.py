@@ -39,7 +39,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("rows", [1, 7, TOKENS])
 def test_loss_and_gradients_are_those_of_the_plain_one(generate: Generate, rows: int) -> None:
     module = generate(SPEC, "loss", CHUNKED)
-    module.__dict__["CHUNK_BYTES"] = rows * VOCABULARY * 4
+    module.__dict__.update(CHUNK_BYTES=rows * VOCABULARY * 4, ALIGNED=1)
     hidden, head, targets = inputs()
     logits = functional.linear(hidden, head).flatten(0, 1)
     plain = functional.cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="sum")
@@ -51,6 +51,33 @@ def test_loss_and_gradients_are_those_of_the_plain_one(generate: Generate, rows:
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     assert seen.elements == max(rows * VOCABULARY, VOCABULARY * WIDTH)
+
+
+@pytest.mark.parametrize("chunks", [1, 16, 128])
+def test_more_chunks_round_no_more(generate: Generate, chunks: int) -> None:
+    """A sum in bfloat16 was off by 0.4 % with 16 chunks, by 1.0 % with 128."""
+    module = generate(SPEC, "loss", CHUNKED, "precision.param_dtype=bfloat16")
+    torch.manual_seed(0)
+    rows, vocabulary, width = 128 * 128, 64, 8
+    module.__dict__["CHUNK_BYTES"] = rows // chunks * vocabulary * 4
+    hidden = torch.randn(1, rows, width).bfloat16()
+    head = torch.randn(vocabulary, width).bfloat16().requires_grad_()
+    targets = torch.randint(vocabulary, (1, rows))
+    module.summed_loss(hidden, head, targets).backward()
+    exact = head.detach().double().requires_grad_()
+    logits = functional.linear(hidden.double(), exact).flatten(0, 1)
+    functional.cross_entropy(logits, targets.flatten(), reduction="sum").backward()
+    assert head.grad is not None and exact.grad is not None and head.grad.dtype == torch.bfloat16
+    assert (head.grad - exact.grad).norm() < 0.004 * exact.grad.norm()
+
+
+def test_chunks_are_aligned(generate: Generate) -> None:
+    module = generate(SPEC, "loss", CHUNKED)
+    module.__dict__["CHUNK_BYTES"] = 300 * VOCABULARY * 4
+    hidden, head = torch.randn(1, 600, WIDTH), torch.randn(VOCABULARY, WIDTH)
+    with Largest() as seen:
+        module.summed_loss(hidden, head, torch.zeros(1, 600, dtype=torch.int64))
+    assert seen.elements == 256 * VOCABULARY
 
 
 def test_what_is_frozen_or_only_evaluated_gets_no_gradient(generate: Generate) -> None:
