@@ -35,20 +35,8 @@ def files(spec: Spec) -> dict[str, str]:
     """The files of the project, path to template: only what the spec asks for."""
     operation, ci, launch = spec["operation"], spec["verify"]["ci"], spec["launch"]
     wanted = {
-        "train.py": True,
-        "model.py": True,
-        "experts.py": bool(spec["model"].get("experts")),
-        "expert_parallel.py": spec.experts_alone,
-        "lora.py": spec["finetune"]["kind"] == "lora",
-        "quantised.py": spec["finetune"].get("base_dtype") == "nf4",
-        "context_parallel.py": spec["parallel"]["cp"] > 1,
-        "loss.py": spec["memory"]["chunked_loss"],
-        "optim.py": True,
-        "spikes.py": bool(spec["train"]["skip_spikes"]),
-        "adamw8bit.py": spec["optimizer"]["kind"] == "adamw8bit",
-        "muon.py": spec["optimizer"]["kind"] == "muon",
-        "average.py": averages(spec["optimizer"]),
-        "schedule_free.py": spec["optimizer"]["kind"] == "schedule_free",
+        **_of_the_model(spec),
+        **_of_the_optimizer(spec),
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py"), True),
         "retention.py": retains(spec["checkpoint"]),
@@ -73,6 +61,32 @@ def files(spec: Spec) -> dict[str, str]:
     if ci in CI:
         found[CI[ci]] = f"ci_{ci}.yml.j2"
     return {**found, **launch_files(launch), **HYGIENE}
+
+
+def _of_the_model(spec: Spec) -> dict[str, bool]:
+    """Modules of the step and the model: whether the spec asks for them."""
+    return {
+        "train.py": True,
+        "model.py": True,
+        "experts.py": bool(spec["model"].get("experts")),
+        "expert_parallel.py": spec.experts_alone,
+        "lora.py": spec["finetune"]["kind"] == "lora",
+        "quantised.py": spec["finetune"].get("base_dtype") == "nf4",
+        "context_parallel.py": spec["parallel"]["cp"] > 1,
+        "loss.py": spec["memory"]["chunked_loss"],
+    }
+
+
+def _of_the_optimizer(spec: Spec) -> dict[str, bool]:
+    kind = spec["optimizer"]["kind"]
+    return {
+        "optim.py": True,
+        "spikes.py": bool(spec["train"]["skip_spikes"]),
+        "adamw8bit.py": kind == "adamw8bit",
+        "muon.py": kind == "muon",
+        "average.py": averages(spec["optimizer"]),
+        "schedule_free.py": kind == "schedule_free",
+    }
 
 
 def render(spec: Spec, out: Path | None = None) -> dict[str, str]:

@@ -49,9 +49,6 @@ class Values:
             value = value[part]
         return value
 
-    def get(self, key: str) -> Any:
-        return self[key] if self.__contains__(key) else None
-
     def written(self, key: str) -> bool:
         return tuple(key.split(".")) in self.document.values
 

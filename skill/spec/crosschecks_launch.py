@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...verifier.config.reading.problems import dotted
+from ...verifier.config.reading.problems import KeyPath, dotted
 from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, counts_ranks, fault, needs
 from .crosschecks_parallel import INNER, LAUNCH, alike
@@ -113,10 +113,16 @@ def ranks_make_the_mesh(
         yield Fault(at, f"{product} do not make the mesh: {mesh}", at)
     elif shard == "auto" and ranks % (replicate * size):
         yield Fault(at, f"{product} do not divide into {fixed}", at)
+    yield from _batch_divides(values, at, product, max(ranks // size, 1))
+
+
+def _batch_divides(values: Values, at: KeyPath, product: str, readers: int) -> Iterator[Fault]:
+    """The global batch over the ranks that read samples of their own: those of a group of tp or cp
+    read the same.
+    """
     if "train.global_batch" not in values or "train.micro_batch" not in values:
         return
     batch, micro = values["train.global_batch"], values["train.micro_batch"]
-    readers = max(ranks // size, 1)  # the ranks of a tp or cp group read the same samples
     if batch % (micro * readers):
         share = f"{values.named('train.micro_batch')} x {readers} = {micro * readers}"
         message = f"{product}: train.global_batch {batch} is no multiple of {share}"

@@ -44,7 +44,7 @@ def devices_hold_the_state(values: Values, *inputs: Any) -> Iterator[Fault]:
         return
     count, ranks = decoder_parameters(_sizes(values["model"])), mesh.dp_shard * mesh.alike
     size, parts = BYTES[optimizer], f"weight, gradient, {optimizer}"
-    if values.get("optimizer.average_decay"):
+    if "optimizer.average_decay" in values and values["optimizer.average_decay"] is not None:
         size, parts = size + MEAN_BYTES, f"{parts}, mean"
     needed = count * size / ranks / GIB
     if needed > memory:

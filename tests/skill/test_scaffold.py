@@ -209,7 +209,7 @@ def test_a_run_of_a_day_can_be_written() -> None:
 
 
 def test_sizes(rendered: list[dict[str, str]], different: set[tuple[str, str]]) -> None:
-    assert max(map(lines_that_train, rendered)) < 1750  # whatever is on together
+    assert max(map(lines_that_train, rendered)) < 1770  # whatever is on together
     for path, text in different:
         if not path.endswith(".py") or path.startswith("tests/"):
             continue

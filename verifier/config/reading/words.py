@@ -35,10 +35,11 @@ def unknown_key(
             ),
             None,
         )
-    if foreign := _foreign(form, path, key):
+    match = similar(key, [name for name in known if name not in written]) or similar(key, known)
+    part = match is not None and key in match  # `checkpointing` of activation_checkpointing
+    if not part and (foreign := _foreign(form, path, key)):
         meant, hint = foreign
         return message + hint, meant
-    match = similar(key, [name for name in known if name not in written]) or similar(key, known)
     if match:
         return f"{message}; did you mean {match!r}?", (*path, match)
     homes = [
