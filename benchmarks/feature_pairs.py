@@ -121,7 +121,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run", action="store_true", help="verify the pairs that are allowed")
-    parser.add_argument("--only", default="", help="pairs with this feature")
+    parser.add_argument("--only", default="", help="these pairs: A+B,C+D")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -137,7 +137,7 @@ def main() -> int:
             print(f"{pair[0]} x {pair[1]}: {' '.join(why.split())[:300]}")
         print(f"{len(refused)} of {len(pairs())} pairs are refused")
         for pair in pairs() if options.run else ():
-            wanted = not options.only or options.only in pair
+            wanted = not options.only or "+".join(pair) in options.only.split(",")
             if pair in refused or pair in done or not wanted or time.monotonic() > until:
                 continue
             rows.append(run(pair, folder))

@@ -209,8 +209,16 @@ def test_spec_check_refuses_what_cannot_fit(
     ("changes", "part"),
     [
         ((), 0.7),
-        (("memory.activation_checkpointing=full", "optimizer.kind=adamw8bit"), 0.6),
-        (("memory.activation_checkpointing=op-selective", "memory.chunked_loss=true"), 0.5),
+        pytest.param(
+            ("memory.activation_checkpointing=full", "optimizer.kind=adamw8bit"),
+            0.6,
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ("memory.activation_checkpointing=op-selective", "memory.chunked_loss=true"),
+            0.5,
+            marks=pytest.mark.full,
+        ),
         (("precision.param_dtype=float32", "parallel.tp=2"), 0.4),
     ],
 )

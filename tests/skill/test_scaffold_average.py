@@ -48,6 +48,7 @@ def test_refused_in_the_spec(tmp_path: Path, kind: str) -> None:
         write(tmp_path, DECODER, f"optimizer.kind={kind}", "schedule.kind=constant", DECAY)
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_it_changes_no_step_and_is_the_same_on_any_ranks(tmp_path: Path) -> None:
     """The weights of an export are those that were validated."""

@@ -42,6 +42,7 @@ def test_one_trajectory_on_1_2_and_4_ranks_and_after_resumes_without_it(tmp_path
     assert_close(run(split, 1, tmp_path / "split-1", 4), wanted, 5e-5)
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_one_trajectory_beside_split_matrices(tmp_path: Path) -> None:
     """Each rank of tp routes its part of the sequence; all ranks share the experts, or none do.
