@@ -45,16 +45,20 @@ def test_one_trajectory_on_1_2_and_4_ranks_and_after_resumes_without_it(tmp_path
 @pytest.mark.full
 @pytest.mark.launch
 def test_one_trajectory_beside_split_matrices(tmp_path: Path) -> None:
-    """Each rank of tp routes its part of the sequence; all ranks share the experts, or none do.
+    """Each rank of tp routes its part of the sequence; all ranks share the experts, or pairs do.
 
     The gradient norm counts too, and a gradient of another scale gives other weights.
     """
     tp, whole = ["parallel.tp=2", "verify.nproc=4", "verify.reshard_to=[1]"], tmp_path / "whole"
-    for name, settings in (("whole", []), ("all", [*tp, "parallel.ep=4"]), ("none", tp)):
+    for name, settings in (
+        ("whole", []),
+        ("all", [*tp, "parallel.ep=4"]),
+        ("two", [*tp, "parallel.ep=2"]),
+    ):
         (tmp_path / name).mkdir()
         write_project(tmp_path / name, SPEC, SGD, EXPERTS, *settings)
     wanted = run(whole / "project", 1, tmp_path / "whole-1", 3)
-    for name, ranks in (("all", 4), ("all", 1), ("none", 2)):
+    for name, ranks in (("all", 4), ("all", 1), ("two", 4)):
         found = run(tmp_path / name / "project", ranks, tmp_path / f"{name}-{ranks}", 3)
         assert_close(found, wanted, 5e-5)
 
@@ -113,7 +117,12 @@ def test_with_other_settings(tmp_path: Path, settings: list[str]) -> None:
         "must divide parallel.dp_shard 1 x tp 2, found 4",
     ),
     (
-        ["model.experts={number: 4, ffn: 33}", "parallel.tp=2", "verify.reshard_to=[1]"],
+        [
+            "model.experts={number: 4, ffn: 33}",
+            "parallel.tp=2",
+            "parallel.ep=2",
+            "verify.reshard_to=[1]",
+        ],
         "parallel.tp",
         "must divide model.experts.ffn x shared 33, found 2",
     ),
